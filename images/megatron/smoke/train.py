@@ -1,0 +1,148 @@
+"""Train a tiny GPT with tensor, pipeline and data parallelism: Megatron layers, DeepSpeed engine.
+
+Started once a rank by the `deepspeed` launcher. Takes up the checkpoint that it finds in the
+save folder, and then follows the same data and the same updates as a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import corpus
+import deepspeed
+import model
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from megatron.core import parallel_state, tensor_parallel
+from stackyard_record import Recorder
+
+HASH_EVERY = 10
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line; the product of the three sizes is the number of ranks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel size")
+    parser.add_argument("--dp", type=int, default=1, help="data-parallel size")
+    parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
+    parser.add_argument("--save", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--record", required=True, help="record folder of this launch")
+    parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--save-at", type=int, required=True, help="update to save after")
+    parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
+    return parser.parse_args()
+
+
+def initialise_parallelism(tp: int, pp: int) -> None:
+    """Make Megatron's process groups inside the running process group."""
+    parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
+    # Megatron's ordinary tracker holds CUDA generator states; without dropout it has no use.
+    tensor_parallel.model_parallel_cuda_manual_seed(model.SEED, inference_rng_tracker=True)
+
+
+def check_rank_order(pipeline: PipelineModule) -> None:
+    """Megatron and DeepSpeed number ranks on their own: a silent mismatch mixes up the shards."""
+    grid = pipeline.mpu()
+    megatron = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+    )
+    ours = (
+        grid.get_slice_parallel_rank(),
+        grid.get_pipe_parallel_rank(),
+        grid.get_data_parallel_rank(),
+    )
+    if megatron != ours:
+        raise RuntimeError(f"(tp, pp, dp) ranks differ: Megatron {megatron}, DeepSpeed {ours}")
+
+
+def build_engine(pipeline: PipelineModule, dp: int) -> PipelineEngine:
+    """An fp32 engine; gradients accumulate over the micro-batches of a replica's share."""
+    config = {
+        "train_batch_size": corpus.GLOBAL_BATCH,
+        "train_micro_batch_size_per_gpu": corpus.MICRO_BATCH,
+        "gradient_accumulation_steps": corpus.GLOBAL_BATCH // corpus.MICRO_BATCH // dp,
+        "optimizer": {
+            "type": "AdamW",
+            # A rate at which rounding, which differs between layouts, does not grow in 40 updates.
+            # torch_adam: DeepSpeed's fused AdamW would compile an extension at start-up.
+            "params": {"lr": 2e-3, "betas": [0.9, 0.95], "torch_adam": True},
+        },
+        "gradient_clipping": 1.0,
+        "steps_per_print": HASH_EVERY,
+    }
+    engine, *_ = deepspeed.initialize(
+        model=pipeline, model_parameters=pipeline.parameters(), config=config
+    )
+    return engine
+
+
+def record_parameters(recorder: Recorder, step: int, pipeline: PipelineModule) -> None:
+    """Hash this rank's parameters, grouped with the ranks that must hold the same ones."""
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
+    stage = f"stage{parallel_state.get_pipeline_model_parallel_rank()}"
+    named = list(pipeline.named_parameters())
+    replicated = [(n, p) for n, p in named if not getattr(p, "tensor_model_parallel", False)]
+    recorder.params(step, named, group=f"{stage}-shard{tp_rank}")
+    recorder.params(step, replicated, group=f"{stage}-replicated")
+
+
+def train(engine: PipelineEngine, recorder: Recorder, options: argparse.Namespace) -> None:
+    """Run the updates that the checkpoint, if there is one, has not done yet."""
+    path, client = engine.load_checkpoint(str(options.save))
+    done = 0 if path is None else int(client["update"])
+    if done:
+        recorder.loaded(done)
+    tokenizer = corpus.CharacterTokenizer.load(options.data)
+    batches = corpus.micro_batches(
+        corpus.build_dataset(tokenizer, options.data, options.updates),
+        first_update=done,
+        updates=options.updates,
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=options.dp,
+    )
+    for step in range(done + 1, options.updates + 1):
+        recorder.step(step, engine.train_batch(batches).item())
+        if step % HASH_EVERY == 0 or step == options.updates:
+            record_parameters(recorder, step, engine.module)
+        if step == options.save_at:
+            # Returns behind a barrier that follows the last write of all ranks.
+            engine.save_checkpoint(str(options.save), client_state={"update": step})
+            recorder.saved(step)
+    recorder.end(options.updates)
+
+
+def main() -> None:
+    """One rank, from joining the process group to leaving it."""
+    options = parse_arguments()
+    accelerator = get_accelerator()
+    deepspeed.init_distributed(accelerator.communication_backend_name())
+    recorder = Recorder(
+        options.record,
+        dist.get_rank(),
+        dist.get_world_size(),
+        backend=dist.get_backend(),
+        device=accelerator.current_device_name(),
+    )
+    initialise_parallelism(options.tp, options.pp)
+    tokenizer = corpus.CharacterTokenizer.load(options.data)
+    pipeline = model.build_pipeline(
+        tokenizer.vocab_size,
+        corpus.SEQUENCE_LENGTH,
+        tp=options.tp,
+        pp=options.pp,
+        dp=options.dp,
+    )
+    check_rank_order(pipeline)
+    train(build_engine(pipeline, options.dp), recorder, options)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

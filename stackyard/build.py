@@ -1,0 +1,156 @@
+"""Execute a build plan with BuildKit, through whichever docker client can drive it.
+
+Owns finding that client and turning its progress into steps and errors. It must not decide what
+is built: the plan says everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard import process
+from stackyard.errors import BuildError, CommandError, EngineError
+from stackyard.foundation import pack
+from stackyard.plan import BuildPlan
+from stackyard.settings import CallerSettings
+
+Step = Callable[[str], None]
+_STEP = re.compile(r"^#(\d+) (\[[^\]]+\] .*)$")
+_ERROR = re.compile(r"^#(\d+) ERROR: (.*)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A docker command line that builds with BuildKit."""
+
+    path: str
+    buildx: bool
+
+    @property
+    def says(self) -> str:
+        """One line for people."""
+        return f"{self.path} ({'buildx' if self.buildx else 'DOCKER_BUILDKIT=1'})"
+
+
+def find_client(path: str) -> Client:
+    """The first docker binary on PATH that can build with BuildKit.
+
+    Raises:
+        EngineError: none can; says what each one lacks.
+    """
+    tried: list[str] = []
+    for folder in dict.fromkeys(path.split(os.pathsep)):
+        binary = shutil.which("docker", path=folder)
+        if binary is None:
+            continue
+        version = process.run([binary, "--version"], check=False, timeout=20).output
+        if process.run([binary, "buildx", "version"], check=False, timeout=20).code == 0:
+            return Client(path=binary, buildx=True)
+        match = re.search(r"version (\d+)\.", version)
+        # From 23 on the client leaves BuildKit to the buildx plugin; before, it has its own.
+        if match and 18 < int(match.group(1)) < 23:
+            return Client(path=binary, buildx=False)
+        tried.append(f"{binary}: {version.strip()[:60]}: no buildx plugin")
+    raise EngineError(
+        "no docker client here can build with BuildKit",
+        why="\n".join(tried) or "there is no docker on PATH",
+        hint="apt-get install docker.io (Debian 12), docker-buildx (Ubuntu), or"
+        " docker-buildx-plugin (Docker's own packages)",
+    )
+
+
+def arguments(
+    plan: BuildPlan, client: Client, tools: str, caller: CallerSettings, secrets: Path
+) -> list[str]:
+    """The exact build command; secrets are files under `secrets`, values never in argv."""
+    words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
+    words += ["--progress=plain", "-f", plan.dockerfile, "-t", plan.tag]
+    words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
+    for name in sorted(caller.proxies):
+        words += ["--build-arg", name]  # the value comes from the environment
+    for name, value in sorted(plan.labels.items()):
+        words += ["--label", f"{name}={value}"]
+    for name in sorted(caller.secrets):
+        words += ["--secret", f"id={name},src={secrets / name}"]
+    return [*words, "-"]
+
+
+def build(
+    plan: BuildPlan, client: Client, tools: str, caller: CallerSettings, on_step: Step
+) -> None:
+    """Build the plan's image and name it.
+
+    Raises:
+        BuildError: naming the step, with its last lines.
+    """
+    context = pack({path: text.encode() for path, text in plan.context.items()})
+    progress = Progress(on_step)
+    with _secret_files(caller) as folder:
+        command = arguments(plan, client, tools, caller, folder)
+        try:
+            process.run(
+                command,
+                env={"DOCKER_BUILDKIT": "1", **caller.proxies},
+                stdin=context,
+                timeout=3600,
+                on_line=progress.line,
+            )
+        except CommandError as error:
+            raise BuildError(
+                f"{plan.tag} could not be built: {progress.failed_step()}",
+                why=progress.last_lines() or error.why,
+                hint=f"correct what the lines above name, then: invoke build {plan.stack}"
+                f" --base {plan.base}",
+            ) from error
+
+
+@contextlib.contextmanager
+def _secret_files(caller: CallerSettings) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stackyard-secrets-") as name:
+        for secret, data in caller.secrets.items():
+            path = Path(name) / secret
+            path.touch(mode=0o600)
+            path.write_bytes(data)
+        yield Path(name)
+
+
+class Progress:
+    """Reads BuildKit's plain progress: which step runs, which one failed, what it said last."""
+
+    def __init__(self, on_step: Step) -> None:
+        self._on_step = on_step
+        self._names: dict[str, str] = {}
+        self._said: dict[str, list[str]] = {}
+        self._failed = ""
+
+    def line(self, line: str) -> None:
+        """Take one line of output."""
+        step = _STEP.match(line)
+        if step:
+            number, name = step.groups()
+            if number not in self._names:
+                self._names[number] = name
+                self._on_step(name[:100])
+            return
+        wrong = _ERROR.match(line)
+        if wrong and not self._failed:
+            self._failed = wrong.group(1)
+        match = re.match(r"^#(\d+) [\d.]+ (.*)$", line)
+        if match:
+            self._said.setdefault(match.group(1), []).append(match.group(2))
+
+    def failed_step(self) -> str:
+        """The name of the step that failed."""
+        name = self._names.get(self._failed, "no step was reached")
+        return re.sub(r"--mount=\S+\s*", "", name)[:200]
+
+    def last_lines(self) -> str:
+        """What the failed step said last."""
+        return "\n".join(self._said.get(self._failed, [])[-25:])

@@ -1,0 +1,190 @@
+"""Definitions to one resolved image: every value decided, and where it came from.
+
+Owns the decisions that depend on both a stack and a base: which fixes apply, which system
+packages are still to be installed, which environment results. It must not render or read files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from stackyard import compat, lock
+from stackyard.document import nearest
+from stackyard.errors import UsageError
+from stackyard.spec import Base, Common, Definitions, Fix, Stack, Wheel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One resolved value with its origin, as `invoke show` prints it."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedWheel:
+    """A package built from source on this base, with the fixes that apply to it."""
+
+    wheel: Wheel
+    fixes: tuple[Fix, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedImage:
+    """A stack on a base, everything decided.
+
+    Attributes:
+        fixes: the fixes that apply here.
+        left_out: declared fixes that do not apply here, with the reason.
+        packages: every locked distribution of the stack's own, with its origin.
+        provided: distributions of the base that must be unchanged afterwards.
+        locked: whether this combination has a lock (a base nobody has built yet has none).
+    """
+
+    stack: Stack
+    base: Base
+    common: Common
+    fixes: tuple[Fix, ...]
+    left_out: Mapping[str, str]
+    packages: Mapping[str, Setting]
+    provided: Mapping[str, Setting]
+    system: tuple[str, ...]
+    env: Mapping[str, Setting]
+    wheels: tuple[ResolvedWheel, ...]
+    locks: Mapping[str, str]
+    locked: bool
+
+
+def choose(kind: str, name: str, known: Mapping[str, object]) -> str:
+    """`name` if it is known.
+
+    Raises:
+        UsageError: naming the nearest known one.
+    """
+    if name not in known:
+        hint = f"invoke list shows every {kind}"
+        raise UsageError(f"there is no {kind} {name!r}", why=nearest(name, known), hint=hint)
+    return name
+
+
+def resolve(definitions: Definitions, stack_name: str, base_name: str) -> ResolvedImage:
+    """Decide everything about one stack on one base.
+
+    Raises:
+        UsageError: the stack or the base does not exist.
+    """
+    stack = definitions.stacks[choose("stack", stack_name, definitions.stacks)]
+    base = definitions.bases[choose("base", base_name, definitions.bases)]
+    locks = {
+        path: definitions.locks[path]
+        for path in (
+            lock.base_lock_path(base.name),
+            lock.lock_path(stack.name, base.name),
+            *(lock.wheel_lock_path(w, base.name, k) for w in stack.builds for k in ("", "build")),
+        )
+        if path in definitions.locks
+    }
+    packages = _packages(definitions, stack, base, locks)
+    provided = _provided(base, locks)
+    versions = {name: s.value for name, s in {**provided, **packages}.items()}
+    fixes, left_out = _fixes(definitions, stack, base, versions)
+    wheels = tuple(
+        _resolve_wheel(definitions, definitions.wheels[name], base, versions)
+        for name in stack.builds
+    )
+    present = set(base.bootstrap.packages) | set(definitions.common.system)
+    wanted = (*definitions.common.system, *stack.system)
+    return ResolvedImage(
+        stack=stack,
+        base=base,
+        common=definitions.common,
+        fixes=fixes,
+        left_out=left_out,
+        packages=packages,
+        provided=provided,
+        system=tuple(p for p in wanted if base.bootstrap is None or p not in present),
+        env=_environment(definitions.common, base, stack, fixes),
+        wheels=wheels,
+        locks=locks,
+        locked=lock.lock_path(stack.name, base.name) in locks,
+    )
+
+
+def _packages(
+    definitions: Definitions, stack: Stack, base: Base, locks: Mapping[str, str]
+) -> dict[str, Setting]:
+    found = {
+        canonicalize_name(name): Setting(value=version, source=f"images/{stack.name}/stack.yml")
+        for name, version in stack.packages.items()
+    }
+    path = lock.lock_path(stack.name, base.name)
+    for item in lock.parse_lock(locks.get(path, "")):
+        found[item.name] = Setting(value=item.version, source=path)
+    for name in stack.builds:
+        wheel = definitions.wheels[name]
+        source = f"images/wheels/{name}.yml"
+        found[canonicalize_name(wheel.package)] = Setting(value=wheel.version, source=source)
+    return found
+
+
+def _resolve_wheel(
+    definitions: Definitions, wheel: Wheel, base: Base, versions: Mapping[str, str]
+) -> ResolvedWheel:
+    fixes = tuple(
+        definitions.fixes[name]
+        for name in wheel.fixes
+        if not compat.why_not(
+            definitions.fixes[name], versions, python=base.python, device=base.device
+        )
+    )
+    env = dict(wheel.env)
+    for fix in fixes:
+        env |= fix.remedy.build_env
+    return ResolvedWheel(wheel=wheel, fixes=fixes, env=dict(sorted(env.items())))
+
+
+def _provided(base: Base, locks: Mapping[str, str]) -> dict[str, Setting]:
+    found = {
+        canonicalize_name(name): Setting(value=fact.value, source=fact.source)
+        for name, fact in base.provides.items()
+    }
+    path = lock.base_lock_path(base.name)
+    for item in lock.parse_lock(locks.get(path, "")):
+        found[item.name] = Setting(value=item.version, source=path)
+    return found
+
+
+def _fixes(
+    definitions: Definitions, stack: Stack, base: Base, versions: Mapping[str, str]
+) -> tuple[tuple[Fix, ...], dict[str, str]]:
+    applied: list[Fix] = []
+    left_out: dict[str, str] = {}
+    for name in stack.fixes:
+        fix = definitions.fixes[name]
+        reason = compat.why_not(fix, versions, python=base.python, device=base.device)
+        if reason:
+            left_out[name] = reason
+        else:
+            applied.append(fix)
+    return tuple(applied), left_out
+
+
+def _environment(
+    common: Common, base: Base, stack: Stack, fixes: tuple[Fix, ...]
+) -> dict[str, Setting]:
+    origins = [
+        ("images/common.yml", common.env),
+        (f"images/bases/{base.name}.yml", base.env),
+        (f"images/{stack.name}/stack.yml", stack.env),
+        *((f"images/fixes/{fix.id}.yml", fix.remedy.env) for fix in fixes),
+    ]
+    found: dict[str, Setting] = {}
+    for source, env in origins:
+        for name, value in env.items():
+            found[name] = Setting(value=value, source=source)
+    return dict(sorted(found.items()))

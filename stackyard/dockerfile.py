@@ -1,0 +1,105 @@
+"""A resolved image to the files that build it: Dockerfile and recorded fixes, as text.
+
+Owns what goes into the templates; the order of layers is the template's. It must not know where
+the engine, the caller's settings or the clock are.
+"""
+
+from __future__ import annotations
+
+import json
+
+from stackyard import lock, template
+from stackyard.catalog import ResolvedImage, ResolvedWheel
+from stackyard.spec import Fix
+
+UV_VERSION = "0.13.8"
+TOOLS = f"ghcr.io/astral-sh/uv:{UV_VERSION}"
+SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
+
+
+def image_tag(stack: str, base: str) -> str:
+    """The image's local name."""
+    return f"stackyard/{stack}:{base}"
+
+
+def dockerfile_path(stack: str, base: str) -> str:
+    """Where the rendered Dockerfile lies, from the project's root."""
+    return f"images/{stack}/{base}.Dockerfile"
+
+
+def render_files(image: ResolvedImage) -> dict[str, str]:
+    """Every rendered file of one image, by path from the project's root."""
+    stack, base = image.stack.name, image.base.name
+    files = {
+        dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image)),
+        fixes_path(stack, base): _fixes_json(image.fixes, "installed"),
+    }
+    for wheel in image.wheels:
+        files[wheel_fixes_path(wheel, base)] = _fixes_json(wheel.fixes, "source")
+    return files
+
+
+def fixes_path(stack: str, base: str) -> str:
+    """Where the fixes applied to the installed packages lie, as data for `apply_fixes.py`."""
+    return f"images/{stack}/{base}.fixes.json"
+
+
+def wheel_fixes_path(wheel: ResolvedWheel, base: str) -> str:
+    """Where the fixes applied to one sdist before its build lie."""
+    return f"images/wheels/{wheel.wheel.package}.{base}.fixes.json"
+
+
+def _values(image: ResolvedImage) -> dict[str, object]:
+    stack, base = image.stack.name, image.base.name
+    return {
+        "stack": stack,
+        "base": image.base,
+        "tag": image_tag(stack, base),
+        "tools": TOOLS,
+        "secrets": SECRETS,
+        "text_packages": image.common.text_packages,
+        "build_system": image.common.build_system,
+        "system": image.system,
+        "lock": lock.lock_path(stack, base),
+        "fixes": fixes_path(stack, base),
+        "wheels": [_wheel_values(wheel, image) for wheel in image.wheels],
+        "imports": image.stack.imports,
+        "env": {name: setting.value for name, setting in image.env.items()},
+        "entrypoint": image.base.entrypoint,
+    }
+
+
+def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, object]:
+    wheel, base = resolved.wheel, image.base
+    site = f"/usr/local/lib/python{base.python}/dist-packages" if wheel.torch else ""
+    return {
+        "package": wheel.package,
+        "compiler": wheel.compiler,
+        "torch_site": site,
+        "lock": lock.wheel_lock_path(wheel.package, base.name),
+        "build_lock": lock.wheel_lock_path(wheel.package, base.name, "build"),
+        "fixes": wheel_fixes_path(resolved, base.name),
+        "env": {**resolved.env, **({"TORCH_SITE": site} if site else {})},
+    }
+
+
+def _fixes_json(fixes: tuple[Fix, ...], stage: str) -> str:
+    found = [
+        {
+            "id": fix.id,
+            "stage": fix.remedy.stage,
+            "replace": [
+                {
+                    "file": rule.file,
+                    "pattern": rule.pattern,
+                    "replacement": rule.replacement,
+                    "count": rule.count,
+                    "fixed": rule.fixed,
+                }
+                for rule in fix.remedy.replace
+            ],
+        }
+        for fix in fixes
+        if fix.remedy.replace and fix.remedy.stage == stage
+    ]
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

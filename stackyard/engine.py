@@ -1,0 +1,383 @@
+"""The only importer of the docker SDK: images, containers, networks, volumes, exec.
+
+Owns the translation between docker's words and errors and ours. Everything made here carries
+labels, and is found again by them. It must not build images (the SDK cannot drive BuildKit;
+`stackyard.build` does) or know what a stack is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests
+
+from stackyard.errors import EngineError
+
+RUN_LABEL = "stackyard.run"
+NODE_LABEL = "stackyard.node"
+CONTROL = {"STACKYARD_CONTROL": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """An image the engine holds. `size` is unpacked bytes, all layers."""
+
+    id: str
+    tags: tuple[str, ...]
+    labels: Mapping[str, str]
+    env: tuple[str, ...]
+    size: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSpec:
+    """A container to start, with the least it needs."""
+
+    name: str
+    image: str
+    hostname: str
+    network: str
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    volumes: Mapping[str, str]
+    capabilities: tuple[str, ...]
+    tmpfs: Mapping[str, str]
+    shm_bytes: int
+    command: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecResult:
+    """A finished exec: exit code and output (both streams, in order)."""
+
+    code: int
+    output: str
+
+
+@contextlib.contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except docker.errors.APIError as error:
+        text = str(error.explanation or error)
+        hint = ""
+        if "no space left" in text.lower():
+            hint = "free space where the engine keeps its data (docker system df), then again"
+        raise EngineError(f"the engine refused while {doing}", why=text, hint=hint) from error
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise EngineError(f"no answer from the engine while {doing}", why=str(error)) from error
+
+
+class Engine:
+    """A connection to a container engine that answers.
+
+    Raises:
+        EngineError: nothing answers at DOCKER_HOST (or the default socket).
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._client = docker.from_env(timeout=120, max_pool_size=40)
+            self._version = self._client.version()
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+            raise EngineError(
+                "no container engine answers",
+                why=str(error),
+                hint="start one (`invoke engine` installs and starts one on Debian and Ubuntu"
+                " as root), or point DOCKER_HOST at one",
+            ) from error
+
+    @property
+    def version(self) -> str:
+        """The engine's version."""
+        return str(self._version["Version"])
+
+    def facts(self) -> dict[str, str]:
+        """What a report says about the engine and its machine."""
+        with _translated("asking for its facts"):
+            info = self._client.info()
+        return {
+            "engine": self.version,
+            "kernel": str(info["KernelVersion"]),
+            "os": str(info["OperatingSystem"]),
+            "cpus": str(info["NCPU"]),
+            "memory_gib": f"{info['MemTotal'] / 2**30:.1f}",
+            "storage_driver": str(info["Driver"]),
+            "architecture": str(info["Architecture"]),
+        }
+
+    def data_folder(self) -> str:
+        """Where the engine keeps images, on its own machine."""
+        with _translated("asking for its data folder"):
+            return str(self._client.info()["DockerRootDir"])
+
+    def image(self, reference: str) -> ImageInfo | None:
+        """The image of that name or id; None when the engine does not hold it."""
+        with _translated(f"looking for image {reference}"):
+            try:
+                found = self._client.api.inspect_image(reference)
+            except docker.errors.ImageNotFound:
+                return None
+        config = found.get("Config") or {}
+        return ImageInfo(
+            id=found["Id"],
+            tags=tuple(found.get("RepoTags") or ()),
+            labels=config.get("Labels") or {},
+            env=tuple(config.get("Env") or ()),
+            size=int(found["Size"]),
+            layers=tuple(found["RootFS"].get("Layers") or ()),
+        )
+
+    def history(self, reference: str) -> list[dict[str, Any]]:
+        """The image's history, newest first: CreatedBy, Size and so on, as the engine says."""
+        with _translated(f"reading the history of {reference}"):
+            return list(self._client.api.history(reference))
+
+    def save(self, reference: str, path: Path) -> None:
+        """Write an image as a tar archive (as `docker save` does)."""
+        with _translated(f"saving {reference}"), path.open("wb") as file:
+            for chunk in self._client.api.get_image(reference):
+                file.write(chunk)
+
+    def import_tar(self, path: Path, reference: str, changes: Sequence[str]) -> str:
+        """Make an image out of a root file system; returns its id."""
+        repository, _, tag = reference.rpartition(":")
+        with _translated(f"importing {reference}"):
+            self._client.api.import_image(
+                str(path), repository=repository, tag=tag, changes=list(changes)
+            )
+        found = self.image(reference)
+        if found is None:
+            raise EngineError(f"the engine took {reference} in but does not hold it")
+        return found.id
+
+    def tag(self, reference: str, new: str) -> None:
+        """Give an image another name."""
+        repository, _, tag = new.rpartition(":")
+        with _translated(f"naming {reference} {new}"):
+            self._client.api.tag(reference, repository, tag)
+
+    def pull(self, reference: str) -> ImageInfo:
+        """Pull an image.
+
+        Raises:
+            EngineError: the registry cannot be reached or refuses.
+        """
+        with _translated(f"pulling {reference}"):
+            self._client.images.pull(reference)
+        found = self.image(reference)
+        assert found is not None
+        return found
+
+    def create_network(self, name: str, labels: Mapping[str, str], *, internal: bool) -> None:
+        """A bridge network; an internal one has no way out of the machine."""
+        with _translated(f"making network {name}"):
+            self._client.networks.create(
+                name, driver="bridge", internal=internal, labels=dict(labels), check_duplicate=True
+            )
+
+    def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        """A volume that several containers of a run share."""
+        with _translated(f"making volume {name}"):
+            self._client.volumes.create(name, labels=dict(labels))
+
+    def start(self, spec: ContainerSpec) -> str:
+        """Start a container in the background; returns its id."""
+        with _translated(f"starting container {spec.name}"):
+            container = self._client.containers.create(
+                spec.image,
+                list(spec.command) if spec.command is not None else None,
+                name=spec.name,
+                hostname=spec.hostname,
+                environment=dict(spec.env),
+                labels=dict(spec.labels),
+                volumes={k: {"bind": v, "mode": "rw"} for k, v in spec.volumes.items()},
+                cap_drop=["ALL"],
+                cap_add=list(spec.capabilities),
+                security_opt=["no-new-privileges"],
+                tmpfs=dict(spec.tmpfs),
+                shm_size=spec.shm_bytes,
+                network=spec.network,
+                networking_config={
+                    spec.network: self._client.api.create_endpoint_config(aliases=[spec.hostname])
+                },
+                restart_policy={"Name": "no"},
+            )
+            container.start()
+        return str(container.id)
+
+    def run_once(self, image: str, argv: Sequence[str], *, seconds: float) -> str:
+        """Run one command in a throw-away container without a network; returns its output.
+
+        Raises:
+            EngineError: it failed or ran past `seconds`.
+        """
+        bounded = ["timeout", "-k", "2", f"{seconds:.0f}", *argv]
+        with _translated(f"running {argv[0]} in {image[:19]}"):
+            output: bytes = self._client.containers.run(
+                image, bounded[1:], entrypoint=bounded[:1], remove=True, network_mode="none",
+                labels={RUN_LABEL: "once"}, stderr=True, cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+            )  # fmt: skip
+        return output.decode("utf-8", errors="replace")
+
+    def running(self, container: str) -> bool:
+        """Whether a container's main process is alive."""
+        with _translated(f"looking at container {container[:12]}"):
+            try:
+                state = self._client.api.inspect_container(container)["State"]
+            except docker.errors.NotFound:
+                return False
+        return bool(state["Running"])
+
+    def container_log(self, container: str) -> str:
+        """The last lines that a container's main process said."""
+        with _translated(f"reading the log of {container[:12]}"):
+            log: bytes = self._client.api.logs(container, tail=40)
+        return log.decode("utf-8", errors="replace")
+
+    def kill(self, container: str) -> None:
+        """SIGKILL a container's main process (and with it all of its processes)."""
+        with _translated(f"killing {container[:12]}"), contextlib.suppress(docker.errors.NotFound):
+            self._client.api.kill(container)
+
+    def exec(
+        self,
+        container: str,
+        argv: Sequence[str],
+        *,
+        seconds: float,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        folder: str | None = None,
+        on_line: Callable[[str], None] | None = None,
+        control: bool = True,
+    ) -> ExecResult:
+        """Run a command in a container, bounded by `timeout` inside it.
+
+        Args:
+            seconds: limit; the command is killed past it and answers 124 or 137.
+            stdin: bytes for its standard input.
+            control: the command is the controller's own, not part of a training.
+            on_line: called with every line as it comes.
+        """
+        bounded = ["timeout", "-k", "2", f"{seconds:.1f}", *argv]
+        environment = {**(CONTROL if control else {}), **(env or {})}
+        with _translated(f"running {argv[0]} in {container[:12]}"):
+            api = self._client.api
+            made = api.exec_create(
+                container,
+                bounded,
+                environment=environment,
+                stdin=stdin is not None,
+                workdir=folder,
+            )["Id"]
+            if stdin is None:
+                chunks = api.exec_start(made, stream=True)
+                output = _gather(chunks, on_line)
+            else:
+                output = _feed(api.exec_start(made, socket=True), stdin, on_line)
+            code = api.exec_inspect(made)["ExitCode"]
+        return ExecResult(code=int(code if code is not None else 137), output=output)
+
+    def put(self, container: str, folder: str, archive: bytes) -> None:
+        """Unpack a tar archive into a folder of a container."""
+        with _translated(f"copying into {container[:12]}"):
+            self._client.api.put_archive(container, folder, archive)
+
+    def remove_run(self, label: str) -> list[str]:
+        """Remove every container, network and volume carrying `label`; names what was removed."""
+        removed: list[str] = []
+        found = self._client.containers.list(all=True, filters={"label": label})
+        threads = [threading.Thread(target=_remove_container, args=(c,)) for c in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        removed += [str(container.name) for container in found]
+        with _translated("removing networks and volumes"):
+            for network in self._client.networks.list(filters={"label": label}):
+                with contextlib.suppress(docker.errors.NotFound):
+                    network.remove()
+                removed.append(str(network.name))
+            for volume in self._client.volumes.list(filters={"label": label}):
+                with contextlib.suppress(docker.errors.NotFound):
+                    volume.remove(force=True)
+                removed.append(str(volume.name))
+        return removed
+
+    def labelled(self, label: str) -> list[str]:
+        """Names of containers, networks and volumes carrying `label`."""
+        with _translated("looking for what a run left"):
+            filters = {"label": label}
+            containers = self._client.containers.list(all=True, filters=filters)
+            networks = self._client.networks.list(filters=filters)
+            volumes = self._client.volumes.list(filters=filters)
+        return [str(item.name) for item in (*containers, *networks, *volumes)]
+
+
+def _remove_container(container: Any) -> None:
+    with contextlib.suppress(docker.errors.NotFound):
+        try:
+            container.remove(force=True, v=True)
+        except docker.errors.APIError as error:
+            # Somebody else is removing it already: that is what is wanted.
+            if "already in progress" not in str(error):
+                raise
+
+
+def _gather(chunks: Iterator[bytes], on_line: Callable[[str], None] | None) -> str:
+    whole: list[str] = []
+    rest = b""
+    for chunk in chunks:
+        rest += chunk
+        *lines, rest = rest.split(b"\n")
+        for raw in lines:
+            line = raw.decode("utf-8", errors="replace").rstrip("\r")
+            whole.append(line)
+            if on_line:
+                on_line(line)
+    if rest:
+        whole.append(rest.decode("utf-8", errors="replace"))
+        if on_line:
+            on_line(whole[-1])
+    return "\n".join(whole)
+
+
+def _feed(wrapped: Any, data: bytes, on_line: Callable[[str], None] | None) -> str:
+    """Send `data` to an exec's input, close it, read the multiplexed output to its end."""
+    raw = getattr(wrapped, "_sock", wrapped)
+    try:
+        raw.sendall(data)
+        raw.shutdown(socket.SHUT_WR)
+        return _gather(_frames(raw), on_line)
+    finally:
+        with contextlib.suppress(Exception):
+            wrapped.close()
+        with contextlib.suppress(Exception):
+            raw.close()
+
+
+def _frames(raw: Any) -> Iterator[bytes]:
+    """The payloads of docker's stream format: an 8-byte header (kind, length), then the bytes."""
+    buffer = b""
+    while True:
+        while len(buffer) >= 8:
+            length = int.from_bytes(buffer[4:8], "big")
+            if len(buffer) < 8 + length:
+                break
+            yield buffer[8 : 8 + length]
+            buffer = buffer[8 + length :]
+        chunk = raw.recv(65536)
+        if not chunk:
+            return
+        buffer += chunk

@@ -1,0 +1,197 @@
+"""What every build stands on: the bootstrapped base and the tools image, each made once.
+
+Owns making them and their content addresses. Both are found again by a tag that carries the
+hash of what they were made from; an interrupted making leaves nothing behind that is taken for
+a finished one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import uv
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from stackyard import process
+from stackyard.engine import Engine, ImageInfo
+from stackyard.errors import StackyardError
+from stackyard.settings import CallerSettings
+from stackyard.spec import Base, Common
+
+# Everything a bootstrap leaves that is not content: identity, keys, caches, logs.
+_CLEAN = r"""
+set -eu
+rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/hostname "$1"/etc/resolv.conf
+: > "$1"/etc/machine-id
+rm -rf "$1"/var/lib/dbus/machine-id "$1"/var/log/* "$1"/var/cache/* "$1"/var/lib/apt/lists/* \
+  "$1"/var/lib/dpkg/*-old "$1"/tmp/* "$1"/run/* "$1"/root/.cache
+mkdir -p "$1"/var/cache/apt/archives/partial "$1"/var/lib/apt/lists/partial "$1"/usr/local/bin
+if [ -x "$1"/usr/bin/vim.tiny ] && [ ! -e "$1"/usr/bin/vim ]; then
+  ln -s ../../bin/vim.tiny "$1"/usr/local/bin/vim
+fi
+"""
+_BLANK_SOURCES = r"""
+rm -rf "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap
+printf '# Empty: name your own package sources here.\n' > "$1"/etc/apt/sources.list
+"""
+Say = Callable[[str], None]
+
+
+def base_key(base: Base, common: Common) -> str:
+    """Content address of a bootstrapped base: what it is made from and how."""
+    made = base.bootstrap
+    assert made is not None
+    parts = [made.suite, sorted({*made.packages, *common.system}), sorted(made.exclude)]
+    text = json.dumps([*parts, base.platform, _CLEAN, _BLANK_SOURCES])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def base_reference(base: Base, common: Common) -> str:
+    """The name under which the engine holds the base."""
+    if base.bootstrap is None:
+        return base.reference
+    return f"{base.reference}-{base_key(base, common)[:12]}"
+
+
+def ensure_base(engine: Engine, base: Base, common: Common, caller: CallerSettings, say: Say) -> ImageInfo:
+    """The base image, bootstrapped or pulled if the engine does not hold it yet.
+
+    Raises:
+        StackyardError: it cannot be made or pulled here; says what can.
+    """
+    reference = base_reference(base, common)
+    found = engine.image(reference)
+    if found is not None:
+        return found
+    if base.bootstrap is None:
+        say(f"pulling {reference}")
+        return engine.pull(reference)
+    with tempfile.TemporaryDirectory(prefix="stackyard-base-") as folder:
+        root = Path(folder) / "root.tar"
+        _bootstrap(base, common, caller, root, say)
+        say("importing the base")
+        engine.import_tar(root, reference, ["CMD [\"/bin/bash\"]"])
+    # The readable name is what a Dockerfile built by hand starts FROM.
+    engine.tag(reference, base.reference)
+    found = engine.image(reference)
+    assert found is not None
+    return found
+
+
+def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, say: Say) -> None:
+    made = base.bootstrap
+    assert made is not None
+    if not shutil.which("mmdebstrap"):
+        raise StackyardError(
+            f"base {base.name!r} is bootstrapped with mmdebstrap, which is not installed",
+            hint="apt-get install mmdebstrap (Debian, Ubuntu), or use a machine that has it once"
+            " and carry the image over with docker save and docker load",
+        )
+    packages = sorted({*made.packages, *common.system})
+    command = [
+        "mmdebstrap", "--variant=apt", "--mode=auto", f"--include={','.join(packages)}",
+        "--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Languages none",
+        "--dpkgopt=force-unsafe-io",
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in made.exclude),
+    ]  # fmt: skip
+    sources = caller.secrets.get("apt.sources")
+    with tempfile.TemporaryDirectory(prefix="stackyard-sources-") as folder:
+        mirror: list[str] = []
+        command.append(f"--customize-hook={_script(Path(folder) / 'clean', _CLEAN)}")
+        if sources:
+            # They are the caller's: used here, and blanked in what is made.
+            path = Path(folder) / "caller.sources"
+            path.write_bytes(sources)
+            mirror = [str(path)]
+            command.append(f"--customize-hook={_script(Path(folder) / 'blank', _BLANK_SOURCES)}")
+        say(f"bootstrapping {base.name}: {len(packages)} packages and what they need")
+        process.run(
+            [*command, made.suite, str(out), *mirror],
+            env={"SOURCE_DATE_EPOCH": "1"},
+            timeout=1200,
+            on_line=say,
+        )
+
+
+def _script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[str, str]]) -> str:
+    """A small local image with uv and those local wheels that the locks name; returns its name.
+
+    Args:
+        wanted: names and versions that locks on this base hold.
+    """
+    wheels = local_wheels(caller.wheel_folders, set(wanted))
+    uv_binary = Path(uv.find_uv_bin())
+    stamp = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in (uv_binary, *wheels)]
+    key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:12]
+    reference = f"stackyard/tools:{key}"
+    if engine.image(reference) is not None:
+        return reference
+    with tempfile.TemporaryDirectory(prefix="stackyard-tools-") as folder:
+        path = Path(folder) / "tools.tar"
+        with tarfile.open(path, "w") as archive:
+            archive.add(uv_binary, "uv", filter=_plain)
+            for wheel in wheels:
+                archive.add(wheel, f"wheels/{wheel.name}", filter=_plain)
+        engine.import_tar(path, reference, [])
+    return reference
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    member.mode = 0o755
+    return member
+
+
+def local_wheels(folders: Iterable[Path], wanted: set[tuple[str, str]]) -> list[Path]:
+    """The wheels below `folders` whose name and version are wanted, by file name."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        for path in sorted(folder.glob("*.whl")):
+            try:
+                name, version, _, _ = parse_wheel_filename(path.name)
+            except InvalidWheelFilename:
+                continue
+            if (canonicalize_name(name), str(version)) in wanted:
+                found.setdefault(path.name, path)
+    return [found[name] for name in sorted(found)]
+
+
+def pack(files: dict[str, bytes], *, mode: int = 0o644) -> bytes:
+    """A tar archive of small files, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(files):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(files[name]), mode
+            archive.addfile(info, io.BytesIO(files[name]))
+    return buffer.getvalue()
+
+
+def free_bytes(folder: str) -> int | None:
+    """Free space where the engine keeps its data; None when that is not on this machine."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def running_as_root() -> bool:
+    """Whether this process may install packages and start an engine."""
+    return os.geteuid() == 0

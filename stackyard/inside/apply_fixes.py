@@ -1,0 +1,97 @@
+"""Apply recorded source fixes to an unpacked tree and check the number of matches.
+
+Owns the rule of what "applied" means: a pattern matched exactly as often as recorded, or not
+at all while the record's `fixed` pattern shows that upstream (or an earlier pass) has repaired
+it already. Any other count fails the build. Runs in image builds: standard library only.
+It must not fetch, install or execute anything.
+
+    python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES
+
+FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
+"count", "fixed"}]}; paths are relative to the root; patterns are multi-line `re` patterns.
+Every file is rewritten only after every pattern of every fix has been checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class FixMismatch(Exception):
+    """A fix does not fit the tree: says which, where, and what was found."""
+
+
+def apply_one(text: str, rule: dict[str, Any]) -> tuple[str, str]:
+    """Return the new text and what was done (`applied` or `already fixed upstream`)."""
+    found = len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
+    if found == rule["count"]:
+        new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
+        if not re.search(rule["fixed"], new, flags=re.MULTILINE):
+            raise FixMismatch("after the replacement its own `fixed` pattern does not match")
+        return new, "applied"
+    if found == 0 and re.search(rule["fixed"], text, flags=re.MULTILINE):
+        return text, "already fixed upstream"
+    raise FixMismatch(f"pattern matched {found} times, expected {rule['count']}")
+
+
+def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
+    """Apply every fix of `stage` below `root`; one line said for each file.
+
+    Raises:
+        FixMismatch: naming every fix that does not fit; nothing is written then.
+    """
+    texts: dict[Path, str] = {}
+    said: list[str] = []
+    wrong: list[str] = []
+    for fix in fixes:
+        if fix["stage"] != stage:
+            continue
+        for rule in fix["replace"]:
+            path = root / rule["file"]
+            try:
+                text = texts[path] if path in texts else path.read_text(encoding="utf-8")
+                texts[path], outcome = apply_one(text, rule)
+                said.append(f"fix {fix['id']}: {rule['file']}: {outcome}")
+            except FileNotFoundError:
+                wrong.append(f"fix {fix['id']}: {rule['file']}: no such file")
+            except FixMismatch as error:
+                wrong.append(f"fix {fix['id']}: {rule['file']}: {error}")
+    if wrong:
+        raise FixMismatch("\n".join(wrong))
+    for path, text in texts.items():
+        temporary = path.with_name(path.name + ".fixing")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(path.stat().st_mode)
+        os.replace(temporary, path)
+    return said
+
+
+def main(argv: list[str]) -> int:
+    """Command line: 0 when every fix fits, 1 with one line a problem otherwise."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("fixes", type=Path)
+    parser.add_argument("--stage", choices=("source", "installed"), required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    options = parser.parse_args(argv)
+    try:
+        said = apply_all(json.loads(options.fixes.read_text()), options.stage, options.root)
+    except FixMismatch as error:
+        print(error, file=sys.stderr)
+        print(
+            "A recorded fix no longer fits the installed version: look at the file named above,\n"
+            "then change the fix's pattern or `applies_to` under images/fixes/.",
+            file=sys.stderr,
+        )
+        return 1
+    print("\n".join(said) or f"no fix for stage {options.stage}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""Try a mesh from inside one node: logins that must work, and logins that must not.
+
+Owns the attempts and what each one answered; `stackyard.judge` decides what that means.
+Every refusal is tried beside a control that differs in the one thing refused and must work, so
+that a login that fails for another reason (no sshd, no name) is not taken for a refusal.
+
+    mesh_probe.py reach NODE...            one JSON line: what each login answered
+    mesh_probe.py refuse NODE PORT         one JSON line: what each forbidden login answered
+    mesh_probe.py impostor                 run an sshd with a foreign authority's certificate
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+PROBE = "/run/stackyard/probe"
+IMPOSTOR_PORT = 2299
+
+
+def attempt(words: Sequence[str], seconds: float = 20) -> dict[str, object]:
+    """Run one ssh command; what it answered."""
+    try:
+        done = subprocess.run(
+            ["ssh", *words], capture_output=True, timeout=seconds, text=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return {"code": 124, "says": f"no answer within {seconds:.0f} s", "out": ""}
+    says = [line for line in done.stderr.splitlines() if line.strip()]
+    return {"code": done.returncode, "says": " | ".join(says)[-300:], "out": done.stdout}
+
+
+def reach(nodes: Sequence[str]) -> dict[str, object]:
+    """Log in to every node; with the environment that the session saw there."""
+
+    def one(node: str) -> dict[str, object]:
+        answer = attempt([node, "hostname; env -0 | base64 -w0"])
+        lines = str(answer.pop("out")).splitlines()
+        answer["host"] = lines[0] if lines else ""
+        answer["environment"] = lines[1] if len(lines) > 1 else ""
+        return answer
+
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(nodes, pool.map(one, nodes), strict=True))
+
+
+def refuse(node: str, port: str) -> dict[str, dict[str, object]]:
+    """Every forbidden login, and the controls."""
+    # -F with nothing of the mesh's own: each attempt says all that it relies on.
+    plain = ["-F", "/dev/null", "-p", port, "-l", "root", "-o", "BatchMode=yes",
+             "-o", "ConnectTimeout=10", "-o", "UserKnownHostsFile=/dev/null"]  # fmt: skip
+    strict = ["-o", "StrictHostKeyChecking=yes",
+              "-o", "GlobalKnownHostsFile=/run/stackyard/mesh/known_hosts",
+              "-o", "HostKeyAlgorithms=ssh-ed25519-cert-v01@openssh.com"]  # fmt: skip
+    ours = ["-o", "IdentitiesOnly=yes", "-i", "/run/stackyard/mesh/user_key"]
+    alias = ["-o", f"HostKeyAlias={node}"]
+    impostor = ["-p", str(IMPOSTOR_PORT)]
+    password = ["-o", "BatchMode=no", "-o", "PubkeyAuthentication=no", "-o", "NumberOfPasswordPrompts=1",
+                "-o", "PreferredAuthentications=password,keyboard-interactive"]  # fmt: skip
+    tries = {
+        "control": [*plain, *strict, *ours, *alias, node, "true"],
+        "password": [*password, *plain, *strict, *alias, node, "true"],
+        "foreign_key": [*plain, *strict, "-o", "IdentitiesOnly=yes", "-i", f"{PROBE}/foreign_key",
+                        *alias, node, "true"],
+        "other_run": [*plain, *strict, "-o", "IdentitiesOnly=yes", "-i", f"{PROBE}/other_run_key",
+                      *alias, node, "true"],
+        "impostor_control": [*impostor, *plain, *ours, "-o", "StrictHostKeyChecking=no", node, "true"],
+        "impostor": [*impostor, *plain, *strict, *ours, *alias, node, "true"],
+        # The mesh's own client configuration must be strict as well, not only our flags.
+        "impostor_by_config": [*impostor, *alias, node, "true"],
+        "unnamed": [*plain, *strict, *ours, "-o", "HostKeyAlias=elsewhere", node, "true"],
+    }  # fmt: skip
+    # ssh takes the first value given for an option: the impostor's -p and the password attempt's
+    # BatchMode come before the plain ones.
+    with ThreadPoolExecutor(4) as pool:
+        answers = dict(zip(tries, pool.map(attempt, tries.values()), strict=True))
+    for answer in answers.values():
+        answer.pop("out")
+    return answers
+
+
+def impostor(port: int) -> None:
+    """Run an sshd with another authority's host certificate, which lets this run's users in.
+
+    It ends when the file `stop` appears beside its keys.
+    """
+    config = f"{PROBE}/sshd_config"
+    with open(config, "w", encoding="utf-8") as file:
+        file.write(
+            f"Port {port}\nHostKey {PROBE}/impostor_key\n"
+            f"HostCertificate {PROBE}/impostor_key-cert.pub\n"
+            "TrustedUserCAKeys /run/stackyard/mesh/user_ca.pub\n"
+            "AuthorizedPrincipalsFile /run/stackyard/mesh/principals\n"
+            "AuthorizedKeysFile none\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\n"
+        )
+    child = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", config])
+    while child.poll() is None and not os.path.exists(f"{PROBE}/stop"):
+        time.sleep(0.05)
+    child.terminate()
+    child.wait()
+
+
+if __name__ == "__main__":
+    verb, *rest = sys.argv[1:]
+    if verb == "reach":
+        print(json.dumps(reach(rest)))
+    elif verb == "refuse":
+        print(json.dumps(refuse(rest[0], rest[1])))
+    elif verb == "impostor":
+        impostor(IMPOSTOR_PORT)
+    else:
+        raise SystemExit(__doc__)

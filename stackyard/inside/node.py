@@ -1,0 +1,89 @@
+"""A node of a mesh: wait for the run's key material, then be its sshd.
+
+Owns what happens inside a container between its start and sshd's. Standard library only, no
+secrets of its own: keys live in /run/stackyard (memory), never in a layer.
+
+    node.py            the container's command: waits, then becomes sshd
+    node.py install    reads a tar of the material from standard input and lets the first go on
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path("/run/stackyard")
+# Set by sshd, the shell or the container for each process; not the node's to hand on.
+_OWN = {"HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "USER", "_"}
+
+
+def environment_line(environment: Mapping[str, str]) -> str:
+    """One `SetEnv` line giving ssh sessions the container's environment.
+
+    sshd takes the first SetEnv line only, so all variables are on one. Values that cannot be
+    written on a line (line breaks) and per-process ones are left out.
+    """
+    words = []
+    for name, value in sorted(environment.items()):
+        if name in _OWN or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            continue
+        if any(character in value for character in "\n\r\0"):
+            continue
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        words.append(f'"{name}={escaped}"')
+    return f"SetEnv {' '.join(words)}\n" if words else ""
+
+
+def _gate() -> str:
+    ROOT.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = ROOT / "start"
+    try:
+        os.mkfifo(path, 0o600)
+    except FileExistsError:
+        pass
+    return str(path)
+
+
+def serve() -> None:
+    """Wait until the material is there, then become sshd in the foreground."""
+    mesh = ROOT / "mesh"
+    if not mesh.exists():
+        os.close(os.open(_gate(), os.O_RDONLY))  # blocks until `install` opens the other end
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    settings = (mesh / "port").read_text().strip()
+    line = environment_line(os.environ)
+    (mesh / "sshd.conf").write_text(f"Port {int(settings)}\n{line}")
+    (ROOT / "sshd.pid").write_text(str(os.getpid()))
+    os.execv("/usr/sbin/sshd", ["/usr/sbin/sshd", "-D", "-e", "-f", "/etc/ssh/sshd_config"])
+
+
+def install() -> None:
+    """Unpack the material whole, give it its place in one rename, open the gate."""
+    gate = _gate()
+    arriving = ROOT / "arriving"
+    arriving.mkdir(mode=0o700)
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        for member in archive:
+            if not member.isfile() or "/" in member.name or member.name.startswith("."):
+                raise SystemExit(f"unexpected member {member.name!r}")
+            source = archive.extractfile(member)
+            assert source is not None
+            target = os.open(arriving / member.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(target, "wb") as file:
+                file.write(source.read())
+            os.chmod(arriving / member.name, member.mode & 0o644)
+    arriving.rename(ROOT / "mesh")
+    os.close(os.open(gate, os.O_WRONLY))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["install"]:
+        install()
+    elif not sys.argv[1:]:
+        serve()
+    else:
+        raise SystemExit(__doc__)

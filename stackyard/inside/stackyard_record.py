@@ -1,0 +1,80 @@
+"""What a training rank says about itself while a smoke watches it.
+
+Owns the record format: one JSON object a line, in `<folder>/rank<N>.jsonl`, one file a rank.
+Runs inside containers beside the workload, so it imports nothing but the standard library
+(tensors are hashed through their own methods). It must not decide whether a run is good:
+`stackyard.judge` does, from these files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any
+
+
+class Recorder:
+    """The record of one rank.
+
+    Args:
+        folder: where the record files of this launch go; made when missing.
+        rank: global rank of this process, from the process group itself.
+        world_size: number of ranks this process sees, from the process group itself.
+        backend: what the ranks talk through (`gloo`, `nccl`, or `none` for a lone process).
+        device: what the rank computes on (`cpu`, `cuda:0`, ...).
+    """
+
+    def __init__(
+        self, folder: str, rank: int, world_size: int, *, backend: str, device: str = "cpu"
+    ) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self.rank = rank
+        self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
+        self._write(
+            event="start",
+            rank=rank,
+            world_size=world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            backend=backend,
+            device=device,
+        )
+
+    def step(self, step: int, loss: float) -> None:
+        """Update number `step` (from 1) is done; `loss` is the mean over the global batch."""
+        self._write(event="step", step=step, loss=float(loss))
+
+    def params(self, step: int, named: Iterable[tuple[str, Any]], group: str = "all") -> None:
+        """Hash parameters after `step`.
+
+        Ranks that give the same `group` must hold the same bits: data-parallel replicas give
+        one group, tensor-parallel ranks give one group for the replicated parameters only.
+        """
+        digest = hashlib.sha256()
+        for name, tensor in sorted(named, key=lambda pair: pair[0]):
+            digest.update(name.encode())
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.detach().to("cpu").float().contiguous().numpy().tobytes())
+        self._write(event="params", step=step, group=group, sha256=digest.hexdigest())
+
+    def saved(self, step: int) -> None:
+        """The checkpoint of `step` is complete on disk, as far as this rank is concerned."""
+        self._write(event="saved", step=step)
+
+    def loaded(self, step: int) -> None:
+        """Training goes on from the checkpoint of `step`."""
+        self._write(event="loaded", step=step)
+
+    def end(self, step: int) -> None:
+        """This rank did all it was asked to and is about to exit with 0."""
+        self._write(event="end", step=step)
+        self._file.close()
+
+    def _write(self, **fields: Any) -> None:
+        # One write of one short line: readers never see half of one from a live rank.
+        self._file.write(json.dumps({**fields, "time": round(time.time(), 3)}) + "\n")
+        self._file.flush()

@@ -1,0 +1,82 @@
+"""Which processes of a node are not the node's own: what a training left behind.
+
+Owns the rule, which goes by descent and not by name: the node's own are PID 1, the sshd that
+listens, this process with its ancestors, and whatever the controller marked with
+STACKYARD_CONTROL in its environment. Everything else belongs to a training.
+
+    strays.py              print them as JSON
+    strays.py --kill       SIGKILL them until none is left (for at most 5 s), print what was there
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def _own(listener: str) -> set[int]:
+    own = {1}
+    if listener:
+        own.add(int(listener))
+    pid = os.getpid()
+    while pid > 0 and pid not in own:
+        own.add(pid)
+        pid = _parent(pid)
+    return own
+
+
+def _parent(pid: int) -> int:
+    try:
+        # The command, in parentheses, may hold blanks: fields are counted after it.
+        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _state(pid: int) -> str:
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def strays() -> list[dict[str, object]]:
+    """PID and command line of every process that is not the node's own."""
+    pid_file = Path("/run/stackyard/sshd.pid")
+    own = _own(pid_file.read_text() if pid_file.exists() else "")
+    found: list[dict[str, object]] = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) in own:
+            continue
+        try:
+            if _state(int(entry.name)) in "ZX":
+                continue
+            if b"STACKYARD_CONTROL=1" in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (OSError, IndexError):
+            continue  # gone meanwhile
+        found.append({"pid": int(entry.name), "command": command.strip()[:160]})
+    return sorted(found, key=lambda process: str(process["pid"]))
+
+
+def kill(seconds: float = 5.0) -> list[dict[str, object]]:
+    """SIGKILL every stray, again and again while new ones appear; return the first sight."""
+    first = found = strays()
+    end = time.monotonic() + seconds
+    while found and time.monotonic() < end:
+        for process in found:
+            try:
+                os.kill(int(str(process["pid"])), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.02)
+        found = strays()
+    return first
+
+
+if __name__ == "__main__":
+    print(json.dumps(kill() if sys.argv[1:] == ["--kill"] else strays()))

@@ -1,0 +1,43 @@
+"""What a launcher is asked for and what it answers. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """One training to start.
+
+    Attributes:
+        nodes: node names in rank order; the first one starts everything and hosts rendezvous.
+        port: rendezvous port on the first node.
+        program: what runs on every node: a Python file or a console script, then its arguments.
+        env: environment of every training process, beyond the container's own.
+        folder: working directory, the same on every node.
+        scratch: folder on node 1 for generated files; private to this launch.
+        device: `cpu` or `cuda`.
+        options: the layout's own options for this launcher.
+        per_node: training processes on each node.
+    """
+
+    nodes: tuple[str, ...]
+    port: int
+    program: tuple[str, ...]
+    env: Mapping[str, str]
+    folder: str
+    scratch: str
+    ssh_port: int
+    device: str = "cpu"
+    options: Mapping[str, str] = field(default_factory=dict)
+    per_node: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The exact thing to run on node 1: files first, then one command."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)

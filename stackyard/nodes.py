@@ -1,0 +1,278 @@
+"""The nodes of one run on one engine: started, joined to a mesh, tried, and removed.
+
+Owns the life of a run's containers, network and volume, all found again by the run's label. It
+must not judge: what the mesh answered goes to `stackyard.judge` as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from stackyard import mesh
+from stackyard.engine import NODE_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
+from stackyard.errors import EngineError, MeshError
+from stackyard.foundation import pack
+
+# The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
+# owners); training itself needs none. No new privileges, everything else dropped.
+CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
+NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
+STRAYS_PROGRAM = "/usr/local/lib/stackyard/strays.py"
+SHARED = "/shared"
+SMOKE_FOLDER = "/srv/smoke"
+PROBE_FOLDER = "/run/stackyard/probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What the containers of a run are started with.
+
+    Attributes:
+        files: copied into every node below /srv/smoke, by relative path.
+        probes: the controller's own programs, by name.
+        shm_bytes: size of /dev/shm; the engine's default of 64 MiB is too small for training.
+    """
+
+    image: str
+    env: Mapping[str, str]
+    files: Mapping[str, bytes]
+    probes: Mapping[str, bytes]
+    shm_bytes: int = 2**30
+
+
+@dataclass
+class Mesh:
+    """A running mesh: the engine's containers by node name."""
+
+    engine: Engine
+    plan: mesh.MeshPlan
+    containers: dict[str, str]
+    probed: set[str] = field(default_factory=set)
+
+    @property
+    def first(self) -> str:
+        """The container of the first node."""
+        return self.containers[self.plan.nodes[0]]
+
+    def everywhere(
+        self, argv: Sequence[str], *, seconds: float, nodes: Sequence[str] | None = None
+    ) -> dict[str, ExecResult]:
+        """Run one of the controller's commands on every node at once."""
+
+        def one(node: str) -> ExecResult:
+            return self.engine.exec(self.containers[node], argv, seconds=seconds)
+
+        names = list(nodes or self.plan.nodes)
+        with ThreadPoolExecutor(len(names)) as pool:
+            return dict(zip(names, pool.map(one, names), strict=True))
+
+    def strays(self, *, kill: bool = False) -> dict[str, list[dict[str, Any]]]:
+        """Processes on each node that are not the node's own; a dead node has none."""
+        words = ["python3", STRAYS_PROGRAM, *(["--kill"] if kill else [])]
+        found: dict[str, list[dict[str, Any]]] = {}
+        for node in self.plan.nodes:
+            found[node] = []
+            if self.engine.running(self.containers[node]):
+                with contextlib.suppress(ValueError, EngineError):
+                    found[node] = json.loads(
+                        self.engine.exec(self.containers[node], words, seconds=15).output
+                    )
+        return found
+
+
+def run_label(run: str) -> str:
+    """The label that everything of a run carries."""
+    return f"{RUN_LABEL}={run}"
+
+
+def remove(engine: Engine, run: str) -> None:
+    """Remove everything of a run, whatever state it is in."""
+    engine.remove_run(run_label(run))
+
+
+@contextlib.contextmanager
+def running_mesh(
+    engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: int
+) -> Iterator[Mesh]:
+    """Start the nodes, join them, and remove everything at the end, however that comes.
+
+    Raises:
+        MeshError: a node did not become reachable; names it and says why.
+        EngineError: the engine refused.
+    """
+    try:
+        yield start(engine, plan, settings, now=now)
+    finally:
+        remove(engine, plan.run)
+
+
+def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: int) -> Mesh:
+    """Start the nodes with their material; returns when every sshd has been given its keys."""
+    labels = {RUN_LABEL: plan.run}
+    network = volume = f"stackyard-{plan.run}"
+    engine.create_network(network, labels, internal=True)
+    engine.create_volume(volume, labels)
+    authority = mesh.Authority()
+    material = mesh.node_material(plan, authority, now=now)
+    files = {f"{SMOKE_FOLDER[1:]}/{path}": data for path, data in settings.files.items()}
+    archive = pack({**files, f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
+
+    def one(node: str) -> str:
+        spec = ContainerSpec(
+            name=f"stackyard-{plan.run}-{node}",
+            image=settings.image,
+            hostname=node,
+            network=network,
+            env=settings.env,
+            labels={**labels, NODE_LABEL: node},
+            volumes={volume: SHARED},
+            capabilities=CAPABILITIES,
+            tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+            shm_bytes=settings.shm_bytes,
+        )
+        container = engine.start(spec)
+        engine.put(container, "/", archive)
+        _install(engine, container, node, material[node])
+        return container
+
+    with ThreadPoolExecutor(min(8, len(plan.nodes))) as pool:
+        started: dict[str, Future[str]] = {n: pool.submit(one, n) for n in plan.nodes}
+        containers = {node: future.result() for node, future in started.items()}
+    return Mesh(engine=engine, plan=plan, containers=containers)
+
+
+def _install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
+    public = {name: data for name, data in material.items() if not name.endswith("_key")}
+    secret = {name: data for name, data in material.items() if name.endswith("_key")}
+    # Keys go through the exec's standard input into memory: never argv, environment or a layer.
+    archive = _concatenate(pack(public, mode=0o644), pack(secret, mode=0o600))
+    done = engine.exec(container, ["python3", NODE_PROGRAM, "install"], seconds=30, stdin=archive)
+    if done.code != 0:
+        raise MeshError(
+            f"{node} did not take its keys (exit code {done.code})",
+            why=f"{done.output}\n{engine.container_log(container)}",
+            hint="the image must be one that stackyard built: its command waits for the mesh",
+        )
+
+
+def _concatenate(first: bytes, second: bytes) -> bytes:
+    """Two tar archives as one: the end-of-archive blocks of the first come off."""
+    return first.rstrip(b"\0").ljust(-(-len(first.rstrip(b"\0")) // 512) * 512, b"\0") + second
+
+
+def put_probes(running: Mesh, probes: Mapping[str, bytes], node: str) -> None:
+    """Place the controller's programs into a node's memory (once)."""
+    if node in running.probed:
+        return
+    archive = pack(dict(probes), mode=0o600)
+    script = f"umask 077; mkdir -p {PROBE_FOLDER} && tar -x -C {PROBE_FOLDER}"
+    done = running.engine.exec(
+        running.containers[node], ["sh", "-c", script], seconds=30, stdin=archive
+    )
+    if done.code != 0:
+        raise MeshError(f"{node} did not take the probes", why=done.output)
+    running.probed.add(node)
+
+
+def wait_reachable(running: Mesh, probes: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Try the pairs that the size of the mesh calls for; what every login answered, by node.
+
+    sshd listens a moment after it got its keys: a first refusal is tried again for 15 s.
+
+    Raises:
+        MeshError: naming the node that did not answer and what ssh said.
+    """
+    wanted: dict[str, list[str]] = {}
+    for source, target in mesh.pairs(running.plan.nodes):
+        wanted.setdefault(source, []).append(target)
+
+    def one(source: str) -> dict[str, Any]:
+        put_probes(running, probes, source)
+        _wait_listening(running, source)
+        return {}
+
+    with ThreadPoolExecutor(min(8, len(wanted))) as pool:
+        list(pool.map(one, wanted))
+
+    def reach(source: str) -> dict[str, Any]:
+        words = ["python3", f"{PROBE_FOLDER}/mesh_probe.py", "reach", *wanted[source]]
+        done = running.engine.exec(running.containers[source], words, seconds=60)
+        return _json(done, f"the probe on {source}")
+
+    with ThreadPoolExecutor(min(4, len(wanted))) as pool:
+        return dict(zip(wanted, pool.map(reach, wanted), strict=True))
+
+
+_LISTENING = """
+import socket, sys, time
+end = time.monotonic() + 15
+while True:
+    try:
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=2) as s:
+            if s.recv(4) == b"SSH-":
+                break
+    except OSError:
+        pass
+    if time.monotonic() > end:
+        sys.exit(1)
+    time.sleep(0.02)
+"""
+
+
+def _wait_listening(running: Mesh, node: str) -> None:
+    words = ["python3", "-c", _LISTENING, str(running.plan.port)]
+    done = running.engine.exec(running.containers[node], words, seconds=20)
+    if done.code != 0:
+        raise MeshError(
+            f"{node}: sshd does not answer on port {running.plan.port}",
+            why=running.engine.container_log(running.containers[node]) or "its log is empty",
+            hint="look at the lines above; the image's sshd_config is stackyard/inside/sshd_config",
+        )
+
+
+def try_refusals(
+    running: Mesh, probes: Mapping[str, bytes], *, now: int
+) -> dict[str, dict[str, Any]]:
+    """Attempt every forbidden login from the first node to the last; what each answered."""
+    source, target = running.plan.nodes[0], running.plan.nodes[-1]
+    foreign = mesh.foreign_material(running.plan, target, now=now)
+    for node in {source, target}:
+        running.probed.discard(node)
+        put_probes(running, {**probes, **foreign}, node)
+    program = f"{PROBE_FOLDER}/mesh_probe.py"
+    with ThreadPoolExecutor(1) as pool:
+        words = ["python3", program, "impostor"]
+        engine, container = running.engine, running.containers[target]
+        pool.submit(engine.exec, container, words, seconds=60)
+        try:
+            _wait_port(running, target, 2299)
+            words = ["python3", program, "refuse", target, str(running.plan.port)]
+            done = engine.exec(running.containers[source], words, seconds=60)
+            return _json(done, f"the refusals tried on {source}")
+        finally:
+            engine.exec(container, ["touch", f"{PROBE_FOLDER}/stop"], seconds=10)
+
+
+def _wait_port(running: Mesh, node: str, port: int) -> None:
+    words = ["python3", "-c", _LISTENING, str(port)]
+    running.engine.exec(running.containers[node], words, seconds=20)
+
+
+def _json(done: ExecResult, what: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise MeshError(f"{what} gave no answer (exit code {done.code})", why=done.output) from error
+    return answer
+
+
+def session_environment(encoded: str) -> dict[str, str]:
+    """The environment that a login saw, from `env -0 | base64`."""
+    entries = base64.b64decode(encoded).decode("utf-8", errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

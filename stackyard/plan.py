@@ -1,0 +1,83 @@
+"""A build as a value: context, arguments, labels, and the recipe's hash.
+
+Owns the definition of "the same image": everything that decides the content, and nothing that
+does not (the clock, the machine, the caller's mirrors). Executing it is `stackyard.build`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stackyard import dockerfile
+from stackyard.catalog import ResolvedImage
+
+INSIDE = (
+    "stackyard/inside/apply_fixes.py",
+    "stackyard/inside/build.sh",
+    "stackyard/inside/node.py",
+    "stackyard/inside/ssh_config",
+    "stackyard/inside/sshd_config",
+    "stackyard/inside/strays.py",
+)
+RECIPE_LABEL = "stackyard.recipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """Everything an engine needs to build one image, but the caller's settings.
+
+    Attributes:
+        context: file contents by path inside the build context.
+        recipe: hash of everything that decides the image's content.
+    """
+
+    stack: str
+    base: str
+    tag: str
+    dockerfile: str
+    base_image: str
+    context: Mapping[str, str]
+    labels: Mapping[str, str]
+    recipe: str
+
+
+def context_paths(image: ResolvedImage) -> tuple[str, ...]:
+    """The files of the project that take part in a build, besides the rendered ones."""
+    return tuple(sorted((*INSIDE, *image.locks)))
+
+
+def make_plan(
+    image: ResolvedImage, files: Mapping[str, str], *, base_image: str, base_digest: str
+) -> BuildPlan:
+    """Assemble the plan.
+
+    Args:
+        files: contents of `context_paths(image)`.
+        base_image: reference that FROM will name.
+        base_digest: content address of that image.
+    """
+    stack, base = image.stack.name, image.base.name
+    context = {**files, **dockerfile.render_files(image)}
+    path = dockerfile.dockerfile_path(stack, base)
+    decided = {"base": base_digest, "uv": dockerfile.UV_VERSION, "files": sorted(context.items())}
+    recipe = "sha256:" + hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+    labels = {
+        RECIPE_LABEL: recipe,
+        "stackyard.stack": stack,
+        "stackyard.base": base,
+        "stackyard.base.digest": base_digest,
+        "stackyard.fixes": ",".join(fix.id for fix in image.fixes),
+    }
+    return BuildPlan(
+        stack=stack,
+        base=base,
+        tag=dockerfile.image_tag(stack, base),
+        dockerfile=path,
+        base_image=base_image,
+        context=context,
+        labels=labels,
+        recipe=recipe,
+    )

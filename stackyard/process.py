@@ -1,0 +1,162 @@
+"""The only caller of subprocess: commands of the host, echoed, bounded, with their last lines.
+
+Owns starting and stopping host processes. It must not interpret what they print.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard.errors import CommandError, StackyardError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A finished command: its exit code and its output (both streams, in order)."""
+
+    code: int
+    output: str
+
+
+def last_lines(text: str, count: int = 25) -> str:
+    """The last lines that are not empty."""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    cwd: Path | None = None,
+    timeout: float = 600.0,
+    on_line: Callable[[str], None] | None = None,
+    check: bool = True,
+) -> Finished:
+    """Run a command in its own process group and wait for it.
+
+    Args:
+        env: variables added to this process's own environment.
+        stdin: bytes fed to standard input; none means an empty input.
+        timeout: seconds after which the whole group is killed.
+        on_line: called with every line of output as it comes.
+
+    Raises:
+        CommandError: the command failed (with `check`) or ran past its limit.
+        StackyardError: the program does not exist.
+    """
+    lines: list[str] = []
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
+    expired = False
+    with _Alarm(timeout, lambda: _kill(child)) as alarm, _feeding(child, stdin):
+        try:
+            assert child.stdout is not None
+            for raw in child.stdout:
+                line = raw.decode("utf-8", errors="replace").rstrip("\n")
+                lines.append(line)
+                if on_line:
+                    on_line(line)
+            child.wait()
+        except BaseException:
+            _kill(child)
+            child.wait()
+            raise
+        finally:
+            child.stdout and child.stdout.close()
+        expired = alarm.rang
+    output = "\n".join(lines)
+    if expired:
+        why = last_lines(output)
+        raise CommandError(f"{argv[0]} ran past its limit of {timeout:.0f} s", code=124, why=why)
+    if check and child.returncode != 0:
+        words = " ".join(argv)
+        raise CommandError(
+            f"command failed with exit code {child.returncode}: {words[:200]}",
+            code=child.returncode,
+            why=last_lines(output),
+        )
+    return Finished(code=child.returncode, output=output)
+
+
+def start_daemon(argv: Sequence[str], *, log: Path) -> None:
+    """Start a process that outlives this one, its output going to `log`."""
+    with log.open("ab") as output:
+        subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+class _Alarm:
+    """Calls `action` once after `seconds`, unless left before."""
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        import threading
+
+        self.rang = False
+        self._action = action
+        self._timer = threading.Timer(seconds, self._ring)
+        self._timer.daemon = True
+
+    def _ring(self) -> None:
+        self.rang = True
+        self._action()
+
+    def __enter__(self) -> _Alarm:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+class _feeding:  # noqa: N801 - reads as a context, not as a class
+    """Feeds bytes to a child's standard input beside the reading of its output."""
+
+    def __init__(self, child: subprocess.Popen[bytes], data: bytes | None) -> None:
+        import threading
+
+        self._child, self._data = child, data
+        self._thread = threading.Thread(target=self._feed, daemon=True)
+
+    def _feed(self) -> None:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(self._data or b"")
+            self._child.stdin.close()
+        except OSError:
+            pass  # the child is gone; its exit code and output say why
+
+    def __enter__(self) -> None:
+        if self._data is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._data is not None:
+            self._thread.join(timeout=5)

@@ -1,0 +1,99 @@
+"""What the ranks of one training said, as values.
+
+Owns reading the record lines that `inside/stackyard_record.py` writes; it draws no conclusion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RankRecord:
+    """One rank, in its own words.
+
+    Attributes:
+        losses: mean loss over the global batch, by update number.
+        params: hash of the parameters, by update number and group.
+    """
+
+    rank: int
+    world_size: int = 0
+    host: str = ""
+    pid: int = 0
+    backend: str = ""
+    device: str = ""
+    losses: dict[int, float] = field(default_factory=dict)
+    params: dict[tuple[int, str], str] = field(default_factory=dict)
+    saved: list[int] = field(default_factory=list)
+    loaded: list[int] = field(default_factory=list)
+    ended: int | None = None
+
+    @property
+    def last(self) -> int:
+        """The last update this rank spoke of (0 when none)."""
+        return max([0, *self.losses, *(step for step, _ in self.params)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One launch, finished: everything that judging needs.
+
+    Attributes:
+        ranks: by rank number; a rank that never spoke is missing.
+        wanted: how many ranks were to take part.
+        code: the launcher's exit code (None when it was killed on purpose).
+        stopped: why the controller stopped it; empty when it ended by itself.
+        strays: processes left on each node once it was over (after a grace).
+        command: what node 1 ran.
+    """
+
+    layout: str
+    ranks: Mapping[int, RankRecord]
+    wanted: int
+    code: int | None
+    stopped: str
+    killed: bool
+    strays: Mapping[str, Sequence[Mapping[str, Any]]]
+    tail: str
+    seconds: float
+    command: tuple[str, ...]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Loss by update, from the first rank that recorded any."""
+        for rank in sorted(self.ranks):
+            if self.ranks[rank].losses:
+                return self.ranks[rank].losses
+        return {}
+
+
+def take_line(ranks: dict[int, RankRecord], line: str) -> RankRecord | None:
+    """Add one followed line (`rankN<tab>{json}`) to the records; None when it is not one."""
+    name, _, text = line.partition("\t")
+    if not (name.startswith("rank") and name[4:].isdigit()):
+        return None
+    try:
+        event: dict[str, Any] = json.loads(text)
+        kind = event["event"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    record = ranks.setdefault(int(name[4:]), RankRecord(rank=int(name[4:])))
+    if kind == "start":
+        record.world_size, record.host = int(event["world_size"]), str(event["host"])
+        record.pid, record.backend = int(event["pid"]), str(event["backend"])
+        record.device = str(event["device"])
+    elif kind == "step":
+        record.losses[int(event["step"])] = float(event["loss"])
+    elif kind == "params":
+        record.params[int(event["step"]), str(event["group"])] = str(event["sha256"])
+    elif kind == "saved":
+        record.saved.append(int(event["step"]))
+    elif kind == "loaded":
+        record.loaded.append(int(event["step"]))
+    elif kind == "end":
+        record.ended = int(event["step"])
+    return record

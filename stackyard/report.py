@@ -1,0 +1,110 @@
+"""Reports: one JSON object a run, the record for machines; the page is made from it.
+
+Owns the schema (docs/report.md). Pure: the clock, the image and the machine are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stackyard.catalog import ResolvedImage
+from stackyard.engine import ImageInfo
+from stackyard.judge import Check
+from stackyard.smoke import Outcome
+
+SCHEMA = "stackyard.report/1"
+
+
+def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
+    """Where a report lies, from the project's root; the newest run replaces the one before."""
+    return f"reports/{stack}/{base}/{kind}.{suffix}"
+
+
+def smoke_report(
+    image: ResolvedImage,
+    info: ImageInfo,
+    outcome: Outcome,
+    *,
+    started: str,
+    seconds: float,
+    host: Mapping[str, str],
+    build_seconds: float,
+) -> dict[str, Any]:
+    """The record of one smoke.
+
+    Args:
+        started: UTC time in ISO 8601.
+        seconds: wall time of the smoke, without the build.
+        build_seconds: wall time spent on having the image (near 0 when it was there).
+    """
+    seen = outcome.observation
+    trainings = dict(seen.trainings)
+    extra = {"killed": seen.killed, "resumed": seen.resumed}
+    return {
+        "schema": SCHEMA,
+        "kind": "smoke",
+        "stack": image.stack.name,
+        "base": image.base.name,
+        "outcome": outcome.verdict,
+        "started": started,
+        "seconds": round(seconds, 2),
+        "build_seconds": round(build_seconds, 2),
+        "run": outcome.run,
+        "image": _image(image, info),
+        "host": dict(host),
+        "nodes": list(seen.nodes),
+        "checks": [check_value(check) for check in outcome.checks],
+        "phases": [{"name": p.name, "seconds": p.seconds} for p in outcome.phases],
+        "curves": {
+            name: [[step, finite(loss)] for step, loss in sorted(training.losses.items())]
+            for name, training in [
+                *trainings.items(),
+                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
+            ]
+        },
+        "commands": {name: list(training.command) for name, training in trainings.items()},
+        "last_lines": {
+            name: training.tail
+            for name, training in trainings.items()
+            if outcome.verdict != "passed"
+        },
+    }
+
+
+def _image(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "tags": list(info.tags),
+        "recipe": info.labels.get("stackyard.recipe", ""),
+        "size_bytes": info.size,
+        "fixes": [fix.id for fix in image.fixes],
+        "packages": {
+            name: setting.value
+            for name, setting in sorted({**image.provided, **image.packages}.items())
+        },
+    }
+
+
+def check_value(check: Check) -> dict[str, Any]:
+    """A check as data; `why` only where there is something to say."""
+    value = {
+        "name": check.name,
+        "outcome": check.outcome,
+        "measured": check.measured,
+        "expected": check.expected,
+    }
+    return {**value, "why": check.why} if check.why else value
+
+
+def finite(value: float) -> float | str:
+    """JSON has no NaN or infinity: they are written as text."""
+    return value if math.isfinite(value) else str(value)
+
+
+def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several reports as one answer of a command."""
+    outcomes = {report["outcome"] for report in reports}
+    outcome = next((o for o in ("failed", "not run") if o in outcomes), "passed")
+    return {"outcome": outcome, "reports": list(reports)}

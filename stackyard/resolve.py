@@ -1,0 +1,196 @@
+"""`invoke lock`: the one step that resolves versions over the network and writes lock files.
+
+Owns calling uv and what is asked of it. A lock is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import uv
+from packaging.utils import canonicalize_name
+
+from stackyard import lock, process
+from stackyard.engine import Engine
+from stackyard.errors import StackyardError
+from stackyard.lock import Locked
+from stackyard.settings import CallerSettings
+from stackyard.spec import Base, Fix, Stack, Wheel
+
+_INVENTORY = """
+import importlib.metadata as m, json
+print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))
+"""
+
+
+def inventory(engine: Engine, base: Base, reference: str) -> dict[str, str]:
+    """The distributions inside a base image, read from the image itself.
+
+    Raises:
+        StackyardError: the image cannot be had, or has no Python that answers.
+    """
+    found = engine.image(reference) or engine.pull(reference)
+    output = engine.run_once(found.id, ["python3", "-c", _INVENTORY], seconds=120)
+    try:
+        listed = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise StackyardError(f"no inventory from {reference}", why=output[-500:]) from error
+    return {canonicalize_name(name): str(version) for name, version in listed.items()}
+
+
+def compile_requirements(
+    requirements: Iterable[str],
+    *,
+    base: Base,
+    caller: CallerSettings,
+    constraints: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    dependencies: bool = True,
+) -> tuple[Locked, ...]:
+    """Resolve requirements for a base's Python and platform, with hashes.
+
+    Args:
+        constraints: versions that are given (what the base provides).
+        overrides: requirements that replace what dependents ask for.
+        exclude: distributions that are dropped wherever they are asked for.
+
+    Raises:
+        CommandError: uv found no answer; its own words say why.
+    """
+    with tempfile.TemporaryDirectory(prefix="stackyard-lock-") as name:
+        folder = Path(name)
+        never = [f"{package} ; sys_platform == 'never'" for package in exclude]
+        texts = {
+            "in": "\n".join(requirements),
+            "constraints": "\n".join(f"{n}=={v}" for n, v in (constraints or {}).items()),
+            "overrides": "\n".join([*overrides, *never]),
+        }
+        for kind, text in texts.items():
+            (folder / f"{kind}.txt").write_text(text + "\n")
+        out = folder / "out.txt"
+        command = [
+            uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"), "-o", str(out),
+            "--generate-hashes", "--no-annotate", "--no-header", "--quiet",
+            "--python-version", base.python, "--python-platform", _platform(base),
+            "-c", str(folder / "constraints.txt"), "--overrides", str(folder / "overrides.txt"),
+        ]  # fmt: skip
+        if not dependencies:
+            command.append("--no-deps")
+        for wheels in caller.wheel_folders:
+            command += ["--find-links", str(wheels)]
+        if base.torch_index and not caller.wheel_folders:
+            command += ["--extra-index-url", base.torch_index]
+            command += ["--index-strategy", "unsafe-best-match"]
+        process.run(command, env=_environment(caller, folder), timeout=900)
+        return lock.parse_lock(out.read_text())
+
+
+def _platform(base: Base) -> str:
+    return {"linux/amd64": "x86_64-manylinux_2_34", "linux/arm64": "aarch64-manylinux_2_34"}[
+        base.platform
+    ]
+
+
+def _environment(caller: CallerSettings, folder: Path) -> dict[str, str]:
+    env = {}
+    if "uv.toml" in caller.secrets:
+        path = folder / "uv.toml"
+        path.write_bytes(caller.secrets["uv.toml"])
+        env["UV_CONFIG_FILE"] = str(path)
+    return env
+
+
+def lock_base(base: Base, caller: CallerSettings) -> dict[str, str]:
+    """The lock of the layer that all stacks on a bootstrapped base share."""
+    command = f"invoke lock --base {base.name}"
+    found = compile_requirements(base.torch, base=base, caller=caller)
+    text = lock.render_lock(found, inputs=lock.base_inputs(base), command=command)
+    return {lock.base_lock_path(base.name): text}
+
+
+def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:
+    """The sdist of one built package, and what its build needs."""
+    command = f"invoke lock --base {base.name}"
+    inputs = lock.wheel_inputs(wheel, base)
+    sdist = compile_requirements(
+        [f"{wheel.package}=={wheel.version}"], base=base, caller=caller, dependencies=False
+    )
+    needs = compile_requirements(wheel.requires, base=base, caller=caller)
+    return {
+        lock.wheel_lock_path(wheel.package, base.name): lock.render_lock(
+            sdist, inputs=inputs, command=command
+        ),
+        lock.wheel_lock_path(wheel.package, base.name, "build"): lock.render_lock(
+            needs, inputs=inputs, command=command
+        ),
+    }
+
+
+def lock_stack(
+    stack: Stack,
+    base: Base,
+    fixes: Mapping[str, Fix],
+    provided: Mapping[str, str],
+    caller: CallerSettings,
+) -> dict[str, str]:
+    """The stack's own wheels: everything resolved, less what the base has and what is built."""
+    remedies = [fixes[name].remedy for name in stack.fixes]
+    given = {} if base.bootstrap is None else provided
+    kept_by_base = () if base.bootstrap is not None else _kept_by_base(stack, base, provided)
+    found = compile_requirements(
+        [f"{name}=={version}" for name, version in stack.packages.items()],
+        base=base,
+        caller=caller,
+        constraints=given,
+        overrides=[o for remedy in remedies for o in remedy.override],
+        exclude=[*(e for remedy in remedies for e in remedy.exclude), *kept_by_base],
+    )
+    built = {canonicalize_name(name) for name in stack.builds}
+    kept = [item for item in found if item.name not in provided and item.name not in built]
+    text = lock.render_lock(
+        kept,
+        inputs=lock.stack_inputs(stack, base, fixes),
+        command=f"invoke lock {stack.name} --base {base.name}",
+    )
+    return {lock.lock_path(stack.name, base.name): text}
+
+
+def _kept_by_base(stack: Stack, base: Base, provided: Mapping[str, str]) -> list[str]:
+    """What a pulled base holds and nothing may replace: left out of the resolution.
+
+    Its versions (pre-releases with NVIDIA's own suffix) are on no index, so they cannot be
+    constraints; the build asserts that they are unchanged.
+
+    Raises:
+        StackyardError: the stack pins one of them to another version.
+    """
+    pins = {canonicalize_name(name): version for name, version in stack.packages.items()}
+    for name in sorted(set(pins) & set(provided)):
+        if pins[name] != provided[name]:
+            raise StackyardError(
+                f"{stack.name} wants {name} {pins[name]}, but {base.name} provides {provided[name]}",
+                why="what the base provides is never replaced",
+                hint=f"pin {name} to {provided[name]} in images/{stack.name}/stack.yml, or take"
+                " another base",
+            )
+    return sorted(set(provided) - set(pins))
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Write files whole (temporary name, then rename); returns the paths that changed."""
+    changed = []
+    for path, text in files.items():
+        target = root / path
+        if target.is_file() and target.read_text(encoding="utf-8") == text:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+        changed.append(path)
+    return changed

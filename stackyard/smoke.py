@@ -1,0 +1,192 @@
+"""The smoke of one image: mesh, trainings, kill and resume, observed and judged.
+
+Owns the order of phases and their timing. The verdict is `stackyard.judge`'s, the running of a
+single training `stackyard.training`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stackyard import judge, mesh, nodes, training
+from stackyard.engine import Engine
+from stackyard.errors import EngineError, MeshError, StackyardError
+from stackyard.record import Training
+from stackyard.spec import Smoke
+
+# Launches of one run follow each other on ports of their own: a port may linger after a kill.
+FIRST_PORT = 29500
+SSH_PORT = 2222
+MESH_SECONDS = 6 * 3600
+INSIDE = Path(__file__).resolve().parent / "inside"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One timed part of a smoke."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished smoke."""
+
+    run: str
+    checks: tuple[judge.Check, ...]
+    phases: tuple[Phase, ...]
+    observation: judge.Observation
+
+    @property
+    def verdict(self) -> str:
+        """`passed`, `failed` or `not run`."""
+        return judge.verdict(self.checks)
+
+
+@dataclass
+class Watcher:
+    """Where a smoke tells what it is doing."""
+
+    phase: Say = lambda name: None
+    loss: Callable[[str, int, float], None] = lambda label, step, loss: None
+
+
+@dataclass
+class _Progress:
+    """Gathers an Observation while phases run."""
+
+    watcher: Watcher
+    phases: list[Phase] = field(default_factory=list)
+    trainings: dict[str, Training] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.watcher.phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
+
+
+def node_settings(
+    image: str, image_env: tuple[str, ...], smoke: Smoke, files: Mapping[str, bytes]
+) -> nodes.NodeSettings:
+    """What the containers of a smoke are started with."""
+    recorder = (INSIDE / "stackyard_record.py").read_bytes()
+    probes = {name: (INSIDE / name).read_bytes() for name in ("mesh_probe.py", "follow.py")}
+    env = {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "PYTHONPATH": nodes.SMOKE_FOLDER,
+        "PYTHONUNBUFFERED": "1",
+        **smoke.env,
+    }
+    return nodes.NodeSettings(
+        image=image, env=env, files={**files, "stackyard_record.py": recorder}, probes=probes
+    )
+
+
+def workload_files(folder: Path) -> dict[str, bytes]:
+    """The files of a workload folder, by relative path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def run_smoke(
+    engine: Engine,
+    smoke: Smoke,
+    settings: nodes.NodeSettings,
+    *,
+    run: str,
+    node_count: int = 2,
+    image_env: Mapping[str, str],
+    watcher: Watcher | None = None,
+) -> Outcome:
+    """Run a smoke to its verdict; everything of the run is removed however it ends.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: after everything was removed.
+    """
+    progress = _Progress(watcher=watcher or Watcher())
+    names = tuple(f"node{number + 1}" for number in range(node_count))
+    plan = mesh.MeshPlan(run=run, nodes=names, port=SSH_PORT, seconds=MESH_SECONDS)
+    seen = judge.Observation(
+        nodes=names, environment={**image_env, **settings.env}, pairs=mesh.pairs(names)
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            with progress.phase("start nodes"):
+                started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
+                running = stack.enter_context(started)
+            seen = _try_mesh(running, settings, seen, progress)
+            seen = _train_all(running, smoke, seen, progress)
+        except (MeshError, EngineError) as error:
+            seen = _broken(seen, error, progress)
+        with progress.phase("remove nodes"):
+            stack.close()
+    return Outcome(
+        run=run,
+        checks=judge.judge(smoke, seen),
+        phases=tuple(progress.phases),
+        observation=seen,
+    )
+
+
+def _broken(
+    seen: judge.Observation, error: StackyardError, progress: _Progress
+) -> judge.Observation:
+    values = {**vars(seen), "trainings": progress.trainings, "broken": str(error)}
+    return judge.Observation(**values)
+
+
+def _try_mesh(
+    running: nodes.Mesh, settings: nodes.NodeSettings, seen: judge.Observation, progress: _Progress
+) -> judge.Observation:
+    with progress.phase("reach"):
+        reach = nodes.wait_reachable(running, settings.probes)
+    with progress.phase("refuse"):
+        refusals = nodes.try_refusals(running, settings.probes, now=int(time.time()))
+    sessions = {
+        (source, target): nodes.session_environment(answer["environment"])
+        for source, answers in reach.items()
+        for target, answer in answers.items()
+        if answer["environment"]
+    }
+    values = {**vars(seen), "reach": reach, "refusals": refusals, "sessions": sessions}
+    return judge.Observation(**values)
+
+
+def _train_all(
+    running: nodes.Mesh, smoke: Smoke, seen: judge.Observation, progress: _Progress
+) -> judge.Observation:
+    with progress.phase("prepare data"):
+        training.prepare(running, smoke)
+    ports = iter(range(FIRST_PORT, FIRST_PORT + 100))
+
+    def one(name: str, label: str, save: str, kill_after: int | None = None) -> Training:
+        plan = training.TrainingPlan(
+            layout=smoke.layout(name), label=label, save=save, kill_after=kill_after
+        )
+        with progress.phase(f"train {label}"):
+            return training.train(
+                running, smoke, plan, port=next(ports), on_loss=progress.watcher.loss
+            )
+
+    for layout in smoke.layouts:
+        save = f"{nodes.SHARED}/checkpoints/{layout.name}"
+        progress.trainings[layout.name] = one(layout.name, layout.name, save)
+    save = f"{nodes.SHARED}/checkpoints/resume"
+    name = smoke.resume
+    killed = one(name, f"{name}-killed", save, smoke.save_at)
+    resumed = one(name, f"{name}-resumed", save)
+    values = {**vars(seen), "trainings": progress.trainings}
+    return judge.Observation(**{**values, "killed": killed, "resumed": resumed})

@@ -1,0 +1,207 @@
+"""The declared things: bases, fixes, stacks. Frozen values, as loaded, before any resolution.
+
+Owns the shape of the definitions and nothing else; `stackyard.load` fills them from YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    """A base made here out of a distribution's packages."""
+
+    suite: str
+    packages: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One measured or published fact about a base, with its source."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The image that stacks are built on.
+
+    Attributes:
+        reference: image to pull, or the local name of a bootstrapped one.
+        digest: the pulled image's digest, empty while nobody has pulled it.
+        never_built: why no image has been built on it yet; empty once one has.
+        torch: requirements of the layer that all stacks share, when the base has none itself.
+        torch_index: package index that holds them when the caller's own do not.
+        provides: distributions inside the base that are never replaced, with their versions.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    digest: str
+    device: str
+    python: str
+    platform: str
+    distribution: str
+    entrypoint: tuple[str, ...]
+    never_built: str
+    bootstrap: Bootstrap | None
+    torch: tuple[str, ...]
+    torch_index: str
+    provides: Mapping[str, Fact]
+    facts: Mapping[str, Fact]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A pattern replaced in one file, with the number of matches that must be found."""
+
+    file: str
+    pattern: str
+    replacement: str
+    count: int
+    fixed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """What a fix does; every part may be empty."""
+
+    stage: str
+    replace: tuple[Replacement, ...]
+    env: Mapping[str, str]
+    build_env: Mapping[str, str]
+    override: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Witness:
+    """A command that fails with the recorded symptom without the fix and passes with it."""
+
+    command: tuple[str, ...]
+    fails_with: str
+    seconds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """One recorded repair."""
+
+    id: str
+    package: str
+    symptom: str
+    why: str
+    upstream: str
+    versions: Mapping[str, str]
+    python: str
+    devices: tuple[str, ...]
+    remedy: Remedy
+    witness: Witness
+    remove_when: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A distribution without a usable wheel: built from its sdist in a stage of its own.
+
+    Attributes:
+        requires: the build's own requirements, exact.
+        compiler: whether a C++ compiler and the Python headers are needed.
+        torch: whether torch must be importable during the build.
+        fixes: fixes of stage `source`, applied before the build.
+    """
+
+    package: str
+    version: str
+    requires: tuple[str, ...]
+    compiler: bool
+    torch: bool
+    env: Mapping[str, str]
+    fixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way of spreading the same training over nodes."""
+
+    name: str
+    nodes: int
+    args: tuple[str, ...]
+    launcher: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoke:
+    """The training run that judges an image.
+
+    Attributes:
+        updates: optimizer updates of a full run.
+        save_at: the update whose checkpoint the killed run is resumed from.
+        reference: the layout of one process that parity compares the others with.
+        resume: the layout that is killed and resumed.
+        tolerance: largest allowed absolute difference of a logged loss.
+        start_seconds: time within which every rank must have joined.
+        stall_seconds: longest silence of a running training.
+    """
+
+    launcher: str
+    env: Mapping[str, str]
+    prepare: tuple[str, ...]
+    program: tuple[str, ...]
+    updates: int
+    save_at: int
+    reference: str
+    resume: str
+    tolerance: float
+    start_seconds: int
+    stall_seconds: int
+    layouts: tuple[Layout, ...]
+
+    def layout(self, name: str) -> Layout:
+        """The layout of that name (the loader made sure that it exists)."""
+        return next(layout for layout in self.layouts if layout.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One declared training environment."""
+
+    name: str
+    summary: str
+    packages: Mapping[str, str]
+    builds: tuple[str, ...]
+    system: tuple[str, ...]
+    compiler_at_run_time: str
+    env: Mapping[str, str]
+    fixes: tuple[str, ...]
+    imports: tuple[str, ...]
+    smoke: Smoke
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every image has, whatever its stack."""
+
+    system: tuple[str, ...]
+    build_system: tuple[str, ...]
+    text_packages: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    """Everything declared under `images/`, checked."""
+
+    common: Common
+    bases: Mapping[str, Base]
+    fixes: Mapping[str, Fix]
+    wheels: Mapping[str, Wheel]
+    stacks: Mapping[str, Stack]
+    locks: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,288 @@
+"""Run one training in a mesh: launch it, follow its ranks, bound its silence, see it end.
+
+Owns the time limits and the deliberate kill of the resume test. It must not judge: it returns a
+`Training` with what was seen.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stackyard.engine import Engine
+from stackyard.errors import EngineError
+from stackyard.foundation import pack
+from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
+from stackyard.nodes import PROBE_FOLDER, SHARED, SMOKE_FOLDER, Mesh
+from stackyard.process import last_lines
+from stackyard.record import RankRecord, Training, take_line
+from stackyard.spec import Layout, Smoke
+
+TEXT = "/usr/local/share/stackyard/text"
+DATA = f"{SHARED}/data"
+# Ranks that were told to end, or whose launcher has ended, have this long to be gone.
+GRACE_SECONDS = 10.0
+OnLoss = Callable[[str, int, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """One launch of a layout.
+
+    Attributes:
+        label: name of this launch, unique in its run; its records go to a folder of that name.
+        save: folder of checkpoints; a resumed run shares it with the killed one.
+        kill_after: SIGKILL everything once the checkpoint of this update is complete.
+    """
+
+    layout: Layout
+    label: str
+    save: str
+    kill_after: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """Where this launch's records go."""
+        return f"{SHARED}/runs/{self.label}"
+
+
+def fill(words: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:
+    """Put values into the placeholders of a command line."""
+    return tuple(word.format(**values) for word in words)
+
+
+def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
+    """The values of a launch's placeholders."""
+    return {
+        "text": TEXT,
+        "data": DATA,
+        "save": plan.save,
+        "record": f"{plan.folder}/record",
+        "updates": smoke.updates,
+        "save_at": smoke.save_at,
+        "nodes": plan.layout.nodes,
+    }
+
+
+def materialize(smoke: Smoke, plan: TrainingPlan, nodes: tuple[str, ...], ssh_port: int, port: int) -> Launch:
+    """The exact command for node 1, by the layout's launcher."""
+    values = placeholders(smoke, plan)
+    request = LaunchRequest(
+        nodes=nodes[: plan.layout.nodes],
+        port=port,
+        program=fill((*smoke.program, *plan.layout.args), values),
+        env=dict(smoke.env),
+        folder=SMOKE_FOLDER,
+        scratch=f"/run/stackyard/launch/{plan.label}",
+        ssh_port=ssh_port,
+        options=plan.layout.options,
+    )
+    return LAUNCHERS[plan.layout.launcher](request)
+
+
+def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
+    """Make the data on node 1, by the stack's own tools.
+
+    Raises:
+        EngineError: it failed; carries its last lines.
+    """
+    values = {"text": TEXT, "data": DATA, "updates": smoke.updates}
+    argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "nodes": 2})
+    done = mesh.engine.exec(
+        mesh.first, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env)
+    )
+    if done.code != 0:
+        raise EngineError(
+            f"preparing the data failed with exit code {done.code}: {' '.join(argv)[:200]}",
+            why=last_lines(done.output),
+        )
+
+
+class _Follower:
+    """Streams of the launcher and of the record files, taken together in one queue."""
+
+    def __init__(self, mesh: Mesh, plan: TrainingPlan, launch: Launch, limit: float) -> None:
+        self._engine: Engine = mesh.engine
+        self._node = mesh.first
+        self._stop = f"{plan.folder}/stop"
+        self.lines: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.code: int | None = None
+        self.output = ""
+        record = f"{plan.folder}/record"
+        follow = ["python3", f"{PROBE_FOLDER}/follow.py", record, self._stop]
+        self._launcher = threading.Thread(target=self._launch, args=(launch, limit), daemon=True)
+        self._reader = threading.Thread(target=self._follow, args=(follow, limit), daemon=True)
+        self._reader.start()
+        self._launcher.start()
+
+    def _launch(self, launch: Launch, limit: float) -> None:
+        try:
+            done = self._engine.exec(
+                self._node,
+                launch.argv,
+                seconds=limit,
+                env=launch.env,
+                folder=SMOKE_FOLDER,
+                control=False,
+                on_line=lambda line: self.lines.put(("said", line)),
+            )
+            self.code, self.output = done.code, done.output
+        except EngineError as error:
+            self.code, self.output = 137, str(error)
+        self.lines.put(("over", ""))
+
+    def _follow(self, argv: list[str], limit: float) -> None:
+        try:
+            self._engine.exec(
+                self._node, argv, seconds=limit + 60,
+                on_line=lambda line: self.lines.put(("record", line)),
+            )  # fmt: skip
+        except EngineError as error:
+            self.lines.put(("said", str(error)))
+        self.lines.put(("read", ""))
+
+    def finish(self) -> None:
+        """Let the reader drain what is left and end."""
+        try:
+            self._engine.exec(self._node, ["touch", self._stop], seconds=10)
+        except EngineError:
+            return  # the node is gone, and the reader with it
+        self._reader.join(timeout=30)
+
+
+def train(
+    mesh: Mesh, smoke: Smoke, plan: TrainingPlan, *, port: int, on_loss: OnLoss | None = None
+) -> Training:
+    """Run one launch to its end, bounded in every way it can be silent.
+
+    Raises:
+        EngineError: the engine refused (a rank's own failure is not an error but a result).
+    """
+    started = time.monotonic()
+    nodes = mesh.plan.nodes
+    launch = materialize(smoke, plan, nodes, mesh.plan.port, port)
+    _write_files(mesh, plan, launch)
+    limit = float(smoke.start_seconds + smoke.stall_seconds * 10)
+    follower = _Follower(mesh, plan, launch, limit)
+    watch = _Watch(smoke, plan, on_loss)
+    stopped = watch.until_over(follower)
+    killed = stopped == "kill"
+    if stopped:
+        alive = mesh.strays(kill=True)
+        if not killed:
+            stopped = "; ".join([stopped, *_who_is_gone(alive, watch.ranks)])
+    left = _left_over(mesh, 0.0 if stopped else GRACE_SECONDS)
+    follower.finish()
+    watch.drain(follower)
+    if any(left.values()):
+        mesh.strays(kill=True)
+    return Training(
+        layout=plan.layout.name,
+        ranks=watch.ranks,
+        wanted=plan.layout.nodes,
+        code=None if stopped else follower.code,
+        stopped="" if killed else stopped,
+        killed=killed,
+        strays=left,
+        tail=last_lines("\n".join(watch.said), 40),
+        seconds=time.monotonic() - started,
+        command=launch.argv,
+    )
+
+
+def _write_files(mesh: Mesh, plan: TrainingPlan, launch: Launch) -> None:
+    scratch = f"/run/stackyard/launch/{plan.label}"
+    files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
+    script = (
+        f"umask 077; mkdir -p {scratch} {plan.folder}/record {plan.save}; tar -x -C {scratch}"
+    )
+    done = mesh.engine.exec(
+        mesh.first, ["sh", "-c", script], seconds=30, stdin=pack(files, mode=0o600)
+    )
+    if done.code != 0:
+        raise EngineError(f"the files of {plan.label} could not be written", why=done.output)
+
+
+class _Watch:
+    """Takes lines as they come and notices silence, absence and the moment to kill."""
+
+    def __init__(self, smoke: Smoke, plan: TrainingPlan, on_loss: OnLoss | None) -> None:
+        self.ranks: dict[int, RankRecord] = {}
+        self.said: list[str] = []
+        self._smoke, self._plan, self._on_loss = smoke, plan, on_loss
+        self._started = self._heard = time.monotonic()
+
+    def until_over(self, follower: _Follower) -> str:
+        """Wait; empty when the launcher ended by itself, `kill`, or why it must be stopped."""
+        while True:
+            try:
+                kind, line = follower.lines.get(timeout=0.25)
+            except queue.Empty:
+                kind, line = "", ""
+            if kind == "over":
+                return ""
+            self._take(kind, line)
+            if self._ready_to_kill():
+                return "kill"
+            reason = self._silence()
+            if reason:
+                return reason
+
+    def drain(self, follower: _Follower) -> None:
+        """Take what is still in the queue."""
+        while not follower.lines.empty():
+            self._take(*follower.lines.get())
+
+    def _take(self, kind: str, line: str) -> None:
+        if kind == "said":
+            self.said.append(line)
+        elif kind == "record":
+            self._heard = time.monotonic()
+            record = take_line(self.ranks, line)
+            if record and self._on_loss and record.rank == min(self.ranks) and record.losses:
+                step = max(record.losses)
+                self._on_loss(self._plan.label, step, record.losses[step])
+
+    def _ready_to_kill(self) -> bool:
+        at = self._plan.kill_after
+        if at is None or len(self.ranks) < self._plan.layout.nodes:
+            return False
+        return all(at in rank.saved for rank in self.ranks.values()) and any(
+            rank.last > at for rank in self.ranks.values()
+        )
+
+    def _silence(self) -> str:
+        now, smoke = time.monotonic(), self._smoke
+        missing = [n for n in range(self._plan.layout.nodes) if n not in self.ranks]
+        if missing and now - self._started > smoke.start_seconds:
+            names = ", ".join(f"rank {n} (node{n + 1})" for n in missing)
+            return f"{names} did not join within {smoke.start_seconds} s"
+        if not missing and now - self._heard > smoke.stall_seconds:
+            behind = sorted(self.ranks.values(), key=lambda rank: rank.last)
+            where = ", ".join(f"rank {r.rank} ({r.host}) at update {r.last}" for r in behind)
+            return f"no rank said anything for {smoke.stall_seconds} s: {where}"
+        return ""
+
+
+def _who_is_gone(
+    alive: Mapping[str, Sequence[Mapping[str, object]]], ranks: Mapping[int, RankRecord]
+) -> list[str]:
+    """Ranks whose process no longer existed when the training was stopped."""
+    pids = {(node, process["pid"]) for node, found in alive.items() for process in found}
+    return [
+        f"rank {r.rank} ({r.host}) is gone since update {r.last}"
+        for r in ranks.values()
+        if r.ended is None and (r.host, r.pid) not in pids
+    ]
+
+
+def _left_over(mesh: Mesh, grace: float) -> dict[str, list[dict[str, object]]]:
+    end = time.monotonic() + grace
+    while True:
+        found = mesh.strays()
+        if not any(found.values()) or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
