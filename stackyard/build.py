@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stackyard import process
+from stackyard.archive import pack
 from stackyard.errors import BuildError, CommandError, EngineError
-from stackyard.foundation import pack
 from stackyard.plan import BuildPlan
 from stackyard.settings import CallerSettings
 

@@ -97,7 +97,9 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         _resolve_wheel(definitions, definitions.wheels[name], base, versions)
         for name in stack.builds
     )
-    present = set(base.bootstrap.packages) | set(definitions.common.system)
+    present: set[str] = set()
+    if base.bootstrap is not None:
+        present = {*base.bootstrap.packages, *definitions.common.system}
     wanted = (*definitions.common.system, *stack.system)
     return ResolvedImage(
         stack=stack,
@@ -107,7 +109,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         left_out=left_out,
         packages=packages,
         provided=provided,
-        system=tuple(p for p in wanted if base.bootstrap is None or p not in present),
+        system=tuple(p for p in wanted if p not in present),
         env=_environment(definitions.common, base, stack, fixes),
         wheels=wheels,
         locks=locks,
@@ -118,7 +120,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
 def _packages(
     definitions: Definitions, stack: Stack, base: Base, locks: Mapping[str, str]
 ) -> dict[str, Setting]:
-    found = {
+    found: dict[str, Setting] = {
         canonicalize_name(name): Setting(value=version, source=f"images/{stack.name}/stack.yml")
         for name, version in stack.packages.items()
     }
@@ -149,7 +151,7 @@ def _resolve_wheel(
 
 
 def _provided(base: Base, locks: Mapping[str, str]) -> dict[str, Setting]:
-    found = {
+    found: dict[str, Setting] = {
         canonicalize_name(name): Setting(value=fact.value, source=fact.source)
         for name, fact in base.provides.items()
     }

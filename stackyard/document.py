@@ -122,7 +122,7 @@ class Mapping:
         """A mapping whose values are mappings, by name; empty when absent."""
         outer = self.mapping(key)
         found: dict[str, Mapping] = {}
-        for name in outer.keys() if outer else []:  # noqa: SIM118
+        for name in outer.keys() if outer else []:
             inner = outer.mapping(name) if outer else None
             if inner is not None:
                 found[name] = inner

@@ -20,22 +20,11 @@ import docker.errors
 import requests
 
 from stackyard.errors import EngineError
+from stackyard.image import ImageInfo
 
 RUN_LABEL = "stackyard.run"
 NODE_LABEL = "stackyard.node"
 CONTROL = {"STACKYARD_CONTROL": "1"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageInfo:
-    """An image the engine holds. `size` is unpacked bytes, all layers."""
-
-    id: str
-    tags: tuple[str, ...]
-    labels: Mapping[str, str]
-    env: tuple[str, ...]
-    size: int
-    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +76,8 @@ class Engine:
     def __init__(self) -> None:
         try:
             self._client = docker.from_env(timeout=120, max_pool_size=40)
+            # The low-level client is only partly annotated.
+            self._api: Any = self._client.api
             self._version = self._client.version()
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             raise EngineError(
@@ -124,7 +115,7 @@ class Engine:
         """The image of that name or id; None when the engine does not hold it."""
         with _translated(f"looking for image {reference}"):
             try:
-                found = self._client.api.inspect_image(reference)
+                found = self._api.inspect_image(reference)
             except docker.errors.ImageNotFound:
                 return None
         config = found.get("Config") or {}
@@ -140,21 +131,19 @@ class Engine:
     def history(self, reference: str) -> list[dict[str, Any]]:
         """The image's history, newest first: CreatedBy, Size and so on, as the engine says."""
         with _translated(f"reading the history of {reference}"):
-            return list(self._client.api.history(reference))
+            return list(self._api.history(reference))
 
     def save(self, reference: str, path: Path) -> None:
         """Write an image as a tar archive (as `docker save` does)."""
         with _translated(f"saving {reference}"), path.open("wb") as file:
-            for chunk in self._client.api.get_image(reference):
+            for chunk in self._api.get_image(reference):
                 file.write(chunk)
 
     def import_tar(self, path: Path, reference: str, changes: Sequence[str]) -> str:
         """Make an image out of a root file system; returns its id."""
         repository, _, tag = reference.rpartition(":")
         with _translated(f"importing {reference}"):
-            self._client.api.import_image(
-                str(path), repository=repository, tag=tag, changes=list(changes)
-            )
+            self._api.import_image(str(path), repository=repository, tag=tag, changes=list(changes))
         found = self.image(reference)
         if found is None:
             raise EngineError(f"the engine took {reference} in but does not hold it")
@@ -164,7 +153,7 @@ class Engine:
         """Give an image another name."""
         repository, _, tag = new.rpartition(":")
         with _translated(f"naming {reference} {new}"):
-            self._client.api.tag(reference, repository, tag)
+            self._api.tag(reference, repository, tag)
 
     def pull(self, reference: str) -> ImageInfo:
         """Pull an image.
@@ -208,9 +197,8 @@ class Engine:
                 shm_size=spec.shm_bytes,
                 network=spec.network,
                 networking_config={
-                    spec.network: self._client.api.create_endpoint_config(aliases=[spec.hostname])
+                    spec.network: self._api.create_endpoint_config(aliases=[spec.hostname])
                 },
-                restart_policy={"Name": "no"},
             )
             container.start()
         return str(container.id)
@@ -234,7 +222,7 @@ class Engine:
         """Whether a container's main process is alive."""
         with _translated(f"looking at container {container[:12]}"):
             try:
-                state = self._client.api.inspect_container(container)["State"]
+                state = self._api.inspect_container(container)["State"]
             except docker.errors.NotFound:
                 return False
         return bool(state["Running"])
@@ -242,13 +230,13 @@ class Engine:
     def container_log(self, container: str) -> str:
         """The last lines that a container's main process said."""
         with _translated(f"reading the log of {container[:12]}"):
-            log: bytes = self._client.api.logs(container, tail=40)
+            log: bytes = self._api.logs(container, tail=40)
         return log.decode("utf-8", errors="replace")
 
     def kill(self, container: str) -> None:
         """SIGKILL a container's main process (and with it all of its processes)."""
         with _translated(f"killing {container[:12]}"), contextlib.suppress(docker.errors.NotFound):
-            self._client.api.kill(container)
+            self._api.kill(container)
 
     def exec(
         self,
@@ -273,7 +261,7 @@ class Engine:
         bounded = ["timeout", "-k", "2", f"{seconds:.1f}", *argv]
         environment = {**(CONTROL if control else {}), **(env or {})}
         with _translated(f"running {argv[0]} in {container[:12]}"):
-            api = self._client.api
+            api = self._api
             made = api.exec_create(
                 container,
                 bounded,
@@ -292,7 +280,7 @@ class Engine:
     def put(self, container: str, folder: str, archive: bytes) -> None:
         """Unpack a tar archive into a folder of a container."""
         with _translated(f"copying into {container[:12]}"):
-            self._client.api.put_archive(container, folder, archive)
+            self._api.put_archive(container, folder, archive)
 
     def remove_run(self, label: str) -> list[str]:
         """Remove every container, network and volume carrying `label`; names what was removed."""
@@ -318,11 +306,12 @@ class Engine:
     def labelled(self, label: str) -> list[str]:
         """Names of containers, networks and volumes carrying `label`."""
         with _translated("looking for what a run left"):
-            filters = {"label": label}
+            filters: dict[str, Any] = {"label": label}
             containers = self._client.containers.list(all=True, filters=filters)
             networks = self._client.networks.list(filters=filters)
             volumes = self._client.volumes.list(filters=filters)
-        return [str(item.name) for item in (*containers, *networks, *volumes)]
+        found: list[Any] = [*containers, *networks, *volumes]
+        return [str(item.name) for item in found]
 
 
 def _remove_container(container: Any) -> None:

@@ -8,7 +8,6 @@ a finished one.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -21,8 +20,9 @@ import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stackyard import process
-from stackyard.engine import Engine, ImageInfo
+from stackyard.engine import Engine
 from stackyard.errors import StackyardError
+from stackyard.image import ImageInfo
 from stackyard.settings import CallerSettings
 from stackyard.spec import Base, Common
 
@@ -61,7 +61,9 @@ def base_reference(base: Base, common: Common) -> str:
     return f"{base.reference}-{base_key(base, common)[:12]}"
 
 
-def ensure_base(engine: Engine, base: Base, common: Common, caller: CallerSettings, say: Say) -> ImageInfo:
+def ensure_base(
+    engine: Engine, base: Base, common: Common, caller: CallerSettings, say: Say
+) -> ImageInfo:
     """The base image, bootstrapped or pulled if the engine does not hold it yet.
 
     Raises:
@@ -78,7 +80,7 @@ def ensure_base(engine: Engine, base: Base, common: Common, caller: CallerSettin
         root = Path(folder) / "root.tar"
         _bootstrap(base, common, caller, root, say)
         say("importing the base")
-        engine.import_tar(root, reference, ["CMD [\"/bin/bash\"]"])
+        engine.import_tar(root, reference, ['CMD ["/bin/bash"]'])
     # The readable name is what a Dockerfile built by hand starts FROM.
     engine.tag(reference, base.reference)
     found = engine.image(reference)
@@ -171,17 +173,6 @@ def local_wheels(folders: Iterable[Path], wanted: set[tuple[str, str]]) -> list[
             if (canonicalize_name(name), str(version)) in wanted:
                 found.setdefault(path.name, path)
     return [found[name] for name in sorted(found)]
-
-
-def pack(files: dict[str, bytes], *, mode: int = 0o644) -> bytes:
-    """A tar archive of small files, the same bytes for the same files."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(files):
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(files[name]), mode
-            archive.addfile(info, io.BytesIO(files[name]))
-    return buffer.getvalue()
 
 
 def free_bytes(folder: str) -> int | None:

@@ -351,5 +351,3 @@ def no_strays(smoke: Smoke, seen: Observation) -> Check:
                 wrong.append(f"{name}: {node} still runs {process['pid']}: {process['command']}")
     measured = {"processes_left": count, "trainings": len(_all(seen))}
     return _check("no_strays", measured, expected, wrong)
-
-

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stackyard import mesh
+from stackyard.archive import pack
 from stackyard.engine import NODE_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
 from stackyard.errors import EngineError, MeshError
-from stackyard.foundation import pack
 
 # The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
 # owners); training itself needs none. No new privileges, everything else dropped.
@@ -148,10 +148,8 @@ def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: i
 
 
 def _install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
-    public = {name: data for name, data in material.items() if not name.endswith("_key")}
-    secret = {name: data for name, data in material.items() if name.endswith("_key")}
     # Keys go through the exec's standard input into memory: never argv, environment or a layer.
-    archive = _concatenate(pack(public, mode=0o644), pack(secret, mode=0o600))
+    archive = pack(material, mode=0o600)
     done = engine.exec(container, ["python3", NODE_PROGRAM, "install"], seconds=30, stdin=archive)
     if done.code != 0:
         raise MeshError(
@@ -161,16 +159,11 @@ def _install(engine: Engine, container: str, node: str, material: Mapping[str, b
         )
 
 
-def _concatenate(first: bytes, second: bytes) -> bytes:
-    """Two tar archives as one: the end-of-archive blocks of the first come off."""
-    return first.rstrip(b"\0").ljust(-(-len(first.rstrip(b"\0")) // 512) * 512, b"\0") + second
-
-
 def put_probes(running: Mesh, probes: Mapping[str, bytes], node: str) -> None:
     """Place the controller's programs into a node's memory (once)."""
     if node in running.probed:
         return
-    archive = pack(dict(probes), mode=0o600)
+    archive = pack(probes, mode=0o600)
     script = f"umask 077; mkdir -p {PROBE_FOLDER} && tar -x -C {PROBE_FOLDER}"
     done = running.engine.exec(
         running.containers[node], ["sh", "-c", script], seconds=30, stdin=archive
@@ -268,7 +261,9 @@ def _json(done: ExecResult, what: str) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise MeshError(f"{what} gave no answer (exit code {done.code})", why=done.output) from error
+        raise MeshError(
+            f"{what} gave no answer (exit code {done.code})", why=done.output
+        ) from error
     return answer
 
 

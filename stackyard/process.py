@@ -5,6 +5,7 @@ Owns starting and stopping host processes. It must not interpret what they print
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -107,10 +108,8 @@ def start_daemon(argv: Sequence[str], *, log: Path) -> None:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 class _Alarm:
@@ -136,7 +135,7 @@ class _Alarm:
         self._timer.cancel()
 
 
-class _feeding:  # noqa: N801 - reads as a context, not as a class
+class _feeding:
     """Feeds bytes to a child's standard input beside the reading of its output."""
 
     def __init__(self, child: subprocess.Popen[bytes], data: bytes | None) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stackyard.catalog import ResolvedImage
-from stackyard.engine import ImageInfo
+from stackyard.image import ImageInfo
 from stackyard.judge import Check
-from stackyard.smoke import Outcome
+from stackyard.outcome import Outcome
 
 SCHEMA = "stackyard.report/1"
 

@@ -173,7 +173,7 @@ def _kept_by_base(stack: Stack, base: Base, provided: Mapping[str, str]) -> list
     for name in sorted(set(pins) & set(provided)):
         if pins[name] != provided[name]:
             raise StackyardError(
-                f"{stack.name} wants {name} {pins[name]}, but {base.name} provides {provided[name]}",
+                f"{stack.name} wants {name} {pins[name]}, {base.name} provides {provided[name]}",
                 why="what the base provides is never replaced",
                 hint=f"pin {name} to {provided[name]} in images/{stack.name}/stack.yml, or take"
                 " another base",

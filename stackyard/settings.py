@@ -63,7 +63,7 @@ def make_settings(
     extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}"
     extras = [*extra.split(), *pip.get("extra-index-url", "").split()]
     links = [*pip.get("find-links", "").split(), *re.split(r"[\s,]+", env.get("UV_FIND_LINKS", ""))]
-    folders = [Path(link.removeprefix("file://")) for link in links if link and "://" not in link
+    folders = [Path(link.removeprefix("file://")) for link in links if (link and "://" not in link)
                or link.startswith("file://")]  # fmt: skip
     remote = [url for url in extras if not url.startswith("file:")]
     notes = tuple(

@@ -15,6 +15,7 @@ from pathlib import Path
 from stackyard import judge, mesh, nodes, training
 from stackyard.engine import Engine
 from stackyard.errors import EngineError, MeshError, StackyardError
+from stackyard.outcome import Outcome, Phase
 from stackyard.record import Training
 from stackyard.spec import Smoke
 
@@ -24,29 +25,6 @@ SSH_PORT = 2222
 MESH_SECONDS = 6 * 3600
 INSIDE = Path(__file__).resolve().parent / "inside"
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """One timed part of a smoke."""
-
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A finished smoke."""
-
-    run: str
-    checks: tuple[judge.Check, ...]
-    phases: tuple[Phase, ...]
-    observation: judge.Observation
-
-    @property
-    def verdict(self) -> str:
-        """`passed`, `failed` or `not run`."""
-        return judge.verdict(self.checks)
 
 
 @dataclass
@@ -75,9 +53,7 @@ class _Progress:
             self.phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
-def node_settings(
-    image: str, image_env: tuple[str, ...], smoke: Smoke, files: Mapping[str, bytes]
-) -> nodes.NodeSettings:
+def node_settings(image: str, smoke: Smoke, files: Mapping[str, bytes]) -> nodes.NodeSettings:
     """What the containers of a smoke are started with."""
     recorder = (INSIDE / "stackyard_record.py").read_bytes()
     probes = {name: (INSIDE / name).read_bytes() for name in ("mesh_probe.py", "follow.py")}

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stackyard.archive import pack
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
-from stackyard.foundation import pack
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.nodes import PROBE_FOLDER, SHARED, SMOKE_FOLDER, Mesh
 from stackyard.process import last_lines
@@ -67,7 +67,9 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
     }
 
 
-def materialize(smoke: Smoke, plan: TrainingPlan, nodes: tuple[str, ...], ssh_port: int, port: int) -> Launch:
+def materialize(
+    smoke: Smoke, plan: TrainingPlan, nodes: tuple[str, ...], ssh_port: int, port: int
+) -> Launch:
     """The exact command for node 1, by the layout's launcher."""
     values = placeholders(smoke, plan)
     request = LaunchRequest(
@@ -196,9 +198,7 @@ def train(
 def _write_files(mesh: Mesh, plan: TrainingPlan, launch: Launch) -> None:
     scratch = f"/run/stackyard/launch/{plan.label}"
     files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
-    script = (
-        f"umask 077; mkdir -p {scratch} {plan.folder}/record {plan.save}; tar -x -C {scratch}"
-    )
+    script = f"umask 077; mkdir -p {scratch} {plan.folder}/record {plan.save}; tar -x -C {scratch}"
     done = mesh.engine.exec(
         mesh.first, ["sh", "-c", script], seconds=30, stdin=pack(files, mode=0o600)
     )

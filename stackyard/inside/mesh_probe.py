@@ -27,7 +27,11 @@ def attempt(words: Sequence[str], seconds: float = 20) -> dict[str, object]:
     """Run one ssh command; what it answered."""
     try:
         done = subprocess.run(
-            ["ssh", *words], capture_output=True, timeout=seconds, text=True, stdin=subprocess.DEVNULL
+            ["ssh", *words],
+            capture_output=True,
+            timeout=seconds,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return {"code": 124, "says": f"no answer within {seconds:.0f} s", "out": ""}

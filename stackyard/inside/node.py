@@ -9,6 +9,7 @@ secrets of its own: keys live in /run/stackyard (memory), never in a layer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -41,10 +42,8 @@ def environment_line(environment: Mapping[str, str]) -> str:
 def _gate() -> str:
     ROOT.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = ROOT / "start"
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkfifo(path, 0o600)
-    except FileExistsError:
-        pass
     return str(path)
 
 

@@ -10,6 +10,7 @@ STACKYARD_CONTROL in its environment. Everything else belongs to a training.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,10 +70,8 @@ def kill(seconds: float = 5.0) -> list[dict[str, object]]:
     end = time.monotonic() + seconds
     while found and time.monotonic() < end:
         for process in found:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(int(str(process["pid"])), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         time.sleep(0.02)
         found = strays()
     return first

@@ -71,7 +71,7 @@ def build_engine(pipeline: PipelineModule, dp: int) -> PipelineEngine:
             "type": "AdamW",
             # A rate at which rounding, which differs between layouts, does not grow in 40 updates.
             # torch_adam: DeepSpeed's fused AdamW would compile an extension at start-up.
-            "params": {"lr": 2e-3, "betas": [0.9, 0.95], "torch_adam": True},
+            "params": {"lr": 1.5e-3, "betas": [0.9, 0.95], "torch_adam": True},
         },
         "gradient_clipping": 1.0,
         "steps_per_print": HASH_EVERY,

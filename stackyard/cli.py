@@ -1,0 +1,257 @@
+"""The command line's edge: arguments in, terminal and exit code out.
+
+Owns what is printed where and which exit code results: 0 passed, 1 a check failed, 2 wrong input,
+3 nothing to run on, 4 the engine or a build failed, 130 interrupted. Every task of `tasks.py` is
+one call of a function here.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from rich.table import Table
+
+from stackyard import commands, host
+from stackyard.catalog import choose
+from stackyard.console import Terminal, outcome_text, phase_table, smoke_table
+from stackyard.engine import Engine
+from stackyard.errors import NothingToRunOn, StackyardError, UsageError
+from stackyard.project import Project, load_project
+from stackyard.report import path_of, together
+from stackyard.smoke import Watcher
+
+EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
+
+
+def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int:
+    """Run one command: its result as JSON where asked for, errors said once, an exit code.
+
+    SIGTERM ends a command as Ctrl-C does: by unwinding, so that everything of it is removed.
+    """
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    terminal = Terminal(json=as_json)
+    try:
+        with terminal:
+            result, code = command(terminal)
+    except StackyardError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        result = {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted: everything of this run has been removed", file=sys.stderr, flush=True)
+        result, code = {"error": {"what": "interrupted", "why": "", "hint": ""}}, 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if as_json:
+        print(json.dumps(result, indent=1, ensure_ascii=False), flush=True)
+    return code
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def list_images(*, as_json: bool) -> int:
+    """`invoke list`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        found = commands.list_all(load_project(locks_required=False))
+        table = Table(title="images", title_justify="left")
+        for column in ("stack", "base", "locked", "image", "size", "smoke", "what it is"):
+            table.add_column(column)
+        for row in found["images"]:
+            size = f"{row['size_bytes'] / 1e9:.2f} GB" if row["size_bytes"] else ""
+            proven = outcome_text(row["smoke"]) if row["smoke"] else ""
+            locked = "yes" if row["locked"] else "no"
+            cells = (row["stack"], row["base"], locked, row["image"] or "not built", size, proven)
+            table.add_row(*cells, row["summary"])
+        terminal.table(table)
+        for base in found["bases"]:
+            never = f" (never built: {base['never_built']})" if base["never_built"] else ""
+            terminal.text(f"base {base['base']}: {base['summary']}, {base['reference']}{never}")
+        if found["engine"] is None:
+            terminal.note("no container engine answers: what is built is not known")
+        return found, 0
+
+    return run(command, as_json=as_json)
+
+
+def show(stack: str, base: str, *, as_json: bool) -> int:
+    """`invoke show STACK`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project(locks_required=False)
+        found = commands.show(project, stack, base or project.default_base)
+        table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")
+        for column in ("what", "value", "from"):
+            table.add_column(column, overflow="fold")
+        for kind in ("facts", "environment", "provided", "packages"):
+            for name, setting in found[kind].items():
+                table.add_row(f"{kind}: {name}", setting["value"], setting["from"])
+        for name, symptom in found["fixes"].items():
+            table.add_row(f"fix: {name}", symptom.splitlines()[0][:100], f"images/fixes/{name}.yml")
+        for name, reason in found["fixes_left_out"].items():
+            table.add_row(f"fix left out: {name}", reason, f"images/fixes/{name}.yml")
+        for name, version in found["built_here"].items():
+            table.add_row(f"built here: {name}", version, f"images/wheels/{name}.yml")
+        table.add_row("system packages", ", ".join(found["system"]) or "none beyond the base", "")
+        table.add_row("compiler in the image", found["compiler_at_run_time"], "")
+        table.add_row("Dockerfile", found["dockerfile"], found["tag"])
+        terminal.table(table)
+        if found["never_built"]:
+            terminal.text(f"never built: {found['never_built']}")
+        return found, 0
+
+    return run(command, as_json=as_json)
+
+
+def render(stack: str, *, check: bool, as_json: bool) -> int:
+    """`invoke render [--check]`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        changed = commands.render(load_project(locks_required=False), stack, check=check)
+        for path in changed:
+            terminal.text(f"{'differs' if check else 'written'}: {path}")
+        if check and changed:
+            terminal.note("rendered files are not what the definitions say; type: invoke render")
+        elif not changed:
+            terminal.text("every rendered file is as the definitions say")
+        return {"changed": changed}, 1 if check and changed else 0
+
+    return run(command, as_json=as_json)
+
+
+def lock(stack: str, base: str, *, as_json: bool) -> int:
+    """`invoke lock [STACK]`: locks, then the Dockerfiles that depend on them."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project(locks_required=False)
+        changed = commands.lock_all(project, stack, base or "cpu", terminal.say)
+        changed += commands.render(load_project(), "all", check=False)
+        for path in changed:
+            terminal.text(f"written: {path}")
+        if not changed:
+            terminal.text("every lock is as it was")
+        return {"changed": changed}, 0
+
+    return run(command, as_json=as_json)
+
+
+def build(stack: str, base: str, *, again: bool, as_json: bool) -> int:
+    """`invoke build [STACK]`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        names = _stacks(project, stack)
+        builder = commands.Builder(project, Engine(), terminal.say)
+        rows = []
+        for name in names:
+            built = builder.build(name, base or project.default_base, again=again)
+            made = f"built in {built.seconds:.1f} s" if built.made else "is current"
+            terminal.done(name, f"{built.info.tags[0]} {made} ({built.info.size / 1e9:.2f} GB)")
+            rows.append(
+                {
+                    "stack": name,
+                    "base": built.image.base.name,
+                    "image": built.info.id,
+                    "tags": list(built.info.tags),
+                    "made": built.made,
+                    "seconds": round(built.seconds, 2),
+                    "size_bytes": built.info.size,
+                }
+            )
+        return {"images": rows}, 0
+
+    return run(command, as_json=as_json)
+
+
+def _stacks(project: Project, stack: str) -> list[str]:
+    return [choose("stack", name, project.definitions.stacks) for name in project.stacks(stack)]
+
+
+def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int:
+    """`invoke smoke [STACK] --gpus N`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        names = _stacks(project, stack)
+        target = "smoke" if stack == "all" else f"smoke {stack}"
+        _require_cpu(gpus, nodes, f"invoke {target}")
+        engine = Engine()
+        chosen = commands.smoke_base(project, base, gpus)
+        builder = commands.Builder(project, engine, terminal.say)
+        reports = []
+        for name in names:
+            built = builder.build(name, chosen)
+            if built.made:
+                terminal.done(name, f"image built in {built.seconds:.1f} s")
+            reports.append(_smoke_one(project, engine, built, nodes, terminal))
+        terminal.table(phase_table(reports))
+        terminal.table(smoke_table(reports))
+        for value in reports:
+            _explain(value, terminal)
+        answer = together(reports)
+        return answer, EXIT_CODES[answer["outcome"]]
+
+    return run(command, as_json=as_json)
+
+
+def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
+    if gpus < 0:
+        hint = f"{typed} --gpus 0 (CPU) or --gpus 2"
+        raise UsageError("say how many GPUs the run is to use", why="--gpus is missing", hint=hint)
+    if gpus:
+        host.require_gpus(gpus, typed)
+        raise NothingToRunOn(
+            f"{gpus} GPUs are here, but no base for GPUs has been built yet",
+            why="ngc is rendered only: see `invoke list`",
+            hint=f"{typed} --gpus 0",
+        )
+    if nodes != 2:
+        raise UsageError(
+            f"a CPU smoke runs on 2 nodes, not on {nodes}",
+            why="its layouts compare 1 process with 2 nodes of one rank each",
+            hint=f"{typed} --gpus 0",
+        )
+
+
+def _smoke_one(
+    project: Project, engine: Engine, built: commands.Built, nodes: int, terminal: Terminal
+) -> dict[str, Any]:
+    name, total = built.image.stack.name, built.image.stack.smoke.updates
+    watcher = Watcher(
+        phase=lambda text: terminal.say(name, text),
+        loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),
+    )
+    value = commands.smoke_one(project, engine, built, nodes, watcher)
+    terminal.done(name, f"smoke {value['outcome']} in {value['seconds']:.1f} s")
+    return value
+
+
+def _explain(value: dict[str, Any], terminal: Terminal) -> None:
+    for check in value["checks"]:
+        if check["outcome"] != "passed":
+            terminal.text(f"{value['stack']}: {check['name']} {check['outcome']}: {check['why']}")
+    if value["outcome"] == "failed":
+        for layout, tail in value["last_lines"].items():
+            if tail:
+                terminal.text(f"{value['stack']}: last lines of {layout}:\n{tail}")
+    page = path_of(value["stack"], value["base"], value["kind"], "html")
+    terminal.text(f"{value['stack']}: report in {page}")
+
+
+def engine(*, as_json: bool) -> int:
+    """`invoke engine`: find, install or start a container engine."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        host.ensure_engine(lambda text: terminal.say("engine", text))
+        facts = Engine().facts()
+        terminal.text(f"engine {facts['engine']} on {facts['os']}, {facts['cpus']} CPUs")
+        return facts, 0
+
+    return run(command, as_json=as_json)

@@ -1,0 +1,18 @@
+"""An image as an engine describes it. A value only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """An image the engine holds. `size` is unpacked bytes, all layers."""
+
+    id: str
+    tags: tuple[str, ...]
+    labels: Mapping[str, str]
+    env: tuple[str, ...]
+    size: int
+    layers: tuple[str, ...]

@@ -1,0 +1,64 @@
+"""The project: where it lies, its one settings file, and its definitions, loaded.
+
+Owns `stackyard.toml` and the defaults of the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard.errors import UsageError
+from stackyard.load import load_definitions
+from stackyard.spec import Definitions
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = "stackyard.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A loaded project."""
+
+    root: Path
+    definitions: Definitions
+    default_base: str
+
+    def stacks(self, name: str) -> list[str]:
+        """The stacks that a name on the command line means; `all` is every one."""
+        return sorted(self.definitions.stacks) if name == "all" else [name]
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """`key = "value"` lines of stackyard.toml.
+
+    Raises:
+        UsageError: unknown key or other syntax.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        body = line.split("#", 1)[0].strip()
+        if not body:
+            continue
+        key, equals, value = (part.strip() for part in body.partition("="))
+        quoted = len(value) > 1 and value[0] == value[-1] == '"'
+        if key != "default_base" or not equals or not quoted:
+            hint = 'the only setting is: default_base = "ngc"'
+            raise UsageError(f"{SETTINGS}:{number}: not understood: {line.strip()}", hint=hint)
+        found[key] = value[1:-1]
+    return found
+
+
+def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
+    """Load the settings and every definition.
+
+    Raises:
+        DefinitionError: with all problems of all files.
+    """
+    path = root / SETTINGS
+    settings = parse_settings(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return Project(
+        root=root,
+        definitions=load_definitions(root, locks_required=locks_required),
+        default_base=settings.get("default_base", "ngc"),
+    )

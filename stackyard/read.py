@@ -1,0 +1,332 @@
+"""One definition file to one value: the known keys, their types, and the rules within a file.
+
+Owns what a base, a fix, a wheel and a stack may say. Every wrong value becomes a problem of the
+mapping being read, never an exception; what is returned then is only fit to look for more.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from stackyard import compat
+from stackyard.document import Mapping, nearest
+from stackyard.launch import LAUNCHERS, OPTIONS
+from stackyard.spec import (
+    Base,
+    Bootstrap,
+    Common,
+    Fact,
+    Fix,
+    Layout,
+    Remedy,
+    Replacement,
+    Smoke,
+    Stack,
+    Wheel,
+    Witness,
+)
+
+PLACEHOLDERS = ("text", "data", "save", "record", "updates", "save_at", "nodes")
+_NAME = re.compile(r"^[a-z0-9][a-z0-9-]*$")
+_DEVICES = ("cpu", "cuda")
+
+
+def read_common(top: Mapping) -> Common:
+    """`images/common.yml`."""
+    return Common(
+        system=top.texts("system"),
+        build_system=top.texts("build_system"),
+        text_packages=top.texts("text_packages"),
+        env=top.table("env", {}),
+    )
+
+
+def _named(top: Mapping, key: str, name: str) -> str:
+    value = top.text(key)
+    if value and value != name:
+        top.problem(f"must be {name!r}, like its file or folder, not {value!r}", key=key)
+    if not _NAME.match(name):
+        top.problem("a name is lower-case letters, digits and dashes", key=key)
+    return name
+
+
+def _facts(top: Mapping, key: str) -> dict[str, Fact]:
+    facts = {}
+    for name, entry in top.entries(key).items():
+        facts[name] = Fact(value=entry.text("value"), source=entry.text("source"))
+        entry.done()
+    return facts
+
+
+def read_base(top: Mapping, name: str) -> Base:
+    """`images/bases/<name>.yml`."""
+    bootstrap = None
+    made = top.mapping("bootstrap")
+    if made is not None:
+        bootstrap = Bootstrap(
+            suite=made.text("suite"),
+            packages=made.texts("packages"),
+            exclude=made.texts("exclude", ()),
+        )
+        made.done()
+    for requirement in top.texts("torch", ()):
+        _check_pin(top, "torch", requirement)
+    return Base(
+        name=_named(top, "name", name),
+        summary=top.text("summary"),
+        reference=top.text("reference", "") or f"stackyard/base:{name}",
+        digest=top.text("digest", ""),
+        device=top.one_of("device", _DEVICES),
+        python=_version(top, "python"),
+        platform=top.text("platform"),
+        distribution=top.text("distribution", ""),
+        entrypoint=top.texts("entrypoint", ()),
+        never_built=top.text("never_built", ""),
+        bootstrap=bootstrap,
+        torch=top.texts("torch", ()),
+        torch_index=top.text("torch_index", ""),
+        provides=_facts(top, "provides"),
+        facts=_facts(top, "facts"),
+        env=top.table("env", {}),
+    )
+
+
+def _version(top: Mapping, key: str) -> str:
+    value = top.text(key)
+    wrong = compat.version_problem(value) if value else ""
+    if wrong:
+        top.problem(f"not a version: {wrong}", key=key)
+        return "0"
+    return value or "0"
+
+
+def _specifier(top: Mapping, key: str, value: str) -> str:
+    wrong = compat.specifier_problem(value)
+    if wrong:
+        top.problem(f"not a version specifier: {wrong}", key=key)
+        return ""
+    return value
+
+
+def _check_pin(top: Mapping, key: str, requirement: str) -> None:
+    try:
+        parsed = Requirement(requirement)
+    except InvalidRequirement as error:
+        top.problem(f"not a requirement: {requirement!r}: {error}", key=key)
+        return
+    pins = [spec for spec in parsed.specifier if spec.operator == "=="]
+    if len(pins) != 1 or len(parsed.specifier) != 1 or "*" in str(parsed.specifier):
+        top.problem(f"must be pinned with one ==, not {requirement!r}", key=key)
+
+
+def read_fix(top: Mapping, name: str) -> Fix:
+    """`images/fixes/<name>.yml`."""
+    applies = top.mapping("applies_to")
+    versions: dict[str, str] = {}
+    python, devices = "", _DEVICES
+    if applies is None:
+        top.problem("required key is missing", key="applies_to")
+    else:
+        versions = applies.table("versions")
+        for package, specifier in list(versions.items()):
+            versions[package] = _specifier(applies, "versions", specifier)
+        python = _specifier(applies, "python", applies.text("python", ""))
+        devices = applies.texts("devices", _DEVICES)  # type: ignore[assignment]
+        for device in devices:
+            if device not in _DEVICES:
+                applies.problem(f"unknown {device!r}; {nearest(device, _DEVICES)}", key="devices")
+        applies.done()
+    return Fix(
+        id=_named(top, "id", name),
+        package=top.text("package"),
+        symptom=top.text("symptom"),
+        why=top.text("why"),
+        upstream=top.text("upstream"),
+        versions=versions,
+        python=python,
+        devices=tuple(devices),
+        remedy=_read_remedy(top),
+        witness=_read_witness(top),
+        remove_when=top.text("remove_when"),
+    )
+
+
+def _read_remedy(top: Mapping) -> Remedy:
+    blank = Remedy(stage="installed", replace=(), env={}, build_env={}, override=(), exclude=())
+    entry = top.mapping("remedy")
+    if entry is None:
+        top.problem("required key is missing", key="remedy")
+        return blank
+    remedy = Remedy(
+        stage=entry.one_of("stage", ("installed", "source"), "installed"),
+        replace=tuple(_read_replacement(item) for item in entry.mappings("replace")),
+        env=entry.table("env", {}),
+        build_env=entry.table("build_env", {}),
+        override=entry.texts("override", ()),
+        exclude=entry.texts("exclude", ()),
+    )
+    for requirement in remedy.override:
+        _check_pin(entry, "override", requirement)
+    entry.done()
+    parts = (remedy.replace, remedy.env, remedy.build_env, remedy.override, remedy.exclude)
+    if not any(parts):
+        top.problem("does nothing: give replace, env, build_env, override or exclude", key="remedy")
+    return remedy
+
+
+def _read_replacement(entry: Mapping) -> Replacement:
+    value = Replacement(
+        file=entry.text("file"),
+        pattern=entry.text("pattern"),
+        replacement=entry.text("replacement"),
+        count=entry.integer("count"),
+        fixed=entry.text("fixed"),
+    )
+    for key in ("pattern", "fixed"):
+        try:
+            re.compile(getattr(value, key))
+        except (re.error, RecursionError, OverflowError) as error:
+            entry.problem(f"not a regular expression: {error}", key=key)
+    if value.count < 1:
+        entry.problem("must be at least 1", key="count")
+    if value.file.startswith("/") or ".." in Path(value.file).parts:
+        entry.problem("must be relative to site-packages", key="file")
+    entry.done()
+    return value
+
+
+def _read_witness(top: Mapping) -> Witness:
+    entry = top.mapping("witness")
+    if entry is None:
+        top.problem("required key is missing", key="witness")
+        return Witness(command=(), fails_with="", seconds=0)
+    value = Witness(
+        command=entry.texts("command"),
+        fails_with=entry.text("fails_with"),
+        seconds=entry.integer("seconds", 60),
+    )
+    entry.done()
+    return value
+
+
+def read_stack(top: Mapping, name: str) -> Stack:
+    """`images/<name>/stack.yml`."""
+    packages = top.table("packages")
+    for package, version in packages.items():
+        wrong = compat.version_problem(version)
+        if wrong:
+            top.problem(f"{package}: not an exact version: {wrong}", key="packages")
+    builds = top.texts("builds", ())
+    for fix, count in {f: top.texts("fixes", ()).count(f) for f in top.texts("fixes", ())}.items():
+        if count > 1:
+            top.problem(f"{fix!r} is named {count} times", key="fixes")
+    return Stack(
+        name=_named(top, "name", name),
+        summary=top.text("summary"),
+        packages=packages,
+        builds=builds,
+        system=top.texts("system", ()),
+        compiler_at_run_time=top.text("compiler_at_run_time", ""),
+        env=top.table("env", {}),
+        fixes=top.texts("fixes", ()),
+        imports=top.texts("imports", ()),
+        smoke=_read_smoke(top),
+    )
+
+
+def read_wheel(top: Mapping, name: str) -> Wheel:
+    """`images/wheels/<name>.yml`."""
+    value = Wheel(
+        package=_named(top, "package", name),
+        version=_version(top, "version"),
+        requires=top.texts("requires"),
+        compiler=top.flag("compiler", False),
+        torch=top.flag("torch", False),
+        env=top.table("env", {}),
+        fixes=top.texts("fixes", ()),
+    )
+    for requirement in value.requires:
+        _check_pin(top, "requires", requirement)
+    return value
+
+
+def _read_smoke(top: Mapping) -> Smoke:
+    entry = top.mapping("smoke")
+    if entry is None:
+        top.problem("required key is missing", key="smoke")
+        return Smoke(
+            launcher="", env={}, prepare=(), program=(), updates=0, save_at=0, reference="",
+            resume="", tolerance=0.0, start_seconds=0, stall_seconds=0, layouts=(),
+        )  # fmt: skip
+    launcher = entry.one_of("launcher", LAUNCHERS)
+    layouts = tuple(
+        _read_layout(item, name, launcher) for name, item in entry.entries("layouts").items()
+    )
+    smoke = Smoke(
+        launcher=launcher,
+        env=entry.table("env", {}),
+        prepare=entry.texts("prepare"),
+        program=entry.texts("program"),
+        updates=entry.integer("updates", 40),
+        save_at=entry.integer("save_at", 20),
+        reference=entry.text("reference"),
+        resume=entry.text("resume"),
+        tolerance=entry.number("tolerance", 1e-3),
+        start_seconds=entry.integer("start_seconds", 90),
+        stall_seconds=entry.integer("stall_seconds", 60),
+        layouts=layouts,
+    )
+    _check_smoke(entry, smoke)
+    entry.done()
+    return smoke
+
+
+def _read_layout(entry: Mapping, name: str, launcher: str) -> Layout:
+    layout = Layout(
+        name=name,
+        nodes=entry.integer("nodes"),
+        args=entry.texts("args", ()),
+        launcher=entry.one_of("launcher", LAUNCHERS, launcher),
+        options=entry.table("options", {}),
+    )
+    wanted = OPTIONS.get(layout.launcher, ()) if layout.nodes > 1 else ()
+    if set(layout.options) != set(wanted):
+        say = f"exactly {', '.join(wanted)}" if wanted else "none"
+        entry.problem(f"{layout.launcher} on {layout.nodes} nodes takes {say}", key="options")
+    if not 1 <= layout.nodes <= 2:
+        entry.problem("must be 1 or 2", key="nodes")
+    _check_placeholders(entry, "args", layout.args)
+    entry.done()
+    return layout
+
+
+def _check_smoke(entry: Mapping, smoke: Smoke) -> None:
+    names = [layout.name for layout in smoke.layouts]
+    for key, name in (("reference", smoke.reference), ("resume", smoke.resume)):
+        if name and name not in names:
+            entry.problem(f"unknown layout {name!r}; {nearest(name, names)}", key=key)
+    for layout in smoke.layouts:
+        if layout.name == smoke.reference and layout.nodes != 1:
+            entry.problem(f"{layout.name!r} must have 1 node", key="reference")
+    if smoke.updates < 40:
+        entry.problem("a smoke has at least 40 updates", key="updates")
+    if not 0 < smoke.save_at < smoke.updates:
+        entry.problem("must lie between 0 and updates", key="save_at")
+    for key, argv in (("prepare", smoke.prepare), ("program", smoke.program)):
+        _check_placeholders(entry, key, argv)
+
+
+def _check_placeholders(entry: Mapping, key: str, argv: tuple[str, ...]) -> None:
+    for word in argv:
+        try:
+            fields = [f for _, f, _, _ in string.Formatter().parse(word) if f is not None]
+        except ValueError as error:
+            entry.problem(f"{word!r}: {error}", key=key)
+            continue
+        for name in fields:
+            if name not in PLACEHOLDERS:
+                entry.problem(f"unknown {{{name}}}; {nearest(name, PLACEHOLDERS)}", key=key)
