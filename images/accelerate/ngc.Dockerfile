@@ -9,7 +9,7 @@ FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-USER root
+USER 0
 
 FROM base AS text
 RUN --mount=type=tmpfs,target=/mnt \
@@ -63,7 +63,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/deepspeed.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/deepspeed.ngc.fixes.json,target=/mnt/fixes.json \
 export TORCH_SITE=/usr/local/lib/python3.12/dist-packages && . /mnt/build.sh \
-    && build_wheel deepspeed /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM torch AS image
 RUN --mount=type=tmpfs,target=/mnt \
@@ -85,7 +85,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_unchanged /mnt/before \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-    && warm accelerate.commands.launch deepspeed.launcher.runner deepspeed.launcher.launch deepspeed transformers.models.llama.modeling_llama tokenizers
+    && warm accelerate.commands.launch deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.zero.stage3 deepspeed.runtime.zero.stage_1_and_2 deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer torch.profiler._cupti_monitor transformers.models.llama.modeling_llama tokenizers
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text
 COPY stackyard/inside/node.py stackyard/inside/strays.py /usr/local/lib/stackyard/

@@ -8,7 +8,7 @@ FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-USER root
+USER 0
 
 FROM base AS text
 RUN --mount=type=tmpfs,target=/mnt \
@@ -64,7 +64,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cpu.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cpu.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel antlr4-python3-runtime /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM base AS wheel-fairscale
 RUN --mount=type=tmpfs,target=/mnt \
@@ -80,7 +80,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/fairscale.cpu.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/fairscale.cpu.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel fairscale /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM compiler AS wheel-fairseq
 RUN --mount=type=tmpfs,target=/mnt \
@@ -96,7 +96,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/fairseq.cpu.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/fairseq.cpu.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel fairseq /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM torch AS image
 RUN --mount=type=tmpfs,target=/mnt \

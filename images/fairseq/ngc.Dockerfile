@@ -9,7 +9,7 @@ FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-USER root
+USER 0
 
 FROM base AS text
 RUN --mount=type=tmpfs,target=/mnt \
@@ -62,7 +62,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.ngc.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel antlr4-python3-runtime /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM base AS wheel-fairscale
 RUN --mount=type=tmpfs,target=/mnt \
@@ -78,7 +78,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/fairscale.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/fairscale.ngc.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel fairscale /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM compiler AS wheel-fairseq
 RUN --mount=type=tmpfs,target=/mnt \
@@ -94,7 +94,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/fairseq.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/fairseq.ngc.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel fairseq /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM torch AS image
 RUN --mount=type=tmpfs,target=/mnt \

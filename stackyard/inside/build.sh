@@ -74,10 +74,10 @@ install_built() {
   /mnt/tools/uv pip install --system --break-system-packages --no-deps --no-index /mnt/wheels/*/*.whl
 }
 
-# build_wheel NAME LOCK BUILD_LOCK FIXES OUT: fetch the sdist (hash checked), repair it, build it
+# build_wheel LOCK BUILD_LOCK FIXES OUT: fetch the sdist (hash checked), repair it, build it
 # with nothing but the locked build requirements. Environment: the build's own.
 build_wheel() {
-  local name=$1 lock=$2 build_lock=$3 fixes=$4 out=$5
+  local lock=$1 build_lock=$2 fixes=$3 out=$4
   mkdir -p /mnt/build /mnt/sdist /mnt/source "$out"
   /mnt/tools/uv pip install --target /mnt/build --no-deps --require-hashes --only-binary :all: \
     --python "$(command -v python3)" -r "$build_lock"
