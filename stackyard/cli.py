@@ -7,6 +7,7 @@ one call of a function here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -60,7 +61,9 @@ def list_images(*, as_json: bool) -> int:
     """`invoke list`."""
 
     def command(terminal: Terminal) -> tuple[Any, int]:
-        found = commands.list_all(load_project(locks_required=False))
+        with contextlib.ExitStack() as stack:
+            held = _engine_or_none(stack)
+            found = commands.list_all(load_project(locks_required=False), held)
         table = Table(title="images", title_justify="left")
         for column in ("stack", "base", "locked", "image", "size", "smoke", "what it is"):
             table.add_column(column)
@@ -79,6 +82,13 @@ def list_images(*, as_json: bool) -> int:
         return found, 0
 
     return run(command, as_json=as_json)
+
+
+def _engine_or_none(stack: contextlib.ExitStack) -> Engine | None:
+    try:
+        return stack.enter_context(Engine())
+    except StackyardError:
+        return None
 
 
 def show(stack: str, base: str, *, as_json: bool) -> int:
@@ -148,26 +158,33 @@ def build(stack: str, base: str, *, again: bool, as_json: bool) -> int:
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
         names = _stacks(project, stack)
-        builder = commands.Builder(project, Engine(), terminal.say)
-        rows = []
-        for name in names:
-            built = builder.build(name, base or project.default_base, again=again)
-            made = f"built in {built.seconds:.1f} s" if built.made else "is current"
-            terminal.done(name, f"{built.info.tags[0]} {made} ({built.info.size / 1e9:.2f} GB)")
-            rows.append(
-                {
-                    "stack": name,
-                    "base": built.image.base.name,
-                    "image": built.info.id,
-                    "tags": list(built.info.tags),
-                    "made": built.made,
-                    "seconds": round(built.seconds, 2),
-                    "size_bytes": built.info.size,
-                }
-            )
-        return {"images": rows}, 0
+        with Engine() as held:
+            return {"images": _build_each(project, held, names, base, again, terminal)}, 0
 
     return run(command, as_json=as_json)
+
+
+def _build_each(
+    project: Project, held: Engine, names: list[str], base: str, again: bool, terminal: Terminal
+) -> list[dict[str, Any]]:
+    builder = commands.Builder(project, held, terminal.say)
+    rows = []
+    for name in names:
+        built = builder.build(name, base or project.default_base, again=again)
+        made = f"built in {built.seconds:.1f} s" if built.made else "is current"
+        terminal.done(name, f"{built.info.tags[0]} {made} ({built.info.size / 1e9:.2f} GB)")
+        rows.append(
+            {
+                "stack": name,
+                "base": built.image.base.name,
+                "image": built.info.id,
+                "tags": list(built.info.tags),
+                "made": built.made,
+                "seconds": round(built.seconds, 2),
+                "size_bytes": built.info.size,
+            }
+        )
+    return rows
 
 
 def _stacks(project: Project, stack: str) -> list[str]:
@@ -182,15 +199,9 @@ def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int
         names = _stacks(project, stack)
         target = "smoke" if stack == "all" else f"smoke {stack}"
         _require_cpu(gpus, nodes, f"invoke {target}")
-        engine = Engine()
         chosen = commands.smoke_base(project, base, gpus)
-        builder = commands.Builder(project, engine, terminal.say)
-        reports = []
-        for name in names:
-            built = builder.build(name, chosen)
-            if built.made:
-                terminal.done(name, f"image built in {built.seconds:.1f} s")
-            reports.append(_smoke_one(project, engine, built, nodes, terminal))
+        with Engine() as held:
+            reports = _smoke_each(project, held, names, chosen, nodes, terminal)
         terminal.table(phase_table(reports))
         terminal.table(smoke_table(reports))
         for value in reports:
@@ -199,6 +210,19 @@ def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int
         return answer, EXIT_CODES[answer["outcome"]]
 
     return run(command, as_json=as_json)
+
+
+def _smoke_each(
+    project: Project, held: Engine, names: list[str], base: str, nodes: int, terminal: Terminal
+) -> list[dict[str, Any]]:
+    builder = commands.Builder(project, held, terminal.say)
+    reports = []
+    for name in names:
+        built = builder.build(name, base)
+        if built.made:
+            terminal.done(name, f"image built in {built.seconds:.1f} s")
+        reports.append(_smoke_one(project, held, built, nodes, terminal))
+    return reports
 
 
 def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
@@ -250,7 +274,8 @@ def engine(*, as_json: bool) -> int:
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         host.ensure_engine(lambda text: terminal.say("engine", text))
-        facts = Engine().facts()
+        with Engine() as found:
+            facts = found.facts()
         terminal.text(f"engine {facts['engine']} on {facts['os']}, {facts['cpus']} CPUs")
         return facts, 0
 

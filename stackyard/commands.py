@@ -50,12 +50,8 @@ class Built:
     made: bool
 
 
-def list_all(project: Project) -> dict[str, Any]:
-    """Stacks and bases, with what the engine holds and what the last smoke said."""
-    try:
-        engine: Engine | None = Engine()
-    except StackyardError:
-        engine = None
+def list_all(project: Project, engine: Engine | None) -> dict[str, Any]:
+    """Stacks and bases, with what the engine holds (if one answers) and the last smoke said."""
     rows = []
     for stack in sorted(project.definitions.stacks.values(), key=lambda s: s.name):
         for base in sorted(project.definitions.bases.values(), key=lambda b: b.name):
@@ -173,7 +169,8 @@ def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str
 def _inventory(project: Project, base_name: str) -> dict[str, str]:
     base = project.definitions.bases[base_name]
     try:
-        return resolve.inventory(Engine(), base, base.reference)
+        with Engine() as engine:
+            return resolve.inventory(engine, base, base.reference)
     except StackyardError as error:
         raise _cannot_have(project, base_name, error) from error
 

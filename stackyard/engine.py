@@ -87,6 +87,16 @@ class Engine:
                 " as root), or point DOCKER_HOST at one",
             ) from error
 
+    def close(self) -> None:
+        """Give the connection back."""
+        self._client.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def version(self) -> str:
         """The engine's version."""
@@ -269,11 +279,7 @@ class Engine:
                 stdin=stdin is not None,
                 workdir=folder,
             )["Id"]
-            if stdin is None:
-                chunks = api.exec_start(made, stream=True)
-                output = _gather(chunks, on_line)
-            else:
-                output = _feed(api.exec_start(made, socket=True), stdin, on_line)
+            output = _talk(api.exec_start(made, socket=True), stdin, on_line)
             code = api.exec_inspect(made)["ExitCode"]
         return ExecResult(code=int(code if code is not None else 137), output=output)
 
@@ -342,18 +348,21 @@ def _gather(chunks: Iterator[bytes], on_line: Callable[[str], None] | None) -> s
     return "\n".join(whole)
 
 
-def _feed(wrapped: Any, data: bytes, on_line: Callable[[str], None] | None) -> str:
-    """Send `data` to an exec's input, close it, read the multiplexed output to its end."""
+def _talk(wrapped: Any, data: bytes | None, on_line: Callable[[str], None] | None) -> str:
+    """Send `data` to an exec's input and close it; read the multiplexed output to its end."""
     raw = getattr(wrapped, "_sock", wrapped)
     try:
-        raw.sendall(data)
-        raw.shutdown(socket.SHUT_WR)
+        if data is not None:
+            raw.sendall(data)
+            raw.shutdown(socket.SHUT_WR)
+        # The request's own time limit is not the command's: that one is kept inside.
+        raw.settimeout(None)
         return _gather(_frames(raw), on_line)
     finally:
-        with contextlib.suppress(Exception):
-            wrapped.close()
-        with contextlib.suppress(Exception):
-            raw.close()
+        # The SDK ties the connection to its response: closed first, or it is never given back.
+        for part in (getattr(wrapped, "_response", raw), wrapped, raw):
+            with contextlib.suppress(OSError, ValueError):
+                part.close()
 
 
 def _frames(raw: Any) -> Iterator[bytes]:

@@ -57,9 +57,9 @@ def ensure_engine(say: Say, *, log: Path = Path("/var/log/dockerd-stackyard.log"
     if not _answers():
         _start(say, log)
     client = find_client(os.environ.get("PATH", ""))
-    engine = Engine()
-    say(f"engine {engine.version}, building with {client.says}")
-    require_space(engine)
+    with Engine() as engine:
+        say(f"engine {engine.version}, building with {client.says}")
+        require_space(engine)
 
 
 def require_space(engine: Engine) -> None:
@@ -83,7 +83,7 @@ def _find(program: str) -> str | None:
 
 def _answers() -> bool:
     try:
-        Engine()
+        Engine().close()
     except EngineError:
         return False
     return True

@@ -347,7 +347,7 @@ def no_strays(smoke: Smoke, seen: Observation) -> Check:
     for name, training in _all(seen):
         for node, found in training.strays.items():
             count += len(found)
-            for process in list(found)[:3]:
+            for process in list(found)[:5]:
                 wrong.append(f"{name}: {node} still runs {process['pid']}: {process['command']}")
     measured = {"processes_left": count, "trainings": len(_all(seen))}
     return _check("no_strays", measured, expected, wrong)

@@ -25,6 +25,8 @@ TEXT = "/usr/local/share/stackyard/text"
 DATA = f"{SHARED}/data"
 # Ranks that were told to end, or whose launcher has ended, have this long to be gone.
 GRACE_SECONDS = 10.0
+# A launcher may take this long to notice that its ranks have ended (torchrun's exit barrier).
+LAUNCHER_SECONDS = 25.0
 OnLoss = Callable[[str, int, float], None]
 
 
@@ -172,11 +174,14 @@ def train(
     watch = _Watch(smoke, plan, on_loss)
     stopped = watch.until_over(follower)
     killed = stopped == "kill"
+    left: Mapping[str, Sequence[Mapping[str, object]]] = {}
     if stopped:
         alive = mesh.strays(kill=True)
-        if not killed:
+        if watch.all_ended():
+            left = alive  # the ranks are through: whatever still runs was left behind
+        elif not killed:
             stopped = "; ".join([stopped, *_who_is_gone(alive, watch.ranks)])
-    left = _left_over(mesh, 0.0 if stopped else GRACE_SECONDS)
+    left = left or _left_over(mesh, 0.0 if stopped else GRACE_SECONDS)
     follower.finish()
     watch.drain(follower)
     if any(left.values()):
@@ -231,6 +236,11 @@ class _Watch:
             if reason:
                 return reason
 
+    def all_ended(self) -> bool:
+        """Whether every rank said that it is through."""
+        ended = [rank for rank in self.ranks.values() if rank.ended is not None]
+        return len(ended) >= self._plan.layout.nodes
+
     def drain(self, follower: _Follower) -> None:
         """Take what is still in the queue."""
         while not follower.lines.empty():
@@ -260,6 +270,10 @@ class _Watch:
         if missing and now - self._started > smoke.start_seconds:
             names = ", ".join(f"rank {n} (node{n + 1})" for n in missing)
             return f"{names} did not join within {smoke.start_seconds} s"
+        if self.all_ended():
+            if now - self._heard <= LAUNCHER_SECONDS:
+                return ""
+            return f"every rank ended, but the launcher did not within {LAUNCHER_SECONDS:.0f} s"
         if not missing and now - self._heard > smoke.stall_seconds:
             behind = sorted(self.ranks.values(), key=lambda rank: rank.last)
             where = ", ".join(f"rank {r.rank} ({r.host}) at update {r.last}" for r in behind)

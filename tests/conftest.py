@@ -1,0 +1,71 @@
+"""What all tests share: the fuse of the fast tests, and the switch that accepts golden texts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+FUSED = (TESTS / "unit", TESTS / "golden")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--accept",
+        action="store_true",
+        help="rewrite the files of tests/golden with what the code says now",
+    )
+
+
+class Fuse:
+    """Blows when a fast test starts a process or opens a connection."""
+
+    def __init__(self) -> None:
+        self.blown: list[str] = []
+
+    def blow(self, what: str) -> None:
+        self.blown.append(what)
+        pytest.fail(self.message(), pytrace=False)
+
+    def refuse(self, connection: socket.socket, to: object) -> None:
+        connection.close()
+        self.blow(f"connect to {to!r}")
+
+    def message(self) -> str:
+        return (
+            f"a fast test tried to {'; '.join(self.blown)}: tests/unit and tests/golden start"
+            " nothing and connect to nothing (fixture allow_processes is for the few that must)"
+        )
+
+
+@pytest.fixture
+def allow_processes() -> None:
+    """For a fast test that has to start a process of its own (a fake program, a shell)."""
+
+
+@pytest.fixture(autouse=True)
+def fuse(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
+    found = Fuse()
+    if not any(request.path.is_relative_to(folder) for folder in FUSED):
+        yield found
+        return
+    if "allow_processes" not in request.fixturenames:
+        monkeypatch.setattr(
+            subprocess.Popen, "__init__", lambda *a, **k: found.blow(f"start {_first(a, k)!r}")
+        )
+        # A Popen that never came to be is still finalised.
+        monkeypatch.setattr(subprocess.Popen, "__del__", lambda *a: None)
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, lambda mine, to: found.refuse(mine, to))
+    yield found
+    # Code under test may have caught the failure, or met it in a thread.
+    if found.blown:
+        pytest.fail(found.message(), pytrace=False)
+
+
+def _first(args: tuple[object, ...], named: dict[str, object]) -> object:
+    return args[1] if len(args) > 1 else named.get("args")

@@ -1,0 +1,1 @@
+"""Whole texts compared with committed ones; `--accept` rewrites them."""

@@ -1,0 +1,1 @@
+"""Checks of every built image, parametrised over the catalog; they need an engine."""

@@ -1,0 +1,90 @@
+"""What a caller's package settings would look like if a build had left them in an image.
+
+Owns turning `stackyard.settings.CallerSettings` into strings and certificates to look for. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from stackyard.settings import CallerSettings
+
+# Packages speak of these in scripts and documentation of their own: where the caller's settings
+# name them, they are looked for in settings, records and logs only, and not in every file.
+PUBLIC = ("debian", "ubuntu", "pypi", "pythonhosted.org", "pytorch.org", "nvidia.com")
+_URI = re.compile(rb"[a-z][a-z0-9+.-]*://(?:([^@/\s\"']*)@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """What must not be found.
+
+    Attributes:
+        hosts: host names and addresses of every index, mirror and proxy.
+        credentials: user names with passwords, and passwords, of those.
+        folders: local folders of wheels.
+        certificates: subjects of the certificates that the caller trusts, by their DER form.
+        authorities: those of them that are not public.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    credentials: frozenset[str] = frozenset()
+    folders: tuple[str, ...] = ()
+    certificates: Mapping[bytes, str] = field(default_factory=dict)
+    authorities: frozenset[bytes] = frozenset()
+
+    @property
+    def private_hosts(self) -> frozenset[str]:
+        """Names that no package mentions by itself: looked for in every file."""
+        return frozenset(
+            name
+            for name in self.hosts
+            if "." in name
+            and not re.fullmatch(r"[0-9.]+", name)
+            and not any(name == public or name.endswith(f".{public}") for public in PUBLIC)
+        )
+
+
+def make_caller(settings: CallerSettings, public_bundle: bytes, own: Iterable[str]) -> Caller:
+    """What to look for.
+
+    Args:
+        public_bundle: PEM text of the certificates that everybody has.
+        own: addresses that the project's definitions name themselves.
+    """
+    texts = [data for name, data in settings.secrets.items() if name != "ca.pem"]
+    texts += [value.encode() for value in settings.proxies.values()]
+    found = [match for text in texts for match in _URI.findall(text)]
+    own_hosts = {host.lower() for url in own for _, host in _URI.findall(url.encode())}
+    certificates = subjects(settings.secrets.get("ca.pem", b""))
+    return Caller(
+        hosts=frozenset({host.decode().lower() for _, host in found} - _decoded(own_hosts)),
+        credentials=frozenset(part for user, _ in found for part in _secrets(user.decode())),
+        folders=tuple(str(folder) for folder in settings.wheel_folders),
+        certificates=certificates,
+        authorities=frozenset(certificates) - frozenset(subjects(public_bundle)),
+    )
+
+
+def _decoded(names: Iterable[bytes]) -> set[str]:
+    return {name.decode() for name in names}
+
+
+def _secrets(user: str) -> list[str]:
+    _, colon, password = user.partition(":")
+    return [part for part in (user if colon else "", password) if len(part) > 7]
+
+
+def subjects(bundle: bytes) -> dict[bytes, str]:
+    """The subject of every certificate of a PEM bundle, by DER form."""
+    if b"BEGIN CERTIFICATE" not in bundle:
+        return {}
+    return {
+        found.public_bytes(Encoding.DER): found.subject.rfc4514_string()
+        for found in x509.load_pem_x509_certificates(bundle)
+    }

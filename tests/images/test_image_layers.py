@@ -1,0 +1,58 @@
+"""No layer, history or configuration of an image holds what belongs to the build's machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.images import scanner
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.parametrize("rule", scanner.RULES)
+def test_no_layer_holds(saved, rule):
+    found = saved.of_rule(rule)
+    assert not found, f"{scanner.RULES[rule]}:\n" + "\n".join(found)
+
+
+def test_the_layers_that_were_scanned_are_those_of_the_image(built, saved):
+    assert tuple(saved.config["rootfs"]["diff_ids"]) == built.info.layers
+    assert len(saved.layers) == len(built.info.layers)
+
+
+def test_the_history_tells_nothing_of_the_caller(engine, built, caller):
+    steps = engine.history(built.info.id)
+    text = "\n".join(f"{step['CreatedBy']} {step['Comment']}" for step in steps)
+    assert "install_locked /mnt/stack.lock" in text
+    assert scanner.traces(text, caller) == []
+
+
+def test_the_saved_configuration_tells_nothing_of_the_caller(saved, caller):
+    text = json.dumps(dict(saved.config), ensure_ascii=False)
+    assert "stackyard.recipe" in text
+    assert scanner.traces(text, caller) == []
+
+
+def test_build_mounts_left_nothing_behind(host, said):
+    assert said("ls -A /mnt") == ""
+    assert not host.file("/run/secrets").exists
+
+
+def test_the_machine_id_is_empty(host):
+    assert host.file("/etc/machine-id").size == 0
+
+
+def test_the_ssh_folder_holds_configuration_only(said):
+    names = {"moduli", "ssh_config", "ssh_config.d", "sshd_config", "sshd_config.d"}
+    assert set(said("ls -A /etc/ssh").split()) == names
+
+
+def test_no_package_source_is_configured(said):
+    lines = said("cat /etc/apt/sources.list").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == []
+    assert said("ls -A /etc/apt/sources.list.d /etc/apt/auth.conf.d").split() == [
+        "/etc/apt/auth.conf.d:",
+        "/etc/apt/sources.list.d:",
+    ]

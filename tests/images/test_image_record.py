@@ -1,0 +1,65 @@
+"""What an image says about itself is what was planned: labels, environment, first process."""
+
+from __future__ import annotations
+
+import pytest
+
+from stackyard.nodes import NODE_PROGRAM
+
+pytestmark = pytest.mark.engine
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def test_the_labels_are_the_plans(built):
+    assert dict(built.info.labels) == dict(built.plan.labels)
+
+
+def test_the_image_is_known_by_the_plans_name(built):
+    assert built.plan.tag in built.info.tags
+
+
+def test_the_environment_is_the_catalogs(built):
+    wanted = {name: setting.value for name, setting in built.image.env.items()}
+    found = dict(entry.split("=", 1) for entry in built.info.env)
+    assert found == {"PATH": PATH, **wanted}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LANG", "C.UTF-8"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("OMP_NUM_THREADS", "1"),
+        ("PDSH_RCMD_TYPE", "ssh"),
+    ],
+)
+def test_a_process_in_the_node_sees(said, name, value):
+    assert said(f"printenv {name}") == value
+
+
+def test_the_configuration_starts_the_node_under_an_init(built, saved):
+    config = saved.config["config"]
+    assert config["Entrypoint"] == list(built.image.base.entrypoint)
+    assert config["Cmd"] == ["python3", NODE_PROGRAM]
+    assert config["WorkingDir"] == "/root"
+    assert not config.get("ExposedPorts") and not config.get("Volumes")
+
+
+def test_the_first_process_is_tini(said):
+    assert said("cat /proc/1/comm") == "tini"
+    assert said("tr '\\0' ' ' < /proc/1/cmdline") == f"/usr/bin/tini -- python3 {NODE_PROGRAM} "
+
+
+def test_tini_reaps_orphans(said):
+    said("sh -c 'sleep 0.1 & exit 0'")
+    said("sleep 0.3")
+    assert "defunct" not in said("ps -e -o comm=")
+
+
+def test_inside_files_are_the_projects(host, built):
+    for name in ("node.py", "strays.py"):
+        content = host.file(f"/usr/local/lib/stackyard/{name}").content_string
+        assert content == built.plan.context[f"stackyard/inside/{name}"]
+    for name in ("sshd_config", "ssh_config"):
+        content = host.file(f"/etc/ssh/{name}").content_string
+        assert content == built.plan.context[f"stackyard/inside/{name}"]

@@ -1,0 +1,84 @@
+"""A running mesh for the tests here: the cheapest real thing, one for the whole session."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+
+from stackyard import mesh, nodes, smoke
+from stackyard.commands import Builder
+from stackyard.document import parse_document
+from stackyard.engine import Engine
+from stackyard.project import ROOT, load_project
+from stackyard.read import read_stack
+
+EXAMPLE = ROOT / "examples" / "ddp"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def engine():
+    with Engine() as held:
+        yield held
+
+
+@pytest.fixture(scope="session")
+def built(engine):
+    """An image that has what the example needs: torch and einops."""
+    return Builder(load_project(), engine, lambda stack, text: None).build("megatron", "cpu")
+
+
+@pytest.fixture(scope="session")
+def example():
+    """The example's smoke, as declared."""
+    problems = []
+    top = parse_document((EXAMPLE / "stack.yml").read_text(), file="stack.yml", problems=problems)
+    stack = read_stack(top, "ddp")
+    assert not problems
+    return stack.smoke
+
+
+@pytest.fixture(scope="session")
+def settings(built, example):
+    files = smoke.workload_files(EXAMPLE / "smoke")
+    files["faults.py"] = (Path(__file__).parent / "faults.py").read_bytes()
+    return smoke.node_settings(built.info.id, example, files)
+
+
+@pytest.fixture
+def make_mesh(engine, settings):
+    """Start a mesh of two nodes; removed at the end of the test."""
+    started = []
+
+    def make(**changes):
+        run = f"test-{secrets.token_hex(4)}"
+        started.append(run)
+        plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
+        return nodes.start(engine, plan, settings, now=int(time.time()))
+
+    yield make
+    for run in started:
+        nodes.remove(engine, run)
+
+
+@pytest.fixture(scope="session")
+def shared_mesh(engine, settings):
+    """One reachable mesh for all tests that leave it as they found it."""
+    run = f"test-{secrets.token_hex(4)}"
+    plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
+    with nodes.running_mesh(engine, plan, settings, now=int(time.time())) as running:
+        nodes.wait_reachable(running, settings.probes)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def image_env(built):
+    return dict(entry.split("=", 1) for entry in built.info.env)

@@ -1,0 +1,173 @@
+"""The mesh as it must be, and each of its promises shown to be noticed when it is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+
+from stackyard import judge, mesh, nodes
+from stackyard.errors import MeshError
+
+NOW = int(time.time())
+
+
+def observe(running, settings, image_env, refusals=None):
+    reach = nodes.wait_reachable(running, settings.probes)
+    sessions = {
+        (source, target): nodes.session_environment(answer["environment"])
+        for source, answers in reach.items()
+        for target, answer in answers.items()
+        if answer["environment"]
+    }
+    return judge.Observation(
+        nodes=running.plan.nodes,
+        environment={**image_env, **settings.env},
+        pairs=mesh.pairs(running.plan.nodes),
+        reach=reach,
+        sessions=sessions,
+        refusals=refusals
+        if refusals is not None
+        else nodes.try_refusals(running, settings.probes, now=NOW),
+    )
+
+
+def on(running, node, script):
+    done = running.engine.exec(running.containers[node], ["bash", "-ec", script], seconds=20)
+    assert done.code == 0, done.output
+
+
+def reload_sshd(running, node, edit):
+    """Change a node's sshd_config and let the listening sshd read it again."""
+    on(running, node, f"{edit}; kill -HUP $(cat /run/stackyard/sshd.pid); sleep 0.5")
+
+
+def test_a_mesh_passes(make_mesh, settings, image_env, example):
+    result = judge.mesh(example, observe(make_mesh(), settings, image_env))
+    assert (result.outcome, result.why) == ("passed", "")
+    assert len(result.measured["logins"]) == 4
+    assert result.measured["refused"] == sorted(
+        ["foreign_key", "impostor", "impostor_by_config", "other_run", "password", "unnamed"]
+    )
+
+
+def test_passwords_switched_on_are_noticed(make_mesh, settings, image_env, example):
+    running = make_mesh()
+    edit = (
+        "sed -i -e 's/^PasswordAuthentication no/PasswordAuthentication yes/'"
+        " -e '/^AuthenticationMethods/d' -e 's/^PermitRootLogin .*/PermitRootLogin yes/'"
+        " /etc/ssh/sshd_config; echo root:secret | chpasswd"
+    )
+    reload_sshd(running, "node2", edit)
+    result = judge.mesh(example, observe(running, settings, image_env))
+    assert result.outcome == "failed"
+    assert "password: failed, but not with 'Permission denied (publickey)'" in result.why
+
+
+def test_a_foreign_key_that_is_let_in_is_noticed(make_mesh, settings, image_env, example):
+    running = make_mesh()
+    edit = (
+        "printf '#!/bin/sh\\necho \"$1 $2\"\\n' > /usr/local/bin/anybody;"
+        " chmod 755 /usr/local/bin/anybody;"
+        " sed -i 's,^AuthorizedKeysFile none,AuthorizedKeysCommand /usr/local/bin/anybody %t %k"
+        "\\nAuthorizedKeysCommandUser root,' /etc/ssh/sshd_config"
+    )
+    reload_sshd(running, "node2", edit)
+    result = judge.mesh(example, observe(running, settings, image_env))
+    assert result.outcome == "failed"
+    assert "foreign_key: the login was let in" in result.why
+
+
+@pytest.fixture
+def one_authority(monkeypatch):
+    """One authority for every run, as a site-wide key would be."""
+    made = mesh.Authority()
+    monkeypatch.setattr(mesh, "Authority", lambda: made)
+
+
+def test_an_authority_shared_by_runs_is_noticed(
+    one_authority, make_mesh, settings, image_env, example
+):
+    result = judge.mesh(example, observe(make_mesh(), settings, image_env))
+    assert result.outcome == "failed"
+    assert "other_run: the login was let in" in result.why
+    assert "impostor: the login was let in" in result.why
+
+
+def test_host_checking_switched_off_is_noticed(make_mesh, settings, image_env, example):
+    running = make_mesh()
+    config = "/run/stackyard/mesh/ssh_config"
+    on(
+        running,
+        "node1",
+        f"sed -i -e 's/StrictHostKeyChecking yes/StrictHostKeyChecking no/'"
+        f" -e '/GlobalKnownHostsFile/d' -e '/HostKeyAlgorithms/d' {config}",
+    )
+    result = judge.mesh(example, observe(running, settings, image_env))
+    assert result.outcome == "failed"
+    assert "impostor_by_config: the login was let in" in result.why
+
+
+def test_an_environment_that_logins_do_not_see_is_noticed(make_mesh, settings, image_env, example):
+    running = make_mesh()
+    reload_sshd(running, "node2", "sed -i '/^SetEnv/d' /run/stackyard/mesh/sshd.conf")
+    result = judge.mesh(example, observe(running, settings, image_env))
+    assert result.outcome == "failed"
+    assert "GLOO_SOCKET_IFNAME is None in a login from node1 to node2" in result.why
+
+
+def test_a_node_without_sshd_is_named(make_mesh, settings):
+    running = make_mesh()
+    running.engine.kill(running.containers["node2"])
+    with pytest.raises((MeshError, Exception), match="node2|is not running"):
+        nodes.wait_reachable(running, settings.probes)
+
+
+def test_certificates_end(make_mesh, engine, settings, example, image_env, monkeypatch):
+    """Made an hour ago for 60 s: nobody gets in any more."""
+    plan = mesh.MeshPlan(run="test-expired", nodes=("node1", "node2"), port=2222, seconds=60)
+    try:
+        running = nodes.start(engine, plan, settings, now=NOW - 3600)
+        result = judge.mesh(example, observe(running, settings, image_env, refusals={"x": {}}))
+        assert result.outcome == "failed"
+        assert "node1 cannot log in to node2" in result.why
+    finally:
+        nodes.remove(engine, plan.run)
+
+
+def test_a_mesh_leaves_nothing(engine, settings):
+    plan = mesh.MeshPlan(run="test-leaves", nodes=("node1", "node2"), port=2222, seconds=60)
+    label = nodes.run_label(plan.run)
+    with nodes.running_mesh(engine, plan, settings, now=NOW):
+        assert len(engine.labelled(label)) == 4
+    assert engine.labelled(label) == []
+
+
+def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
+    broken = dataclasses.replace(settings, image="stackyard/base:cpu")
+    plan = mesh.MeshPlan(run="test-broken", nodes=("node1", "node2"), port=2222, seconds=60)
+    with (
+        pytest.raises(Exception, match="node|exec|container"),
+        nodes.running_mesh(engine, plan, broken, now=NOW),
+    ):
+        pass
+    assert engine.labelled(nodes.run_label(plan.run)) == []
+
+
+def test_eight_nodes_reach_each_other(engine, settings):
+    names = tuple(f"node{number}" for number in range(1, 9))
+    plan = mesh.MeshPlan(run="test-eight", nodes=names, port=2222, seconds=600)
+    with nodes.running_mesh(engine, plan, settings, now=NOW) as running:
+        reach = nodes.wait_reachable(running, settings.probes)
+    assert sum(answer["code"] == 0 for row in reach.values() for answer in row.values()) == 64
+
+
+def test_no_key_is_in_a_layer_label_environment_or_argument(make_mesh):
+    running = make_mesh()
+    api = running.engine._api
+    for container in running.containers.values():
+        text = str(api.inspect_container(container))
+        assert "PRIVATE KEY" not in text
+        changed = [entry["Path"] for entry in api.diff(container) or []]
+        assert not [path for path in changed if "key" in path or path.startswith("/etc/ssh")]

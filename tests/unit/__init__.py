@@ -1,0 +1,1 @@
+"""Tests of single modules: no engine, no process, no network."""

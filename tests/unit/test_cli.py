@@ -1,0 +1,265 @@
+"""The command line, whole: what is typed to what is called, printed, and exited with."""
+
+import importlib
+import json
+import signal
+
+import pytest
+from invoke.collection import Collection
+from invoke.program import Program
+
+import tasks
+from stackyard import cli, commands, host, positional
+from stackyard.errors import BuildError, NothingToRunOn, UsageError
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Type a line: the calls that it makes into stackyard.cli, and the exit code."""
+    monkeypatch.setattr(positional, "_LINE", {})
+    calls = []
+
+    def record(name, code=0):
+        def called(*args, **named):
+            calls.append((name, *args, named))
+            return code
+
+        monkeypatch.setattr(cli, name, called)
+
+    def type_(line, **codes):
+        calls.clear()
+        positional._LINE.clear()
+        for name in ("list_images", "show", "render", "lock", "build", "smoke", "engine"):
+            record(name, codes.get(name, 0))
+        # invoke empties a task's help when it reads it: every line gets tasks of its own.
+        program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
+        code = 0
+        try:
+            program.run(["invoke", *line.split()])
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        return list(calls), code
+
+    return type_
+
+
+PLAIN, JSON = {"as_json": False}, {"as_json": True}
+ONCE, AGAIN = {"again": False, **PLAIN}, {"again": True, **PLAIN}
+LINES = [
+    ("list", [("list_images", PLAIN)]),
+    ("list --json", [("list_images", JSON)]),
+    ("show toy", [("show", "toy", "", PLAIN)]),
+    ("show toy --base cpu --json", [("show", "toy", "cpu", JSON)]),
+    ("render", [("render", "all", {"check": False, **PLAIN})]),
+    ("render --check", [("render", "all", {"check": True, **PLAIN})]),
+    ("render toy", [("render", "toy", {"check": False, **PLAIN})]),
+    ("lock", [("lock", "all", "", PLAIN)]),
+    ("lock toy --base cpu", [("lock", "toy", "cpu", PLAIN)]),
+    ("build", [("build", "all", "", ONCE)]),
+    ("build fairseq", [("build", "fairseq", "", ONCE)]),
+    ("build fairseq --base cpu --again", [("build", "fairseq", "cpu", AGAIN)]),
+    ("build --base cpu", [("build", "all", "cpu", ONCE)]),
+    ("build --base=cpu fairseq", [("build", "fairseq", "cpu", ONCE)]),
+    ("build --json", [("build", "all", "", {"again": False, **JSON})]),
+    ("smoke", [("smoke", "all", "", -1, 2, PLAIN)]),
+    ("smoke --gpus 2", [("smoke", "all", "", 2, 2, PLAIN)]),
+    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 2, PLAIN)]),
+    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 2, PLAIN)]),
+    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, PLAIN)]),
+    ("build smoke --gpus 0",
+     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 2, PLAIN)]),
+    ("build fairseq smoke --gpus 0",
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 2, PLAIN)]),
+    ("build fairseq smoke fairseq --gpus 0",
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 2, PLAIN)]),
+    ("build smoke --gpus 2",
+     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 2, PLAIN)]),
+    ("build smoke --gpus 0 --base ngc",
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 2, PLAIN)]),
+    ("build --base ngc smoke --gpus 0",
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 2, PLAIN)]),
+    ("smoke --gpus 0 build",
+     [("smoke", "all", "", 0, 2, PLAIN), ("build", "all", "cpu", ONCE)]),
+    ("lock build", [("lock", "all", "", PLAIN), ("build", "all", "", ONCE)]),
+    ("engine", [("engine", PLAIN)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "calls"), LINES)
+def test_what_is_typed_is_what_is_called(typed, line, calls):
+    assert typed(line) == (calls, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("build --help", ["Usage: invoke [--core-opts] build", "--again", "the base to build on"]),
+        ("smoke --help", ["Usage: invoke [--core-opts] smoke", "--gpus", "--nodes"]),
+        ("smoke -h", ["Usage: invoke [--core-opts] smoke"]),
+        ("build fairseq --help", ["Usage: invoke [--core-opts] build"]),
+        ("--help build", ["Usage: invoke [--core-opts] build"]),
+    ],
+)
+def test_help_is_given_and_nothing_is_done(typed, capsys, line, words):
+    assert typed(line) == ([], 0)
+    text = " ".join(capsys.readouterr().out.split())
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("name", ["list", "show", "render", "lock", "build", "smoke", "engine"])
+def test_every_task_has_help_for_every_option(typed, capsys, name):
+    assert typed(f"{name} --help") == ([], 0)
+    words = capsys.readouterr().out.partition("Options:")[2].split()
+    described = {
+        word.partition("=")[0]: not after.startswith("-")
+        for word, after in zip(words, [*words[1:], "-"], strict=True)
+        if word.startswith("--")
+    }
+    assert described["--json"]
+    assert all(described.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("show", "'show' did not receive required positional arguments: 'stack'"),
+        ("build fairseq megatron", "No idea what 'megatron' is!"),
+        ("bulid", "No idea what 'bulid' is!"),
+        ("smoke --gpu 2", "No idea what '--gpu' is!"),
+    ],
+)
+def test_what_cannot_be_understood_is_said_and_nothing_is_done(typed, capsys, line, said):
+    calls, code = typed(line)
+    assert (calls, code) == ([], 1)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 130])
+def test_a_tasks_exit_code_is_the_commands(typed, code):
+    assert typed("smoke --gpus 0", smoke=code)[1] == code
+
+
+def test_after_a_task_that_failed_the_next_is_not_begun(typed):
+    calls, code = typed("build smoke --gpus 0", build=4)
+    assert ([call[0] for call in calls], code) == (["build"], 4)
+
+
+# What stackyard.cli does with a command's result
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_result_is_printed_as_json_only_where_asked_for(capsys, as_json):
+    assert cli.run(lambda terminal: ({"ü": 1}, 0), as_json=as_json) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ('{\n "ü": 1\n}\n' if as_json else "", "")
+
+
+ERRORS = [
+    (UsageError("no such stack", why="w", hint="h"), 2),
+    (NothingToRunOn("no GPU"), 3),
+    (BuildError("not built"), 4),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS)
+def test_an_error_is_said_once_on_standard_error(capsys, error, code):
+    def command(terminal):
+        raise error
+
+    assert cli.run(command, as_json=False) == code
+    assert capsys.readouterr() == ("", f"error: {error}\n")
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS)
+def test_an_error_is_json_where_json_was_asked_for(capsys, error, code):
+    def command(terminal):
+        raise error
+
+    assert cli.run(command, as_json=True) == code
+    wanted = {"what": error.what, "why": error.why, "hint": error.hint}
+    assert json.loads(capsys.readouterr().out) == {"error": wanted}
+
+
+def test_ctrl_c_is_130_and_says_so(capsys):
+    def command(terminal):
+        raise KeyboardInterrupt
+
+    assert cli.run(command, as_json=False) == 130
+    assert capsys.readouterr().err == "interrupted: everything of this run has been removed\n"
+
+
+def test_sigterm_unwinds_as_ctrl_c_does_and_the_old_way_is_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    unwound = []
+
+    def command(terminal):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    assert cli.run(command, as_json=False) == 130
+    assert unwound == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# What is asked for before anything starts
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "kind", "what", "hint"),
+    [
+        (-1, 2, UsageError, "say how many GPUs the run is to use",
+         "invoke smoke --gpus 0 (CPU) or --gpus 2"),
+        (0, 3, UsageError, "a CPU smoke runs on 2 nodes, not on 3", "invoke smoke --gpus 0"),
+        (2, 2, NothingToRunOn, "2 GPUs are wanted, none found on this machine",
+         "run it where the GPUs are, or on CPU ranks: invoke smoke --gpus 0"),
+    ],
+)  # fmt: skip
+def test_a_smoke_that_cannot_be_is_refused_with_what_to_type(
+    monkeypatch, gpus, nodes, kind, what, hint
+):
+    monkeypatch.setattr(host, "gpu_count", lambda: 0)
+    with pytest.raises(kind) as caught:
+        cli._require_cpu(gpus, nodes, "invoke smoke")
+    assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+def test_a_smoke_on_cpu_ranks_may_begin():
+    assert cli._require_cpu(0, 2, "invoke smoke") is None
+
+
+@pytest.mark.parametrize("line", ["smoke nothing --gpus 0", "build nothing"])
+def test_an_unknown_stack_is_named_before_an_engine_is_asked(monkeypatch, capsys, line):
+    monkeypatch.setattr(positional, "_LINE", {})
+    with pytest.raises(SystemExit) as left:
+        Program(namespace=Collection.from_module(tasks)).run(["invoke", *line.split()])
+    assert left.value.code == 2
+    assert "error: there is no stack 'nothing'" in capsys.readouterr().err
+
+
+def test_show_prints_every_value_with_its_origin(capsys):
+    assert cli.show("fairseq", "cpu", as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tag"] == "stackyard/fairseq:cpu"
+    assert found["packages"]["fairseq"]["from"] == "images/wheels/fairseq.yml"
+    assert cli.show("fairseq", "cpu", as_json=False) == 0
+    assert "stackyard/fairseq:cpu" in capsys.readouterr().out
+
+
+def test_list_says_that_no_engine_answers(monkeypatch, capsys):
+    def refuse():
+        raise cli.StackyardError("no container engine answers")
+
+    monkeypatch.setattr(cli, "Engine", refuse)
+    assert cli.list_images(as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["engine"] is None
+    assert "no container engine answers: what is built is not known" in err
+
+
+def test_a_smokes_base_is_cpu_without_gpus_unless_told_otherwise(tmp_path):
+    project = cli.load_project(locks_required=False)
+    assert commands.smoke_base(project, "", 0) == "cpu"
+    assert commands.smoke_base(project, "", 2) == project.default_base
+    assert commands.smoke_base(project, "other", 0) == "other"

@@ -1,0 +1,130 @@
+"""What goes into the rendered files; their whole text is tests/golden's."""
+
+import json
+
+import pytest
+
+from stackyard import dockerfile
+from stackyard.catalog import resolve
+from tests.unit import samples
+
+
+def files(base="cpu", **changes):
+    return dockerfile.render_files(resolve(samples.definitions(**changes), "toy", base))
+
+
+def text(base="cpu", **changes):
+    return files(base, **changes)[f"images/toy/{base}.Dockerfile"]
+
+
+def test_every_rendered_file_has_its_place():
+    assert sorted(files()) == [
+        "images/toy/cpu.Dockerfile",
+        "images/toy/cpu.fixes.json",
+        "images/wheels/beta.cpu.fixes.json",
+    ]
+    assert dockerfile.image_tag("toy", "cpu") == "stackyard/toy:cpu"
+
+
+def test_rendering_twice_gives_the_same_bytes():
+    assert files() == files()
+
+
+def test_no_line_of_a_dockerfile_is_left_unfinished():
+    for base in ("cpu", "gpu"):
+        lines = text(base).splitlines()
+        assert not [n for n, line in enumerate(lines[:-1]) if line.endswith("\\")
+                    and not lines[n + 1].strip()]  # fmt: skip
+
+
+def test_a_base_of_packages_shares_one_layer_and_a_pulled_one_stays_as_it_is():
+    assert "install_locked /mnt/base.lock https://torch.example/cpu \\\n" in text()
+    assert "install_locked /mnt/base.lock" not in text("gpu")
+    assert "# torch and everything else in the base stay as they are.\n" in text("gpu")
+
+
+def test_system_packages_are_installed_only_where_some_are_missing():
+    assert "apt_install rsync\n" in text()
+    assert "apt_install" not in text(stacks={"toy": samples.stack(system=())})
+
+
+def test_a_compiler_is_there_only_for_wheels_that_need_one():
+    assert "AS compiler" not in text()
+    found = text(wheels={"beta": samples.wheel(compiler=True)})
+    assert "FROM compiler AS wheel-beta\n" in found
+    assert "apt_install g++\n" in found
+
+
+def test_a_wheel_that_needs_torch_sees_the_shared_layer():
+    site = "/usr/local/lib/python3.11/dist-packages"
+    found = text(wheels={"beta": samples.wheel(torch=True)})
+    assert f"--mount=type=bind,from=torch,source={site},target={site} \\\n" in found
+    assert f"export TORCH_SITE={site} && " in found
+    assert site not in text()
+
+
+def test_a_stack_without_wheels_of_its_own_installs_none():
+    assert "install_built" in text()
+    assert "install_built" not in text(stacks={"toy": samples.stack(builds=())})
+
+
+def test_a_base_that_nobody_built_says_so_at_the_top():
+    assert "NEVER BUILT" not in text()
+    found = text(bases={"cpu": samples.base(never_built="its registry is far")})
+    assert found.splitlines()[1] == "# NEVER BUILT: its registry is far"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["plain", "two words", 'say "x"', "back\\slash", "it's", "a&b", "<x>", "ünïcode"],
+)
+def test_an_environment_value_is_one_quoted_word_of_the_dockerfile(value):
+    found = text(stacks={"toy": samples.stack(env={"TOY": value})})
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    assert f'TOY="{quoted}"\n' in found
+
+
+def test_values_that_reach_a_shell_are_quoted():
+    wheel = samples.wheel(env={"FLAGS": "-O2 $(id)"})
+    found = text(wheels={"beta": wheel}, stacks={"toy": samples.stack(system=("a b; id",))})
+    assert "export FLAGS='-O2 $(id)' && " in found
+    assert "apt_install 'a b; id'\n" in found
+
+
+def rules(fixes, stage="installed"):
+    entry = fixes[
+        "images/toy/cpu.fixes.json" if stage == "installed" else "images/wheels/beta.cpu.fixes.json"
+    ]
+    return json.loads(entry)
+
+
+def test_fixes_are_written_as_data_for_the_build():
+    rule = {
+        "file": "alpha/a.py", "pattern": "^old$", "replacement": "new", "count": 1,
+        "fixed": "^new$",
+    }  # fmt: skip
+    assert rules(files()) == [{"id": "alpha-old", "stage": "installed", "replace": [rule]}]
+    assert rules(files(), "source") == []
+
+
+def test_a_fix_without_replacements_is_no_work_for_the_build():
+    fix = samples.fix(remedy=samples.remedy(replace=(), env={"A": "1"}))
+    assert rules(files(fixes={"alpha-old": fix})) == []
+
+
+def test_a_fix_of_a_source_goes_to_the_stage_that_builds_it():
+    source = samples.fix(id="beta-build", versions={"beta": "==3.0"},
+                         remedy=samples.remedy(stage="source"))  # fmt: skip
+    found = files(
+        fixes={"alpha-old": samples.fix(), "beta-build": source},
+        wheels={"beta": samples.wheel(fixes=("beta-build",))},
+    )
+    assert [fix["id"] for fix in rules(found)] == ["alpha-old"]
+    assert [fix["id"] for fix in rules(found, "source")] == ["beta-build"]
+
+
+def test_every_secret_of_a_build_is_mounted_in_every_step_that_installs():
+    found = text()
+    for name in dockerfile.SECRETS:
+        mount = f"--mount=type=secret,id={name},target=/mnt/secrets/{name} \\\n"
+        assert found.count(mount) == found.count("--mount=type=tmpfs,target=/mnt \\\n") > 1

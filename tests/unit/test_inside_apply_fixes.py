@@ -1,0 +1,128 @@
+"""Applying recorded fixes in a build: exactly as often as recorded, or not at all."""
+
+import json
+
+import pytest
+
+from stackyard.inside import apply_fixes
+from stackyard.inside.apply_fixes import FixMismatch, apply_all, apply_one
+
+
+def rule(**changes):
+    values = {
+        "file": "alpha/a.py", "pattern": "^old$", "replacement": "new", "count": 1,
+        "fixed": "^new$",
+    }  # fmt: skip
+    return {**values, **changes}
+
+
+def fix(*rules, name="alpha-old", stage="installed"):
+    return {"id": name, "stage": stage, "replace": list(rules or [rule()])}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha" / "a.py").write_text("first\nold\nlast\n")
+    return tmp_path
+
+
+def text(tree, name="a.py"):
+    return (tree / "alpha" / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after", "outcome"),
+    [
+        ("a\nold\n", {}, "a\nnew\n", "applied"),
+        ("old\nold\n", {"count": 2}, "new\nnew\n", "applied"),
+        ("x=1\n", {"pattern": r"x=(\d)", "replacement": r"y=\1", "fixed": "y="}, "y=1\n",
+         "applied"),
+        ("a\nnew\n", {}, "a\nnew\n", "already fixed upstream"),
+    ],
+)  # fmt: skip
+def test_a_pattern_is_replaced_or_was_repaired_already(before, changes, after, outcome):
+    assert apply_one(before, rule(**changes)) == (after, outcome)
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "said"),
+    [
+        ("a\n", {}, "pattern matched 0 times, expected 1"),
+        ("old\nold\n", {}, "pattern matched 2 times, expected 1"),
+        ("old\n", {"count": 2}, "pattern matched 1 times, expected 2"),
+        ("old\nnew\n", {"count": 2}, "pattern matched 1 times, expected 2"),
+        ("old\n", {"fixed": "^other$"},
+         "after the replacement its own `fixed` pattern does not match"),
+    ],
+)  # fmt: skip
+def test_any_other_number_of_matches_is_a_mismatch(before, changes, said):
+    with pytest.raises(FixMismatch) as caught:
+        apply_one(before, rule(**changes))
+    assert str(caught.value) == said
+
+
+def test_applying_twice_changes_nothing_more(tree):
+    assert apply_all([fix()], "installed", tree) == ["fix alpha-old: alpha/a.py: applied"]
+    assert apply_all([fix()], "installed", tree) == [
+        "fix alpha-old: alpha/a.py: already fixed upstream"
+    ]
+    assert text(tree) == "first\nnew\nlast\n"
+
+
+def test_only_fixes_of_the_asked_stage_are_applied(tree):
+    assert apply_all([fix(stage="source")], "installed", tree) == []
+    assert text(tree) == "first\nold\nlast\n"
+
+
+def test_two_fixes_of_one_file_see_each_others_work(tree):
+    second = rule(pattern="^new$", replacement="newer", fixed="^newer$")
+    apply_all([fix(), fix(second, name="second")], "installed", tree)
+    assert text(tree) == "first\nnewer\nlast\n"
+
+
+def test_when_one_fix_does_not_fit_nothing_is_written_and_all_are_named(tree):
+    (tree / "alpha" / "b.py").write_text("b\n")
+    fixes = [
+        fix(),
+        fix(rule(file="alpha/b.py"), name="second"),
+        fix(rule(file="gone.py"), name="third"),
+    ]
+    with pytest.raises(FixMismatch) as caught:
+        apply_all(fixes, "installed", tree)
+    assert str(caught.value) == (
+        "fix second: alpha/b.py: pattern matched 0 times, expected 1\n"
+        "fix third: gone.py: no such file"
+    )
+    assert text(tree) == "first\nold\nlast\n"
+
+
+def test_a_repaired_file_keeps_its_mode_and_leaves_no_other_file(tree):
+    (tree / "alpha" / "a.py").chmod(0o755)
+    apply_all([fix()], "installed", tree)
+    assert (tree / "alpha" / "a.py").stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in (tree / "alpha").iterdir()] == ["a.py"]
+
+
+def main(tree, fixes):
+    path = tree / "fixes.json"
+    path.write_text(json.dumps(fixes))
+    return apply_fixes.main([str(path), "--stage", "installed", "--root", str(tree)])
+
+
+def test_the_command_says_what_it_did(tree, capsys):
+    assert main(tree, [fix()]) == 0
+    assert capsys.readouterr().out == "fix alpha-old: alpha/a.py: applied\n"
+
+
+def test_the_command_says_when_there_is_nothing_to_do(tree, capsys):
+    assert main(tree, []) == 0
+    assert capsys.readouterr().out == "no fix for stage installed\n"
+
+
+def test_the_command_fails_when_a_fix_does_not_fit(tree, capsys):
+    assert main(tree, [fix(rule(count=2))]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("fix alpha-old: alpha/a.py: pattern matched 1 times, expected 2\n")
+    assert "images/fixes/" in err

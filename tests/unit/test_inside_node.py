@@ -1,0 +1,85 @@
+"""A node between its start and sshd's: the environment of sessions, and the material it takes."""
+
+import io
+import os
+import sys
+import tarfile
+import threading
+
+import pytest
+
+from stackyard.archive import pack
+from stackyard.inside import node
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({}, ""),
+        ({"B": "2", "A": "1"}, 'SetEnv "A=1" "B=2"\n'),
+        ({"A": "two words"}, 'SetEnv "A=two words"\n'),
+        ({"A": 'say "x"'}, 'SetEnv "A=say \\"x\\""\n'),
+        ({"A": "back\\slash"}, 'SetEnv "A=back\\\\slash"\n'),
+        ({"A": ""}, 'SetEnv "A="\n'),
+        ({"A": "two\nlines", "B": "car\rriage"}, ""),
+        ({"1A": "x", "A.B": "x", "A-B": "x", "_A1": "x"}, 'SetEnv "_A1=x"\n'),
+        ({"HOME": "/x", "PWD": "/x", "SHLVL": "1", "_": "x", "PATH": "/p"}, 'SetEnv "PATH=/p"\n'),
+    ],
+)
+def test_sessions_get_the_containers_environment_on_one_line(environment, line):
+    assert node.environment_line(environment) == line
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "ROOT", tmp_path / "stackyard")
+    return node.ROOT
+
+
+def install(monkeypatch, archive):
+    """Install what arrives, with somebody waiting at the gate."""
+    gate = node._gate()
+    waiting = threading.Thread(target=lambda: os.close(os.open(gate, os.O_RDONLY)), daemon=True)
+    waiting.start()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(archive)))
+    node.install()
+    waiting.join(timeout=5)
+    assert not waiting.is_alive()
+
+
+def test_material_arrives_whole_private_and_opens_the_gate(root, monkeypatch):
+    install(monkeypatch, pack({"host_key": b"private", "port": b"2222\n"}, mode=0o600))
+    mesh = root / "mesh"
+    assert {p.name: p.read_bytes() for p in mesh.iterdir()} == {
+        "host_key": b"private", "port": b"2222\n",
+    }  # fmt: skip
+    assert {p.stat().st_mode & 0o777 for p in mesh.iterdir()} == {0o600}
+    assert mesh.stat().st_mode & 0o777 == 0o700
+    assert not (root / "arriving").exists()
+
+
+@pytest.mark.parametrize("name", ["../escape", "folder/key", ".hidden", "/etc/passwd"])
+def test_a_member_that_is_no_plain_name_is_refused(root, monkeypatch, name):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack({name: b"x"}))))
+    with pytest.raises(SystemExit, match="unexpected member"):
+        node.install()
+    assert not (root / "mesh").exists()
+
+
+def test_a_link_is_refused(root, monkeypatch):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        link = tarfile.TarInfo("key")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
+        archive.addfile(link)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(buffer.getvalue())))
+    with pytest.raises(SystemExit, match="unexpected member 'key'"):
+        node.install()
+
+
+def test_a_second_installation_does_not_replace_the_first(root, monkeypatch):
+    install(monkeypatch, pack({"port": b"1\n"}))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack({"port": b"2\n"}))))
+    with pytest.raises(OSError, match="not empty"):
+        node.install()
+    assert (root / "mesh" / "port").read_bytes() == b"1\n"

@@ -1,0 +1,109 @@
+"""Which processes of a node a training left behind, on a made-up /proc."""
+
+import os
+
+import pytest
+
+from stackyard.inside import strays
+
+ME = os.getpid()
+
+
+@pytest.fixture
+def proc(tmp_path, monkeypatch):
+    """Add a process: its parent, name, command line, state, environment."""
+    monkeypatch.setattr(strays, "_PROC", tmp_path)
+    (tmp_path / "meminfo").write_text("")
+
+    def add(pid, parent=1, *, name="python", command="python train.py", state="S", env=""):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} 0 0\n")
+        (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+        (folder / "environ").write_bytes(env.replace(" ", "\0").encode() + b"\0")
+        return folder
+
+    add(1, 0, name="tini", command="tini")
+    add(7_000_001, 1, name="sh", command="sh")
+    add(ME, 7_000_001, command="python strays.py")
+    return add
+
+
+def found():
+    return {process["pid"]: process["command"] for process in strays.strays()}
+
+
+def test_a_node_with_nothing_but_its_own_has_no_strays(proc):
+    assert found() == {}
+
+
+def test_what_a_training_left_is_found_with_its_command(proc):
+    proc(7_000_010, command="python -m torch train.py")
+    assert found() == {7_000_010: "python -m torch train.py"}
+
+
+def test_a_child_of_the_listening_sshd_is_no_part_of_the_node(proc, tmp_path, monkeypatch):
+    proc(7_000_010, 1, name="sshd", command="sshd -D")
+    proc(7_000_011, 7_000_010, name="sshd", command="sshd: root@notty")
+    monkeypatch.setattr(strays, "Path", lambda _: tmp_path / "sshd.pid")
+    (tmp_path / "sshd.pid").write_text("7000010")
+    assert found() == {7_000_011: "sshd: root@notty"}
+
+
+def test_what_the_controller_marked_is_left_out(proc):
+    proc(7_000_010, env="A=1 STACKYARD_CONTROL=1 B=2")
+    proc(7_000_011, env="A=STACKYARD_CONTROL=1")
+    proc(7_000_012, env="STACKYARD_CONTROL=10")
+    assert sorted(found()) == [7_000_011, 7_000_012]
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_the_dead_are_no_strays(proc, state):
+    proc(7_000_010, state=state)
+    assert found() == {}
+
+
+def test_a_name_with_blanks_and_parentheses_does_not_mislead(proc):
+    proc(7_000_010, 1, name="x) Z 1 (y", command="odd")
+    assert found() == {7_000_010: "odd"}
+
+
+def test_ancestors_are_by_descent_and_not_by_name(proc):
+    proc(7_000_010, 1, name="sh", command="sh")
+    assert found() == {7_000_010: "sh"}
+
+
+def test_a_process_that_went_meanwhile_is_passed_over(proc):
+    (proc(7_000_010) / "cmdline").unlink()
+    (proc(7_000_011) / "stat").unlink()
+    assert found() == {}
+
+
+def test_a_long_command_is_cut(proc):
+    proc(7_000_010, command="x" * 500)
+    assert found() == {7_000_010: "x" * 160}
+
+
+def test_killing_goes_on_until_none_is_left_and_tells_what_was_there(monkeypatch):
+    sights = [[{"pid": 1, "command": "a"}], [{"pid": 2, "command": "b"}], []]
+    killed = []
+    monkeypatch.setattr(strays, "strays", lambda: sights.pop(0))
+    monkeypatch.setattr(strays.os, "kill", lambda pid, signal: killed.append((pid, int(signal))))
+    assert strays.kill() == [{"pid": 1, "command": "a"}]
+    assert killed == [(1, 9), (2, 9)]
+
+
+def test_killing_ends_when_its_time_is_over(monkeypatch):
+    monkeypatch.setattr(strays, "strays", lambda: [{"pid": 1, "command": "a"}])
+    monkeypatch.setattr(strays.os, "kill", lambda pid, signal: None)
+    assert strays.kill(seconds=0.05) == [{"pid": 1, "command": "a"}]
+
+
+def test_killing_what_is_gone_is_no_error(monkeypatch):
+    def gone(pid, signal):
+        raise ProcessLookupError
+
+    sights = [[{"pid": 1, "command": "a"}], []]
+    monkeypatch.setattr(strays, "strays", lambda: sights.pop(0))
+    monkeypatch.setattr(strays.os, "kill", gone)
+    assert len(strays.kill()) == 1

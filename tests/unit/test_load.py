@@ -1,0 +1,232 @@
+"""A project's definitions: every problem of every file at once, with file and line."""
+
+import pytest
+
+from stackyard.errors import DefinitionError
+from stackyard.load import load_definitions
+from stackyard.project import ROOT
+from tests.unit import samples
+
+STACK, FIX, BASE = "images/toy/stack.yml", "images/fixes/alpha-old.yml", "images/bases/cpu.yml"
+LOCK_AGAIN = "type `invoke lock toy --base cpu`"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return samples.Tree(tmp_path)
+
+
+def test_a_good_tree_loads(tree):
+    found = tree.load()
+    assert list(found.stacks) == ["toy"]
+    assert list(found.fixes) == ["alpha-old", "beta-build"]
+    assert sorted(found.locks) == [
+        "images/bases/cpu.lock",
+        "images/toy/cpu.lock",
+        "images/wheels/beta.cpu.build.lock",
+        "images/wheels/beta.cpu.lock",
+    ]
+
+
+def test_the_definitions_of_this_project_load():
+    found = load_definitions(ROOT)
+    assert {"fairseq", "megatron", "accelerate"} <= set(found.stacks)
+    assert {"cpu", "ngc"} <= set(found.bases)
+
+
+# Within one file
+
+
+def test_an_unknown_key_is_named_with_file_line_and_nearest_key(tree):
+    tree.change(STACK, "imports: [alpha]", "import: [alpha]")
+    assert tree.problems() == [f"{STACK}:8: import: unknown key; did you mean 'imports'?"]
+
+
+def test_a_duplicate_key_is_named_with_both_lines(tree):
+    tree.change(STACK, "imports: [alpha]", "summary: again\nimports: [alpha]")
+    assert tree.problems() == [f"{STACK}:8: summary: duplicate key, first given on line 2"]
+
+
+def test_an_unquoted_version_is_refused(tree):
+    tree.change(BASE, '"3.11"', "3.10")
+    said = f"{BASE}:4: python: must be text; YAML reads 3.10 as float: write '3.10'"
+    assert said in tree.problems()
+
+
+def test_an_unquoted_version_of_a_package_is_refused_at_its_line(tree):
+    tree.change(STACK, 'alpha: "1.2.0"', "alpha: 1.10")
+    said = f"{STACK}:4: packages.alpha: must be text; YAML reads 1.10 as float: write '1.10'"
+    assert said in tree.problems()
+
+
+def test_a_bad_regular_expression_is_named(tree):
+    tree.change(FIX, "'^old$'", "'[a'")
+    assert tree.problems() == [
+        f"{FIX}:12: remedy.replace[0].pattern: not a regular expression:"
+        " unterminated character set at position 0"
+    ]
+
+
+def test_a_bad_placeholder_is_named(tree):
+    tree.change(STACK, '{data}"]\n  updates', '{dat}"]\n  updates')
+    assert tree.problems() == [f"{STACK}:12: smoke.program: unknown {{dat}}; did you mean 'data'?"]
+
+
+def test_a_name_that_is_not_its_folders_is_refused(tree):
+    tree.change(STACK, "name: toy", "name: tyo")
+    assert tree.problems() == [
+        f"{STACK}:1: name: must be 'toy', like its file or folder, not 'tyo'"
+    ]
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a\n", ""])
+def test_a_file_that_is_no_mapping_is_refused(tree, text):
+    tree.write("images/fixes/more.yml", text)
+    assert tree.problems() == ["images/fixes/more.yml:1: must be a mapping of keys to values"]
+
+
+def test_malformed_files_are_all_reported(tree):
+    tree.write("images/fixes/broken.yml", "a: [\n")
+    tree.write("images/bases/broken.yml", "a: b\n  c: d\n")
+    first, second = tree.problems()
+    assert first == "images/bases/broken.yml:2: not YAML: mapping values are not allowed here"
+    assert second.startswith("images/fixes/broken.yml:2: not YAML: ")
+
+
+def test_a_file_that_is_no_text_is_refused(tree):
+    tree.write("images/fixes/more.yml", b"\xff\xfe")
+    (said,) = tree.problems()
+    assert said.startswith("images/fixes/more.yml:1: cannot be read: 'utf-8' codec can't decode")
+
+
+def test_a_missing_common_file_is_named(tree):
+    (tree.root / "images/common.yml").unlink()
+    assert tree.problems() == ["images/common.yml:1: cannot be read: no such file"]
+
+
+# Across files
+
+
+def test_an_unknown_fix_is_named_with_the_nearest(tree):
+    tree.change(STACK, "[alpha-old]", "[alpha-odl]")
+    said = f"{STACK}:7: fixes: unknown fix 'alpha-odl'; did you mean 'alpha-old'?"
+    assert tree.problems() == [said]
+
+
+def test_an_unknown_fix_of_a_wheel_is_named(tree):
+    tree.change("images/wheels/beta.yml", "[beta-build]", "[beta-biuld]")
+    assert tree.problems() == [
+        "images/wheels/beta.yml:4: fixes: unknown fix 'beta-biuld'; did you mean 'beta-build'?"
+    ]
+
+
+def test_a_fix_that_fits_no_version_is_named(tree):
+    tree.change(FIX, "==1.2.0", "==1.3.0")
+    said = f"{STACK}:7: fixes: fix 'alpha-old' does not apply: alpha 1.2.0 is not ==1.3.0"
+    assert tree.problems() == [said]
+
+
+def test_a_fix_of_a_package_that_is_not_there_is_named(tree):
+    tree.change(FIX, '{alpha: "==1.2.0"}', '{gamma: ">=1"}')
+    said = f"{STACK}:7: fixes: fix 'alpha-old' does not apply: gamma is not installed"
+    assert tree.problems() == [said]
+
+
+def test_a_fix_of_a_wheel_belongs_to_the_wheel(tree):
+    tree.change(STACK, "[alpha-old]", "[alpha-old, beta-build]")
+    assert tree.problems() == [f"{STACK}:7: fixes: fix 'beta-build' belongs to a wheel's fixes"]
+
+
+def test_a_fix_of_a_stack_belongs_to_the_stack(tree):
+    tree.write(FIX, samples.FILES[FIX].replace('alpha: "==1.2.0"', 'beta: "==3.0"'))
+    tree.change("images/wheels/beta.yml", "[beta-build]", "[beta-build, alpha-old]")
+    said = "images/wheels/beta.yml:4: fixes: fix 'alpha-old' belongs to a stack's fixes"
+    assert tree.problems() == [said]
+
+
+def test_an_unknown_wheel_is_named(tree):
+    tree.change(STACK, "[beta]", "[betta]")
+    assert tree.problems() == [f"{STACK}:6: builds: unknown wheel 'betta'; did you mean 'beta'?"]
+
+
+def test_a_wheel_of_another_version_than_the_stack_wants_is_named(tree):
+    tree.change(STACK, 'beta: "3.0"', 'beta: "3.1"')
+    said = f"{STACK}:3: packages: beta 3.1 is to be built, but images/wheels/beta.yml builds 3.0"
+    assert said in tree.problems()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "images/bases/cpu.lock",
+        "images/toy/cpu.lock",
+        "images/wheels/beta.cpu.lock",
+        "images/wheels/beta.cpu.build.lock",
+    ],
+)
+def test_a_missing_lock_is_named_with_what_to_type(tree, path):
+    (tree.root / path).unlink()
+    assert tree.problems() == [f"{STACK}:3: packages: missing lock {path}; {LOCK_AGAIN}"]
+
+
+def test_a_stale_lock_is_named_with_what_to_type(tree):
+    tree.change(STACK, 'beta: "3.0"\n', 'beta: "3.0"\n  delta: "1"\n')
+    said = "images/toy/cpu.lock was made from other packages or fixes than these"
+    assert tree.problems() == [f"{STACK}:3: packages: {said}; {LOCK_AGAIN}"]
+
+
+def test_a_changed_base_makes_every_lock_on_it_stale(tree):
+    tree.change(BASE, "torch==2.0.0", "torch==2.1.0")
+    assert [line.split(": ")[2].split()[0] for line in tree.problems()] == [
+        "images/toy/cpu.lock",
+        "images/bases/cpu.lock",
+        "images/wheels/beta.cpu.lock",
+        "images/wheels/beta.cpu.build.lock",
+    ]
+
+
+def test_a_lock_is_not_asked_for_where_locks_are_made(tree):
+    (tree.root / "images/toy/cpu.lock").unlink()
+    assert "images/toy/cpu.lock" not in load_definitions(tree.root, locks_required=False).locks
+
+
+def test_a_base_that_nobody_has_built_needs_no_lock(tree):
+    text = samples.FILES[BASE].replace("name: cpu", "name: far\nnever_built: not reached")
+    tree.write("images/bases/far.yml", text)
+    assert sorted(tree.load().bases) == ["cpu", "far"]
+
+
+def test_a_base_that_is_built_needs_its_locks(tree):
+    tree.write("images/bases/far.yml", samples.FILES[BASE].replace("name: cpu", "name: far"))
+    assert len(tree.problems()) == 4
+
+
+# All of it
+
+
+def test_problems_of_all_files_come_at_once_sorted_by_place(tree):
+    tree.change(STACK, "imports: [alpha]", "import: [alpha]")
+    tree.change(FIX, "count: 1", "count: one")
+    tree.change(BASE, "device: cpu", "device: tpu")
+    tree.write("images/wheels/broken.yml", "- a\n")
+    (tree.root / "images/bases/cpu.lock").unlink()
+    assert tree.problems() == [
+        f"{BASE}:3: device: unknown value 'tpu'; did you mean 'cpu'?",
+        f"{FIX}:14: remedy.replace[0].count: must be a whole number",
+        f"{FIX}:14: remedy.replace[0].count: must be at least 1",
+        f"{STACK}:3: packages: missing lock images/bases/cpu.lock; {LOCK_AGAIN}",
+        f"{STACK}:8: import: unknown key; did you mean 'imports'?",
+        "images/wheels/broken.yml:1: must be a mapping of keys to values",
+    ]
+
+
+def test_the_error_counts_its_problems_and_says_what_to_do(tree):
+    tree.change(STACK, "imports: [alpha]", "import: [alpha]")
+    with pytest.raises(DefinitionError) as caught:
+        tree.load()
+    assert str(caught.value) == (
+        "1 problem in the definitions\n"
+        f"  {STACK}:8: import: unknown key; did you mean 'imports'?\n"
+        "To go on: correct the lines named above"
+    )
+    assert caught.value.exit_code == 2

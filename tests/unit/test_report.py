@@ -1,0 +1,110 @@
+"""The record of a smoke: its keys, its figures, and that it is JSON whatever happened."""
+
+import json
+import math
+
+import pytest
+
+from stackyard import report
+from stackyard.judge import Check
+from tests.unit import reports
+
+
+def test_a_report_lies_by_stack_base_and_kind():
+    assert report.path_of("toy", "cpu", "smoke", "json") == "reports/toy/cpu/smoke.json"
+
+
+def test_the_keys_of_the_schema():
+    assert list(reports.good()) == [
+        "schema", "kind", "stack", "base", "outcome", "started", "seconds", "build_seconds", "run",
+        "image", "host", "nodes", "checks", "phases", "curves", "commands", "last_lines",
+    ]  # fmt: skip
+    assert reports.good()["schema"] == "stackyard.report/1"
+
+
+def test_a_good_smoke_is_said_in_full():
+    found = reports.good()
+    assert (found["stack"], found["base"], found["kind"]) == ("toy", "cpu", "smoke")
+    assert (found["outcome"], found["run"]) == ("passed", "toy-1")
+    assert (found["seconds"], found["build_seconds"]) == (12.35, 0.0)
+    assert found["nodes"] == ["node1", "node2"]
+    assert found["phases"][0] == {"name": "start nodes", "seconds": 0.5}
+    assert [check["outcome"] for check in found["checks"]] == ["passed"] * 7
+    assert found["commands"]["two"] == ["torchrun", "train.py"]
+
+
+def test_the_image_is_said_with_its_packages_whoever_brought_them():
+    assert reports.good()["image"] == {
+        "id": "sha256:1234",
+        "tags": ["stackyard/toy:cpu"],
+        "recipe": "sha256:recipe",
+        "size_bytes": 1_500_000_000,
+        "fixes": ["alpha-old"],
+        "packages": {
+            "alpha": "1.2.0", "beta": "3.0", "gamma": "0.5", "numpy": "2.1.0", "torch": "2.0.0",
+        },
+    }  # fmt: skip
+
+
+def test_there_is_a_curve_of_every_training():
+    curves = reports.good()["curves"]
+    assert list(curves) == ["one", "two", "two, killed", "two, resumed"]
+    assert curves["two"][0] == [1, 2.95]
+    assert curves["two, resumed"][0][0] == 21
+
+
+def test_last_lines_are_kept_of_a_smoke_that_did_not_pass():
+    assert reports.good()["last_lines"] == {}
+    assert reports.BROKEN["silent"]()["last_lines"] == {
+        "one": "the last line", "two": "the last line",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("not finite", "failed"), ("silent", "failed"), ("failed", "failed"),
+        ("broken", "not run"), ("half", "not run"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_broken_smoke_is_strict_json_with_its_outcome(name, outcome):
+    found = reports.BROKEN[name]()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["outcome"] == outcome
+
+
+def test_losses_that_are_no_numbers_are_text():
+    curve = dict(reports.BROKEN["not finite"]()["curves"]["two"])
+    assert (curve[1], curve[30], curve[40]) == ("nan", "inf", "-inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(1.5, 1.5), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
+def test_a_number_that_json_lacks_is_written_as_text(value, written):
+    assert report.finite(value) == written
+
+
+def test_a_check_says_why_only_where_there_is_something_to_say():
+    check = Check(name="mesh", outcome="passed", measured=1, expected=2)
+    wanted = {"name": "mesh", "outcome": "passed", "measured": 1, "expected": 2}
+    assert report.check_value(check) == wanted
+    failed = Check(name="mesh", outcome="failed", measured=1, expected=2, why="x")
+    assert report.check_value(failed) == {**wanted, "outcome": "failed", "why": "x"}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "together"),
+    [
+        (["passed", "passed"], "passed"),
+        (["passed", "not run"], "not run"),
+        (["not run", "failed"], "failed"),
+    ],
+)
+def test_several_reports_have_the_worst_outcome(outcomes, together):
+    found = report.together([{"outcome": outcome} for outcome in outcomes])
+    assert found == {"outcome": together, "reports": [{"outcome": o} for o in outcomes]}
+
+
+def test_no_report_at_all_is_no_pass():
+    assert report.together([])["outcome"] != "passed"
