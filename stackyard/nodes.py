@@ -185,13 +185,15 @@ def wait_reachable(running: Mesh, probes: Mapping[str, bytes]) -> dict[str, dict
     for source, target in mesh.pairs(running.plan.nodes):
         wanted.setdefault(source, []).append(target)
 
-    def one(source: str) -> dict[str, Any]:
-        put_probes(running, probes, source)
-        _wait_listening(running, source)
-        return {}
+    def ready(node: str) -> None:
+        if not running.engine.running(running.containers[node]):
+            log = running.engine.container_log(running.containers[node])
+            raise MeshError(f"{node} is not running", why=log or "its log is empty")
+        put_probes(running, probes, node)
+        _wait_listening(running, node)
 
     with ThreadPoolExecutor(min(8, len(wanted))) as pool:
-        list(pool.map(one, wanted))
+        list(pool.map(ready, wanted))
 
     def reach(source: str) -> dict[str, Any]:
         words = ["python3", f"{PROBE_FOLDER}/mesh_probe.py", "reach", *wanted[source]]

@@ -10,10 +10,12 @@ secrets of its own: keys live in /run/stackyard (memory), never in a layer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
 import tarfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -76,7 +78,22 @@ def install() -> None:
                 file.write(source.read())
             os.chmod(arriving / member.name, member.mode & 0o644)
     arriving.rename(ROOT / "mesh")
-    os.close(os.open(gate, os.O_WRONLY))
+    _open_gate(gate)
+
+
+def _open_gate(gate: str, seconds: float = 20.0) -> None:
+    """Let `serve` go on, whether it waits already, is about to, or has seen the material itself."""
+    end = time.monotonic() + seconds
+    while not (ROOT / "sshd.pid").exists():
+        try:
+            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+            return
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # ENXIO: nobody reads at the other end yet
+                raise
+        if time.monotonic() > end:
+            raise SystemExit("the node's own program does not wait for its material")
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

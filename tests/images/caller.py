@@ -5,18 +5,22 @@ Owns turning `stackyard.settings.CallerSettings` into strings and certificates t
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from stackyard.settings import CallerSettings
 
 # Packages speak of these in scripts and documentation of their own: where the caller's settings
 # name them, they are looked for in settings, records and logs only, and not in every file.
 PUBLIC = ("debian", "ubuntu", "pypi", "pythonhosted.org", "pytorch.org", "nvidia.com")
+# Between two characters of an armoured text: a line break, or one written as an escape.
+GAP = rb"(?:\s|\\[nr])"
+_CERTIFICATE = re.compile(
+    rb"-----BEGIN CERTIFICATE-----((?:[A-Za-z0-9+/=]|%b){100,12000}?)-----END" % GAP
+)
 _URI = re.compile(rb"[a-z][a-z0-9+.-]*://(?:([^@/\s\"']*)@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])")
 
 
@@ -28,14 +32,14 @@ class Caller:
         hosts: host names and addresses of every index, mirror and proxy.
         credentials: user names with passwords, and passwords, of those.
         folders: local folders of wheels.
-        certificates: subjects of the certificates that the caller trusts, by their DER form.
+        certificates: those that the caller trusts, in DER form.
         authorities: those of them that are not public.
     """
 
     hosts: frozenset[str] = frozenset()
     credentials: frozenset[str] = frozenset()
     folders: tuple[str, ...] = ()
-    certificates: Mapping[bytes, str] = field(default_factory=dict)
+    certificates: frozenset[bytes] = frozenset()
     authorities: frozenset[bytes] = frozenset()
 
     @property
@@ -61,13 +65,13 @@ def make_caller(settings: CallerSettings, public_bundle: bytes, own: Iterable[st
     texts += [value.encode() for value in settings.proxies.values()]
     found = [match for text in texts for match in _URI.findall(text)]
     own_hosts = {host.lower() for url in own for _, host in _URI.findall(url.encode())}
-    certificates = subjects(settings.secrets.get("ca.pem", b""))
+    certificates = frozenset(parse_certificates(settings.secrets.get("ca.pem", b"")))
     return Caller(
         hosts=frozenset({host.decode().lower() for _, host in found} - _decoded(own_hosts)),
         credentials=frozenset(part for user, _ in found for part in _secrets(user.decode())),
         folders=tuple(str(folder) for folder in settings.wheel_folders),
         certificates=certificates,
-        authorities=frozenset(certificates) - frozenset(subjects(public_bundle)),
+        authorities=certificates - frozenset(parse_certificates(public_bundle)),
     )
 
 
@@ -80,11 +84,12 @@ def _secrets(user: str) -> list[str]:
     return [part for part in (user if colon else "", password) if len(part) > 7]
 
 
-def subjects(bundle: bytes) -> dict[bytes, str]:
-    """The subject of every certificate of a PEM bundle, by DER form."""
-    if b"BEGIN CERTIFICATE" not in bundle:
-        return {}
-    return {
-        found.public_bytes(Encoding.DER): found.subject.rfc4514_string()
-        for found in x509.load_pem_x509_certificates(bundle)
-    }
+def parse_certificates(text: bytes) -> list[bytes]:
+    """The DER form of every certificate in PEM text, also where line breaks are escaped."""
+    bodies = [re.sub(GAP, b"", body) for body in _CERTIFICATE.findall(text)]
+    return [base64.b64decode(body) for body in bodies if len(body) % 4 == 0]
+
+
+def fingerprint(der: bytes) -> str:
+    """A certificate's name that tells nothing about it."""
+    return f"certificate sha256:{hashlib.sha256(der).hexdigest()[:16]}"

@@ -91,7 +91,7 @@ def said(host: Any) -> Callable[[str], str]:
     """Runs a shell command in the node that must succeed; its output without the line's end."""
 
     def run(command: str) -> str:
-        done = host.run(command)
+        done = host.run("timeout 100 bash -c %s", command)
         assert done.rc == 0, f"{command}: exit code {done.rc}: {done.stdout}{done.stderr}"
         return str(done.stdout).rstrip("\n")
 

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from stackyard.settings import CallerSettings
 from tests.images import scanner
-from tests.images.caller import Caller, make_caller, subjects
+from tests.images.caller import Caller, fingerprint, make_caller, parse_certificates
 
 PACKAGES = "usr/local/lib/python3.11/dist-packages"
 
@@ -45,7 +46,7 @@ def private_key(form: PrivateFormat) -> bytes:
 
 
 PUBLIC_CA, OWN_CA, OTHER_CA = certificate("Everybody"), certificate("Firm"), certificate("Other")
-OWN_DER = next(iter(subjects(OWN_CA)))
+(OWN_DER,) = parse_certificates(OWN_CA)
 SSH_KEY, TLS_KEY = private_key(PrivateFormat.OpenSSH), private_key(PrivateFormat.PKCS8)
 CALLER = make_caller(
     CallerSettings(
@@ -182,6 +183,26 @@ def test_what_lies_across_two_chunks_is_found(monkeypatch):
     assert rules(scan("usr/share/a", content)) == {"key"}
 
 
+def known_key() -> tuple[bytes, str]:
+    content = b"\x7fELF" + TLS_KEY
+    body = b"".join(TLS_KEY.splitlines()[1:-1])
+    return content, scanner.key_name(body[:64])
+
+
+def test_a_public_test_key_is_fine_where_its_package_has_it_and_nowhere_else(monkeypatch):
+    content, name = known_key()
+    monkeypatch.setitem(scanner.PUBLIC_KEYS, name, re.compile("/usr/lib/library"))
+    assert scan("usr/lib/library", content) == []
+    assert rules(scan("usr/lib/other", content)) == {"key"}
+
+
+def test_a_library_with_public_test_keys_may_hold_no_other(monkeypatch):
+    content, name = known_key()
+    monkeypatch.setitem(scanner.PUBLIC_KEYS, name, re.compile("/usr/lib/library"))
+    other = private_key(PrivateFormat.PKCS8)
+    assert rules(scan("usr/lib/library", content + other)) == {"key"}
+
+
 def bundle_layer(content: bytes, *, recorded: bytes) -> io.BytesIO:
     digest = base64.urlsafe_b64encode(hashlib.sha256(recorded).digest()).decode().rstrip("=")
     record = f"certifi/cacert.pem,sha256={digest},{len(recorded)}\ncertifi-1.dist-info/RECORD,,\n"
@@ -205,7 +226,7 @@ def test_a_bundle_that_was_changed_after_its_installation_is_found():
 def test_a_private_authority_is_found_whatever_a_record_says():
     both = PUBLIC_CA + OWN_CA
     found = scanner.scan_layer(bundle_layer(both, recorded=both), CALLER)
-    assert [str(f) for f in found] == [f"/{PACKAGES}/certifi/cacert.pem: CN=Firm"]
+    assert [str(f) for f in found] == [f"/{PACKAGES}/certifi/cacert.pem: {fingerprint(OWN_DER)}"]
 
 
 def test_a_password_is_never_shown():
@@ -248,7 +269,7 @@ def test_a_file_that_a_later_layer_deletes_is_still_found(tmp_path):
     lower = tar(("etc/token", SSH_KEY, 0o600, tarfile.REGTYPE))
     upper = tar(("etc/.wh.token", b"", 0o600, tarfile.REGTYPE))
     image = scanner.scan_image(saved_image(tmp_path, lower, upper), Caller(), {})
-    assert "/etc/token: -----BEGIN OPENSSH PRIVATE KEY-----" in image.of_rule("key")
+    assert "/etc/token: a private key" in image.of_rule("key")
     assert image.of_rule("left over") == ["/etc/.wh.token: deleted here, still in an earlier layer"]
 
 

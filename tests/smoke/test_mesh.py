@@ -8,7 +8,7 @@ import time
 import pytest
 
 from stackyard import judge, mesh, nodes
-from stackyard.errors import MeshError
+from stackyard.errors import MeshError, StackyardError
 
 NOW = int(time.time())
 
@@ -120,7 +120,7 @@ def test_an_environment_that_logins_do_not_see_is_noticed(make_mesh, settings, i
 def test_a_node_without_sshd_is_named(make_mesh, settings):
     running = make_mesh()
     running.engine.kill(running.containers["node2"])
-    with pytest.raises((MeshError, Exception), match="node2|is not running"):
+    with pytest.raises(MeshError, match="node2 is not running"):
         nodes.wait_reachable(running, settings.probes)
 
 
@@ -129,7 +129,10 @@ def test_certificates_end(make_mesh, engine, settings, example, image_env, monke
     plan = mesh.MeshPlan(run="test-expired", nodes=("node1", "node2"), port=2222, seconds=60)
     try:
         running = nodes.start(engine, plan, settings, now=NOW - 3600)
-        result = judge.mesh(example, observe(running, settings, image_env, refusals={"x": {}}))
+        result = judge.mesh(
+            example,
+            observe(running, settings, image_env, refusals={"none": {"code": 1, "says": ""}}),
+        )
         assert result.outcome == "failed"
         assert "node1 cannot log in to node2" in result.why
     finally:
@@ -148,7 +151,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
     broken = dataclasses.replace(settings, image="stackyard/base:cpu")
     plan = mesh.MeshPlan(run="test-broken", nodes=("node1", "node2"), port=2222, seconds=60)
     with (
-        pytest.raises(Exception, match="node|exec|container"),
+        pytest.raises(StackyardError, match=r"node\d did not take its keys|in \w+"),
         nodes.running_mesh(engine, plan, broken, now=NOW),
     ):
         pass

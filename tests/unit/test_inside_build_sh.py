@@ -21,7 +21,8 @@ def bash(tmp_path):
     def run(line, stdin=""):
         return subprocess.run(
             ["bash", "-c", f". {script}; {line}"],
-            env={"PATH": os.environ["PATH"]}, input=stdin, capture_output=True, text=True, timeout=20, check=False,
+            env={"PATH": os.environ["PATH"]}, input=stdin, capture_output=True, text=True,
+            timeout=20, check=False,
         )  # fmt: skip
 
     return run

@@ -67,7 +67,7 @@ def test_what_was_said_is_what_is_read(recorder, tmp_path):
     assert (found.world_size, found.backend, found.pid) == (2, "gloo", os.getpid())
     assert (found.loaded, found.saved, found.ended) == ([20], [30], 40)
     assert found.losses[21] == 2.5 and math.isnan(found.losses[22])
-    assert [key for key in found.params] == [(22, "left")]
+    assert list(found.params) == [(22, "left")]
     assert len(found.params[22, "left"]) == 64
 
 
