@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stackyard import process
 from stackyard.archive import pack
-from stackyard.errors import BuildError, CommandError, EngineError
+from stackyard.errors import BuildError, CommandError, EngineError, StackyardError
 from stackyard.plan import BuildPlan
 from stackyard.settings import CallerSettings
 
@@ -50,8 +50,13 @@ def find_client(path: str) -> Client:
         binary = shutil.which("docker", path=folder)
         if binary is None:
             continue
-        version = process.run([binary, "--version"], check=False, timeout=20).output
-        if process.run([binary, "buildx", "version"], check=False, timeout=20).code == 0:
+        try:
+            version = process.run([binary, "--version"], check=False, timeout=20).output
+            buildx = process.run([binary, "buildx", "version"], check=False, timeout=20)
+        except StackyardError as error:
+            tried.append(str(error))
+            continue
+        if buildx.code == 0:
             return Client(path=binary, buildx=True)
         match = re.search(r"version (\d+)\.", version)
         # From 23 on the client leaves BuildKit to the buildx plugin; before, it has its own.

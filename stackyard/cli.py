@@ -65,15 +65,17 @@ def list_images(*, as_json: bool) -> int:
             held = _engine_or_none(stack)
             found = commands.list_all(load_project(locks_required=False), held)
         table = Table(title="images", title_justify="left")
-        for column in ("stack", "base", "locked", "image", "size", "smoke", "what it is"):
+        for column in ("stack", "base", "locked", "image", "size", "smoke"):
             table.add_column(column)
         for row in found["images"]:
             size = f"{row['size_bytes'] / 1e9:.2f} GB" if row["size_bytes"] else ""
             proven = outcome_text(row["smoke"]) if row["smoke"] else ""
             locked = "yes" if row["locked"] else "no"
             cells = (row["stack"], row["base"], locked, row["image"] or "not built", size, proven)
-            table.add_row(*cells, row["summary"])
+            table.add_row(*cells)
         terminal.table(table)
+        for stack_name, summary in {r["stack"]: r["summary"] for r in found["images"]}.items():
+            terminal.text(f"stack {stack_name}: {summary}")
         for base in found["bases"]:
             never = f" (never built: {base['never_built']})" if base["never_built"] else ""
             terminal.text(f"base {base['base']}: {base['summary']}, {base['reference']}{never}")

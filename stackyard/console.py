@@ -6,6 +6,7 @@ every event is one plain line. Standard output carries results only, so that `--
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -16,12 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from stackyard.report import figure
+
 STYLES = {"passed": "bold green", "failed": "bold red", "not run": "bold yellow"}
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def spark(values: Sequence[float], width: int = 16) -> str:
     """A curve in one line of text: the last `width` points of it, evenly picked."""
+    values = [value for value in values if math.isfinite(value)]
     if len(values) < 2:
         return ""
     picked = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
@@ -38,7 +42,8 @@ class Terminal:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.out = Console(highlight=False)
+        # Tables that go to a file or a pipe are not squeezed into rich's 80 columns.
+        self.out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         self._live = self.err.is_terminal if live is None else live
         self._progress = Progress(
             SpinnerColumn(),
@@ -131,7 +136,6 @@ def smoke_table(reports: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(name, *(_cell(report, name) for report in reports))
     table.add_section()
     table.add_row("verdict", *(outcome_text(report["outcome"]) for report in reports))
-    table.add_row("seconds", *(f"{r['build_seconds']} + {r['seconds']}" for r in reports))
     return table
 
 
@@ -139,51 +143,16 @@ def _cell(report: Mapping[str, Any], name: str) -> str:
     check = next((c for c in report["checks"] if c["name"] == name), None)
     if check is None:
         return ""
-    return f"{outcome_text(check['outcome'])} {_figure(check)}"
-
-
-def _figure(check: Mapping[str, Any]) -> str:
-    """The one figure of a check that says most."""
-    measured = check["measured"]
-    if not measured:
-        return ""
-    if check["name"] == "mesh":
-        return f"{len(measured['logins'])} logins, {len(measured['refused'])} refused"
-    if check["name"] == "loss_falls":
-        last = list(measured.values())[-1]
-        return f"{last['first']:.2f} to {last['last']:.2f}" if _numeric(last) else ""
-    if check["name"] == "parity":
-        worst = [m["largest_difference"] for m in measured.values()]
-        return f"max {max(worst):.1g}" if all(isinstance(w, float) for w in worst) else ""
-    if check["name"] == "resume_equal":
-        gap = measured["largest_difference"]
-        return f"max {gap:.1g}" if isinstance(gap, float) else ""
-    if check["name"] == "ranks_agree":
-        return f"{sum(m['compared'] for m in measured.values())} hashes"
-    if check["name"] == "world_size":
-        return f"{len(measured)} trainings"
-    return f"{measured['processes_left']} left" if check["name"] == "no_strays" else ""
-
-
-def _numeric(values: Mapping[str, Any]) -> bool:
-    return all(isinstance(values[key], float) for key in ("first", "last"))
+    return f"{outcome_text(check['outcome'])} {figure(check)}"
 
 
 def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Seconds of every phase, by stack."""
-    table = Table(title="phases, seconds", title_justify="left")
-    table.add_column("phase")
-    for report in reports:
-        table.add_column(str(report["stack"]), justify="right")
-    rows = max((len(report["phases"]) for report in reports), default=0)
-    if len(reports) == 1:
-        for phase in reports[0]["phases"]:
-            table.add_row(phase["name"], f"{phase['seconds']:.2f}")
-        return table
+    """Seconds of every phase: two columns a stack, phases in their order."""
     table = Table(title="phases, seconds", title_justify="left")
     for report in reports:
-        table.add_column(str(report["stack"]))
+        table.add_column(str(report["stack"]), no_wrap=True)
         table.add_column("s", justify="right")
+    rows = max((len(report["phases"]) for report in reports), default=0)
     for row in range(rows):
         cells = []
         for report in reports:
@@ -191,4 +160,9 @@ def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
             known = row < len(phases)
             cells += [phases[row]["name"], f"{phases[row]['seconds']:.2f}"] if known else ["", ""]
         table.add_row(*cells)
+    if not reports:
+        return table
+    table.add_section()
+    totals = [f"{sum(p['seconds'] for p in report['phases']):.1f}" for report in reports]
+    table.add_row(*(cell for total in totals for cell in ("all", total)))
     return table

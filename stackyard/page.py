@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stackyard import template
+from stackyard.report import figure
 
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 34
@@ -27,6 +28,7 @@ def render_page(report: Mapping[str, Any]) -> str:
         "checks": [
             {
                 "why": "",
+                "figure": figure(check),
                 **check,
                 "measured": json.dumps(check["measured"], indent=1, ensure_ascii=False),
                 "expected": json.dumps(check["expected"], indent=1, ensure_ascii=False),

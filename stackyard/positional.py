@@ -42,6 +42,9 @@ def _ends_positionals(machine: Any, token: str) -> bool:
 
 
 def _patched_handle(machine: Any, token: str) -> None:
+    if token in ("--help", "-h") and machine.context is not None:
+        for argument in machine.context.missing_positional_args:
+            argument.value = ""  # help is asked for, the task will not run
     if _ends_positionals(machine, token):
         _fill(machine)
     _handle(machine, token)

@@ -151,6 +151,9 @@ class _feeding:
             self._child.stdin.close()
         except OSError:
             pass  # the child is gone; its exit code and output say why
+        finally:
+            with contextlib.suppress(OSError):
+                self._child.stdin.close()
 
     def __enter__(self) -> None:
         if self._data is not None:

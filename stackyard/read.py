@@ -316,6 +316,8 @@ def _check_smoke(entry: Mapping, smoke: Smoke) -> None:
         entry.problem("a smoke has at least 40 updates", key="updates")
     if not 0 < smoke.save_at < smoke.updates:
         entry.problem("must lie between 0 and updates", key="save_at")
+    if not 0 < smoke.tolerance <= 0.1:
+        entry.problem("must lie between 0 and 0.1", key="tolerance")
     for key, argv in (("prepare", smoke.prepare), ("program", smoke.program)):
         _check_placeholders(entry, key, argv)
 

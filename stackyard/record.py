@@ -71,21 +71,33 @@ class Training:
         return {}
 
 
-def take_line(ranks: dict[int, RankRecord], line: str) -> RankRecord | None:
-    """Add one followed line (`rankN<tab>{json}`) to the records; None when it is not one."""
+def take_line(ranks: dict[int, RankRecord], line: str) -> tuple[RankRecord, str] | None:
+    """Add one followed line (`rankN<tab>{json}`) to the records.
+
+    Returns:
+        The rank's record and the kind of event; None when the line is not a whole event.
+    """
     name, _, text = line.partition("\t")
-    if not (name.startswith("rank") and name[4:].isdigit()):
+    if not (name.startswith("rank") and name[4:].isdecimal()):
         return None
+    rank = int(name[4:])
+    record = ranks.get(rank) or RankRecord(rank=rank)
     try:
         event: dict[str, Any] = json.loads(text)
-        kind = event["event"]
+        kind = str(event["event"])
+        _take(record, kind, event)
     except (ValueError, KeyError, TypeError):
         return None
-    record = ranks.setdefault(int(name[4:]), RankRecord(rank=int(name[4:])))
+    ranks[rank] = record
+    return record, kind
+
+
+def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
     if kind == "start":
-        record.world_size, record.host = int(event["world_size"]), str(event["host"])
-        record.pid, record.backend = int(event["pid"]), str(event["backend"])
-        record.device = str(event["device"])
+        world_size, pid = int(event["world_size"]), int(event["pid"])
+        host, backend, device = (str(event[key]) for key in ("host", "backend", "device"))
+        record.world_size, record.pid = world_size, pid
+        record.host, record.backend, record.device = host, backend, device
     elif kind == "step":
         record.losses[int(event["step"])] = float(event["loss"])
     elif kind == "params":
@@ -96,4 +108,3 @@ def take_line(ranks: dict[int, RankRecord], line: str) -> RankRecord | None:
         record.loaded.append(int(event["step"]))
     elif kind == "end":
         record.ended = int(event["step"])
-    return record

@@ -6,7 +6,7 @@ Owns the schema (docs/report.md). Pure: the clock, the image and the machine are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stackyard.catalog import ResolvedImage
@@ -56,7 +56,10 @@ def smoke_report(
         "host": dict(host),
         "nodes": list(seen.nodes),
         "checks": [check_value(check) for check in outcome.checks],
-        "phases": [{"name": p.name, "seconds": p.seconds} for p in outcome.phases],
+        "phases": [
+            {"name": "have the image", "seconds": round(build_seconds, 2)},
+            *({"name": p.name, "seconds": p.seconds} for p in outcome.phases),
+        ],
         "curves": {
             name: [[step, finite(loss)] for step, loss in sorted(training.losses.items())]
             for name, training in [
@@ -98,6 +101,47 @@ def check_value(check: Check) -> dict[str, Any]:
     return {**value, "why": check.why} if check.why else value
 
 
+def figure(check: Mapping[str, Any]) -> str:
+    """The one figure of a check that says most; empty where nothing was measured."""
+    measured = check["measured"]
+    read = _FIGURES.get(check["name"])
+    if not measured or read is None:
+        return ""
+    return read(measured)
+
+
+def _mesh_figure(measured: Mapping[str, Any]) -> str:
+    return f"{len(measured['logins'])} logins, {len(measured['refused'])} refused"
+
+
+def _loss_figure(measured: Mapping[str, Any]) -> str:
+    last = list(measured.values())[-1]
+    numbers = [last["first"], last["last"]]
+    if not all(isinstance(number, float) for number in numbers):
+        return ""
+    return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
+
+
+def _parity_figure(measured: Mapping[str, Any]) -> str:
+    return _largest([layout["largest_difference"] for layout in measured.values()])
+
+
+def _largest(gaps: Sequence[float | str]) -> str:
+    numbers = [gap for gap in gaps if isinstance(gap, float)]
+    return f"max {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
+
+
+_FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "mesh": _mesh_figure,
+    "world_size": lambda measured: f"{len(measured)} trainings",
+    "loss_falls": _loss_figure,
+    "ranks_agree": lambda measured: f"{sum(m['compared'] for m in measured.values())} hashes",
+    "parity": _parity_figure,
+    "resume_equal": lambda measured: _largest([measured["largest_difference"]]),
+    "no_strays": lambda measured: f"{measured['processes_left']} left",
+}
+
+
 def finite(value: float) -> float | str:
     """JSON has no NaN or infinity: they are written as text."""
     return value if math.isfinite(value) else str(value)
@@ -106,5 +150,6 @@ def finite(value: float) -> float | str:
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several reports as one answer of a command."""
     outcomes = {report["outcome"] for report in reports}
-    outcome = next((o for o in ("failed", "not run") if o in outcomes), "passed")
+    outcome = next((o for o in ("failed", "not run") if o in outcomes), None)
+    outcome = outcome or ("passed" if reports else "not run")
     return {"outcome": outcome, "reports": list(reports)}

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from stackyard import process
 
+# The later one wins, as for pip itself.
+_PIP_SECTIONS = ("global", "install", ":env:")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "FTP_PROXY", "ALL_PROXY")
 _CA = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _CA_DEFAULTS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
@@ -39,7 +41,7 @@ class CallerSettings:
 
 def parse_pip_config(text: str) -> dict[str, str]:
     """The output of `pip config list` as values by their last name; environment wins."""
-    found: dict[str, str] = {}
+    by_section: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         match = re.match(r"^([^.=\s]+)\.([^=]+)=(.*)$", line)
         if not match:
@@ -50,9 +52,9 @@ def parse_pip_config(text: str) -> dict[str, str]:
         except (ValueError, SyntaxError):
             value = quoted
         name = name.strip().strip(".").strip("'")
-        if section in ("global", "install", ":env:") and (name not in found or section == ":env:"):
-            found[name] = value
-    return found
+        if section in _PIP_SECTIONS:
+            by_section.setdefault(section, {})[name] = value
+    return {n: v for section in _PIP_SECTIONS for n, v in by_section.get(section, {}).items()}
 
 
 def make_settings(

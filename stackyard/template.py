@@ -27,7 +27,16 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["words"] = lambda values: " ".join(shlex.quote(str(v)) for v in values)
+    environment.filters["dockerfile"] = _dockerfile_word
     return environment
+
+
+def _dockerfile_word(value: object) -> str:
+    """A value as one double-quoted word of a Dockerfile, nothing in it expanded."""
+    text = str(value)
+    for character in ("\\", '"', "$"):
+        text = text.replace(character, f"\\{character}")
+    return f'"{text}"'
 
 
 def render(name: str, values: dict[str, object], *, folder: Path = TEMPLATES) -> str:

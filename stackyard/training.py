@@ -251,10 +251,12 @@ class _Watch:
             self.said.append(line)
         elif kind == "record":
             self._heard = time.monotonic()
-            record = take_line(self.ranks, line)
-            if record and self._on_loss and record.rank == min(self.ranks) and record.losses:
-                step = max(record.losses)
-                self._on_loss(self._plan.label, step, record.losses[step])
+            taken = take_line(self.ranks, line)
+            if taken and taken[1] == "step" and self._on_loss:
+                record = taken[0]
+                if record.rank == min(self.ranks):
+                    step = max(record.losses)
+                    self._on_loss(self._plan.label, step, record.losses[step])
 
     def _ready_to_kill(self) -> bool:
         at = self._plan.kill_after

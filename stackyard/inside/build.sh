@@ -10,7 +10,9 @@ secrets=/mnt/secrets
 export PYTHONDONTWRITEBYTECODE=1 UV_CACHE_DIR=/mnt/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 export UV_NO_PROGRESS=1 UV_CONCURRENT_DOWNLOADS=8 HOME=/mnt/home PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 export PIP_CACHE_DIR=/mnt/cache/pip PIP_ROOT_USER_ACTION=ignore
-mkdir -p "$HOME"
+# Also what programs leave in /tmp (uv's locks, torch's caches) stays out of the layer.
+export TMPDIR=/mnt/tmp
+mkdir -p "$HOME" "$TMPDIR"
 if [ -s $secrets/ca.pem ]; then
   export SSL_CERT_FILE=$secrets/ca.pem REQUESTS_CA_BUNDLE=$secrets/ca.pem PIP_CERT=$secrets/ca.pem
 fi
@@ -52,9 +54,9 @@ unpack_text() {
   cp unpacked/usr/share/doc/fortunes/copyright "$out/en.copyright"
 }
 
-# Terminal colours, separators, indentation and empty lines out.
+# Terminal colours, overstriking, separators, indentation and empty lines out.
 plain_lines() {
-  sed -e 's/\x1b\[[0-9;]*m//g' -e '/^%$/d' -e 's/^[[:space:]]*//' -e '/^$/d'
+  sed -e 's/\x1b\[[0-9;]*m//g' -e ':a' -e 's/[^\x08]\x08//' -e 'ta' -e '/^%$/d' -e 's/^[[:space:]]*//' -e '/^$/d'
 }
 
 # install_locked LOCK [INDEX]: exactly what a lock names, as wheels, hashes checked. INDEX serves

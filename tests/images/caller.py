@@ -33,14 +33,12 @@ class Caller:
         credentials: user names with passwords, and passwords, of those.
         folders: local folders of wheels.
         certificates: those that the caller trusts, in DER form.
-        authorities: those of them that are not public.
     """
 
     hosts: frozenset[str] = frozenset()
     credentials: frozenset[str] = frozenset()
     folders: tuple[str, ...] = ()
     certificates: frozenset[bytes] = frozenset()
-    authorities: frozenset[bytes] = frozenset()
 
     @property
     def private_hosts(self) -> frozenset[str]:
@@ -54,24 +52,17 @@ class Caller:
         )
 
 
-def make_caller(settings: CallerSettings, public_bundle: bytes, own: Iterable[str]) -> Caller:
-    """What to look for.
-
-    Args:
-        public_bundle: PEM text of the certificates that everybody has.
-        own: addresses that the project's definitions name themselves.
-    """
+def make_caller(settings: CallerSettings, own: Iterable[str]) -> Caller:
+    """What to look for; `own` are addresses that the project's definitions name themselves."""
     texts = [data for name, data in settings.secrets.items() if name != "ca.pem"]
     texts += [value.encode() for value in settings.proxies.values()]
     found = [match for text in texts for match in _URI.findall(text)]
     own_hosts = {host.lower() for url in own for _, host in _URI.findall(url.encode())}
-    certificates = frozenset(parse_certificates(settings.secrets.get("ca.pem", b"")))
     return Caller(
         hosts=frozenset({host.decode().lower() for _, host in found} - _decoded(own_hosts)),
         credentials=frozenset(part for user, _ in found for part in _secrets(user.decode())),
         folders=tuple(str(folder) for folder in settings.wheel_folders),
-        certificates=certificates,
-        authorities=certificates - frozenset(parse_certificates(public_bundle)),
+        certificates=frozenset(parse_certificates(settings.secrets.get("ca.pem", b""))),
     )
 
 

@@ -7,10 +7,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import certifi
 import pytest
 import testinfra
 
@@ -103,7 +101,7 @@ def caller(built: Built) -> Caller:
     """What this machine's package settings hold, to be looked for in the image."""
     base = built.image.base
     found = settings.collect(os.environ, distribution=base.distribution)
-    return make_caller(found, Path(certifi.where()).read_bytes(), own=[base.torch_index])
+    return make_caller(found, own=[base.torch_index])
 
 
 @pytest.fixture(scope="session")

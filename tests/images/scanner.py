@@ -216,14 +216,9 @@ def key_name(body: bytes) -> str:
 
 
 def _certificates(path: str, chunk: bytes, caller: Caller) -> Iterator[Finding]:
-    if b"BEGIN CERTIFICATE" in chunk:
-        for der in caller.certificates.intersection(parse_certificates(chunk)):
-            # One that is not public is wrong whatever a package's record says.
-            rule = "caller" if der in caller.authorities else "certificate"
-            yield Finding(rule=rule, path=path, what=fingerprint(der))
-    for der in caller.authorities:
-        if der in chunk:
-            yield Finding(rule="caller", path=path, what=fingerprint(der))
+    given = parse_certificates(chunk) if b"BEGIN CERTIFICATE" in chunk else [chunk]
+    for der in caller.certificates.intersection(given):
+        yield Finding(rule="certificate", path=path, what=fingerprint(der))
 
 
 def _traces(path: str, chunk: bytes, caller: Caller) -> Iterator[Finding]:
