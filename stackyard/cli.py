@@ -171,8 +171,8 @@ def _build_each(
 ) -> list[dict[str, Any]]:
     builder = commands.Builder(project, held, terminal.say)
     rows = []
-    for name in names:
-        built = builder.build(name, base or project.default_base, again=again)
+    for built in builder.build_all(names, base or project.default_base, again=again):
+        name = built.image.stack.name
         made = f"built in {built.seconds:.1f} s" if built.made else "is current"
         terminal.done(name, f"{built.info.tags[0]} {made} ({built.info.size / 1e9:.2f} GB)")
         rows.append(
@@ -219,10 +219,9 @@ def _smoke_each(
 ) -> list[dict[str, Any]]:
     builder = commands.Builder(project, held, terminal.say)
     reports = []
-    for name in names:
-        built = builder.build(name, base)
+    for built in builder.build_all(names, base):
         if built.made:
-            terminal.done(name, f"image built in {built.seconds:.1f} s")
+            terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
         reports.append(_smoke_one(project, held, built, nodes, terminal))
     return reports
 

@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -187,13 +188,29 @@ def _cannot_have(project: Project, base_name: str, error: StackyardError) -> Not
 
 
 class Builder:
-    """Builds images of one project on one engine; what they share is had once."""
+    """Builds images of one project on one engine; what they share is had once.
+
+    Images are built at the same time: BuildKit runs a step that several of them have only once,
+    and single-threaded steps of one fill the cores that another leaves idle.
+    """
 
     def __init__(self, project: Project, engine: Engine, say: Say) -> None:
         self._project, self._engine, self._say = project, engine, say
+        self._shared = threading.Lock()
         self._client: build.Client | None = None
+        self._tools: dict[str, str] = {}
         self._foundations: dict[str, tuple[ImageInfo, str]] = {}
         self._callers: dict[str, settings.CallerSettings] = {}
+
+    def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
+        """Build several stacks on one base, at the same time; in the order given.
+
+        Raises:
+            StackyardError: the first failure, once every other build has ended.
+        """
+        with ThreadPoolExecutor(max(1, len(stacks))) as pool:
+            jobs = [pool.submit(self.build, stack, base, again=again) for stack in stacks]
+        return [job.result() for job in jobs]
 
     def build(self, stack: str, base: str, *, again: bool = False) -> Built:
         """The image of a stack on a base; built only when its recipe has changed.
@@ -204,7 +221,8 @@ class Builder:
         """
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
-        base_info, reference = self._foundation(image)
+        with self._shared:
+            base_info, reference = self._foundation(image)
         self._require_lock(image)
         files = {
             path: (self._project.root / path).read_text(encoding="utf-8")
@@ -221,12 +239,16 @@ class Builder:
         return Built(image=image, info=info, seconds=seconds, made=again or not current)
 
     def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> None:
-        host.require_space(self._engine)
-        caller = self._caller(image)
-        wanted = [(name, setting.value) for name, setting in image.provided.items()]
-        tools = foundation.ensure_tools(self._engine, caller, wanted)
-        if self._client is None:
-            self._client = build.find_client(os.environ.get("PATH", ""))
+        with self._shared:
+            host.require_space(self._engine)
+            caller = self._caller(image)
+            if image.base.name not in self._tools:
+                wanted = [(name, setting.value) for name, setting in image.provided.items()]
+                tools = foundation.ensure_tools(self._engine, caller, wanted)
+                self._tools[image.base.name] = tools
+            if self._client is None:
+                self._client = build.find_client(os.environ.get("PATH", ""))
+        tools = self._tools[image.base.name]
         build.build(made, self._client, tools, caller, lambda s: self._say(made.stack, short(s)))
 
     def _require_lock(self, image: ResolvedImage) -> None:
@@ -318,9 +340,3 @@ def write_reports(root: Path, value: dict[str, Any]) -> None:
     files = {report.path_of(stack, base, kind, "json"): text}
     files[report.path_of(stack, base, kind, "html")] = page.render_page(value)
     resolve.write_files(root, files)
-
-
-def in_parallel(items: Sequence[str], work: Callable[[str], Any]) -> list[Any]:
-    """Run independent work for each item at once; the first failure is raised at the end."""
-    with ThreadPoolExecutor(max(1, len(items))) as pool:
-        return list(pool.map(work, items))

@@ -100,9 +100,14 @@ class Terminal:
     def _show(self, stack: str, text: str, step: int = 0, total: int | None = None) -> None:
         if stack not in self._tasks:
             self._tasks[stack] = self._progress.add_task("", stack=stack, total=None)
-        self._progress.update(
-            self._tasks[stack], description=text.replace("[", "\\["), completed=step, total=total
-        )
+        description = text.replace("[", "\\[")
+        if not step:
+            # A new phase: the clock beside it starts again.
+            self._progress.reset(self._tasks[stack], total=None, description=description)
+        else:
+            self._progress.update(
+                self._tasks[stack], description=description, completed=step, total=total
+            )
 
     def note(self, text: str) -> None:
         """A remark that is no part of the result."""

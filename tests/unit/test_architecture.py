@@ -5,6 +5,7 @@ catching a made-up violation.
 """
 
 import ast
+import functools
 import sys
 
 import pytest
@@ -66,9 +67,19 @@ HERE, INSIDE = sources(False), sources(True)
 # Reading imports
 
 
+@functools.cache
+def _nodes(source):
+    return list(ast.walk(ast.parse(source)))
+
+
+@functools.cache
 def _named(source):
     """Every (module, name or None) that a source imports, wherever in it that stands."""
-    for node in ast.walk(ast.parse(source)):
+    return list(_imports(source))
+
+
+def _imports(source):
+    for node in _nodes(source):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -103,10 +114,9 @@ def foreign(source):
 
 def uses_of_os(source, names):
     """Those of `names` that a source takes from os."""
-    tree = ast.parse(source)
     attributes = {
         node.attr
-        for node in ast.walk(tree)
+        for node in _nodes(source)
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "os"
     }
     taken = {name for module, name in _named(source) if module == "os"}

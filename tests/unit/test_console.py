@@ -116,7 +116,7 @@ def test_phases_of_one_and_of_several_stacks_are_shown():
     other = {**one, "stack": "ball", "phases": one["phases"][:1]}
     assert "0.50" in drawn(console.phase_table([one]))
     text = drawn(console.phase_table([one, other]))
-    assert "ball" in text and text.count("start nodes") == 2 and text.count("reach") == 1
+    assert "ball" in text and text.count("have the image") == 2 and text.count("reach") == 1
 
 
 def test_no_report_is_an_empty_table():

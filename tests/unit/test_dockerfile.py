@@ -76,11 +76,11 @@ def test_a_base_that_nobody_built_says_so_at_the_top():
 
 @pytest.mark.parametrize(
     "value",
-    ["plain", "two words", 'say "x"', "back\\slash", "it's", "a&b", "<x>", "ünïcode"],
+    ["plain", "two words", 'say "x"', "back\\slash", "it's", "a&b", "<x>", "ünïcode", "a$b"],
 )
 def test_an_environment_value_is_one_quoted_word_of_the_dockerfile(value):
     found = text(stacks={"toy": samples.stack(env={"TOY": value})})
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     assert f'TOY="{quoted}"\n' in found
 
 

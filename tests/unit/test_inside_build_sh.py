@@ -33,6 +33,16 @@ def test_plain_lines_are_without_colour_separators_indentation_and_blanks(bash):
     assert (said.returncode, said.stdout) == (0, "red\nindented\n% kept\n")
 
 
+def test_plain_lines_are_without_overstriking(bash):
+    assert bash("plain_lines", "b\bbo\bol\bld _\bx\n").stdout == "bold x\n"
+
+
+def test_what_programs_leave_behind_stays_out_of_the_layer(bash, tmp_path):
+    said = bash('echo "$HOME $TMPDIR"; mktemp -u').stdout.split()
+    assert said[:2] == [f"{tmp_path}/home", f"{tmp_path}/tmp"]
+    assert said[2].startswith(f"{tmp_path}/tmp/")
+
+
 def test_an_error_ends_a_step(bash):
     assert bash("false; echo on").stdout == ""
     assert bash("false | true; echo on").stdout == ""

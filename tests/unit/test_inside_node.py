@@ -5,6 +5,7 @@ import os
 import sys
 import tarfile
 import threading
+import time
 
 import pytest
 
@@ -56,6 +57,31 @@ def test_material_arrives_whole_private_and_opens_the_gate(root, monkeypatch):
     assert {p.stat().st_mode & 0o777 for p in mesh.iterdir()} == {0o600}
     assert mesh.stat().st_mode & 0o777 == 0o700
     assert not (root / "arriving").exists()
+
+
+def test_the_gate_opens_also_for_a_node_that_waits_a_moment_later(root):
+    gate = node._gate()
+
+    def wait():
+        time.sleep(0.05)
+        os.close(os.open(gate, os.O_RDONLY))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    node._open_gate(gate)
+    waiting.join(timeout=5)
+    assert not waiting.is_alive()
+
+
+def test_a_node_that_went_on_by_itself_needs_no_gate(root):
+    gate = node._gate()
+    (root / "sshd.pid").write_text("1")
+    assert node._open_gate(gate, seconds=0) is None
+
+
+def test_a_node_that_never_waits_is_said(root):
+    with pytest.raises(SystemExit, match="does not wait for its material"):
+        node._open_gate(node._gate(), seconds=0.02)
 
 
 @pytest.mark.parametrize("name", ["../escape", "folder/key", ".hidden", "/etc/passwd"])

@@ -145,9 +145,11 @@ def test_mesh_fails_when_a_login_lacks_a_variable():
     failing("mesh", why, sessions={**sessions, ("node2", "node1"): lacking})
 
 
-def test_mesh_does_not_pass_when_no_login_told_its_environment():
-    found = judge.mesh(SMOKE, samples.observation(sessions={}))
-    assert found.outcome != PASSED
+def test_mesh_fails_when_a_login_did_not_tell_its_environment():
+    sessions = dict(samples.observation().sessions)
+    del sessions["node1", "node2"]
+    found = failing("mesh", "no login from node1 to node2 told its environment", sessions=sessions)
+    assert found.measured["same_environment"] is False
 
 
 @pytest.mark.parametrize(
@@ -388,6 +390,21 @@ def test_parity_fails_above_the_tolerance_and_names_the_update(sign):
     failing("parity", "two: loss differs by 0.25 at update 5", trainings=changed)
 
 
+def test_parity_and_resume_pass_at_the_tolerance_itself():
+    smoke = samples.smoke(tolerance=0.5)
+    two = samples.training(
+        ranks=one_rank_changed(0, losses=samples.losses() | {20: 2.5})["two"].ranks
+    )
+    seen = samples.observation(
+        trainings={"one": samples.training("one", 1), "two": two},
+        resumed=resumed(losses=samples.losses(21) | {40: 1.5}),
+    )
+    for check in (judge.parity, judge.resume_equal):
+        found = check(smoke, seen)
+        figures = found.measured.get("two", found.measured)
+        assert (found.outcome, figures["largest_difference"]) == (PASSED, 0.5)
+
+
 def test_parity_fails_when_updates_are_missing():
     changed = with_losses({40: None, 39: None})
     failing("parity", "two: only 38 updates to compare with one", trainings=changed)
@@ -463,9 +480,10 @@ def test_resume_equal_fails_when_ranks_loaded_different_updates():
     failing("resume_equal", "resumed from [20, 30], not from update 20", resumed=other)
 
 
-def test_resume_equal_fails_when_updates_were_trained_again():
-    again = resumed(losses=samples.losses(18))
-    failing("resume_equal", "update 18 was trained again", resumed=again)
+@pytest.mark.parametrize("first", [1, 18, 20])
+def test_resume_equal_fails_when_updates_were_trained_again(first):
+    again = resumed(losses=samples.losses(first))
+    failing("resume_equal", f"update {first} was trained again", resumed=again)
 
 
 def test_resume_equal_fails_when_updates_are_missing():

@@ -70,7 +70,13 @@ def test_a_value_of_a_flag_is_no_end_of_the_positionals():
 def test_help_of_a_task_is_not_eaten_as_its_positional(flag):
     first, made = parsed("make", flag)
     assert first.args["help"].value == "make"
-    assert made.args["what"].value == "all"
+    assert made.args["what"].value not in ("--help", "-h")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_also_given_for_a_positional_that_is_required(flag):
+    first, _ = parsed("other", flag)
+    assert first.args["help"].value == "other"
 
 
 def test_a_positional_without_a_default_is_still_required():

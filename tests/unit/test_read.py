@@ -251,10 +251,11 @@ def test_what_is_wrong_with_a_stack_is_said(old, new, said):
     assert said in problems("images/toy/stack.yml", (old, new))
 
 
-@pytest.mark.parametrize("tolerance", ["nan", "inf"])
-def test_a_tolerance_under_which_parity_cannot_fail_is_refused(tolerance):
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-0.1", "0", "0.2"])
+def test_a_tolerance_under_which_parity_says_nothing_is_refused(tolerance):
     change = ("  reference:", f"  tolerance: {tolerance}\n  reference:")
-    assert problems("images/toy/stack.yml", change) != []
+    said = ["smoke.tolerance: must lie between 0 and 0.1"]
+    assert problems("images/toy/stack.yml", change) == said
 
 
 def test_layouts_of_accelerate_take_their_own_option():

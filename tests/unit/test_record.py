@@ -49,9 +49,10 @@ def test_a_nan_of_python_is_read():
     assert ranks[0].losses[3] != ranks[0].losses[3]
 
 
-def test_the_record_that_changed_is_given_back():
+def test_the_record_that_changed_is_given_back_with_the_kind_of_event():
     ranks = {}
-    assert take_line(ranks, f"rank1\t{json.dumps(START)}") is ranks[1]
+    record, kind = take_line(ranks, f"rank1\t{json.dumps(START)}")
+    assert (record is ranks[1], kind) == (True, "start")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,7 @@ def test_the_record_that_changed_is_given_back():
         'rank1\t"text"',
         "rank1\t{}",
         "rank\t{}",
+        'rank²\t{"event": "end", "step": 1}',
         'rankx\t{"event": "end", "step": 1}',
         'other1\t{"event": "end", "step": 1}',
         '{"event": "end", "step": 1}',
@@ -80,7 +82,16 @@ def test_what_is_no_record_is_passed_over(line):
     "line", ['rank1\t{"event": "step"}', 'rank1\t{"event": "step", "step": 1, "loss": "x"}']
 )
 def test_an_event_without_what_it_must_say_is_no_record(line):
-    assert take_line({}, line) is None
+    ranks = {}
+    assert (take_line(ranks, line), ranks) == (None, {})
+
+
+def test_half_an_event_changes_nothing_of_what_was_said_before():
+    ranks = taken(START)
+    half = {**START, "host": "elsewhere"}
+    del half["device"]
+    assert take_line(ranks, f"rank1\t{json.dumps(half)}") is None
+    assert ranks == taken(START)
 
 
 def test_an_unknown_event_says_nothing():

@@ -28,7 +28,11 @@ def test_a_good_smoke_is_said_in_full():
     assert (found["outcome"], found["run"]) == ("passed", "toy-1")
     assert (found["seconds"], found["build_seconds"]) == (12.35, 0.0)
     assert found["nodes"] == ["node1", "node2"]
-    assert found["phases"][0] == {"name": "start nodes", "seconds": 0.5}
+    assert found["phases"] == [
+        {"name": "have the image", "seconds": 0.0},
+        {"name": "start nodes", "seconds": 0.5},
+        {"name": "reach", "seconds": 0.25},
+    ]
     assert [check["outcome"] for check in found["checks"]] == ["passed"] * 7
     assert found["commands"]["two"] == ["torchrun", "train.py"]
 
@@ -108,3 +112,32 @@ def test_several_reports_have_the_worst_outcome(outcomes, together):
 
 def test_no_report_at_all_is_no_pass():
     assert report.together([])["outcome"] != "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        ("mesh", "4 logins, 6 refused"),
+        ("world_size", "4 trainings"),
+        ("loss_falls", "2.95 to 1.00"),
+        ("ranks_agree", "2 hashes"),
+        ("parity", "max 0"),
+        ("resume_equal", "max 0"),
+        ("no_strays", "0 left"),
+    ],
+)
+def test_each_check_has_one_figure_that_says_most(name, figure):
+    (check,) = [check for check in reports.good()["checks"] if check["name"] == name]
+    assert report.figure(check) == figure
+
+
+@pytest.mark.parametrize("name", reports.BROKEN)
+def test_a_figure_of_any_check_is_text(name):
+    for check in reports.BROKEN[name]()["checks"]:
+        assert isinstance(report.figure(check), str)
+        if check["outcome"] == "not run":
+            assert report.figure(check) == ""
+
+
+def test_a_check_that_nobody_knows_has_no_figure():
+    assert report.figure({"name": "weather", "measured": {"rain": 1}}) == ""

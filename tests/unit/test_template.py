@@ -50,7 +50,22 @@ def test_a_page_is_escaped_and_other_text_is_not(tmp_path):
 def test_every_template_of_the_project_can_be_parsed():
     names = [p.relative_to(template.TEMPLATES).as_posix() for p in template.TEMPLATES.rglob("*.j2")]
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(template.TEMPLATES))
-    environment.filters.update(sh=str, words=str)
+    environment.filters.update(sh=str, words=str, dockerfile=str)
     assert len(names) > 5
     for name in names:
         assert environment.get_template(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ("two words", '"two words"'),
+        ('say "x"', r'"say \"x\""'),
+        ("back\\slash", r'"back\\slash"'),
+        ("$HOME", r'"\$HOME"'),
+        ("it's <b> & ü", '"it\'s <b> & ü"'),
+        (1, '"1"'),
+    ],
+)
+def test_a_value_for_a_dockerfile_is_one_word_in_which_nothing_is_expanded(tmp_path, value, word):
+    assert rendered(tmp_path, "{{ v | dockerfile }}", v=value) == word
