@@ -18,6 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from stackyard import commands, host
+from stackyard.builder import Builder, Built
 from stackyard.catalog import choose
 from stackyard.console import Terminal, outcome_text, phase_table, smoke_table
 from stackyard.engine import Engine
@@ -26,15 +27,17 @@ from stackyard.project import Project, load_project
 from stackyard.report import path_of, together
 from stackyard.smoke import Watcher
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
 
 
 def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int:
     """Run one command: its result as JSON where asked for, errors said once, an exit code.
 
-    SIGTERM ends a command as Ctrl-C does: by unwinding, so that everything of it is removed.
+    SIGTERM and SIGHUP end a command as Ctrl-C does: by unwinding, so that everything of it is
+    removed; further signals do not disturb the removal.
     """
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     terminal = Terminal(json=as_json)
     try:
         with terminal:
@@ -47,14 +50,21 @@ def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int
         print("interrupted: everything of this run has been removed", file=sys.stderr, flush=True)
         result, code = {"error": {"what": "interrupted", "why": "", "hint": ""}}, 130
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if as_json:
         print(json.dumps(result, indent=1, ensure_ascii=False), flush=True)
     return code
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for other in _SIGNALS:
+        signal.signal(other, _already)
     raise KeyboardInterrupt
+
+
+def _already(number: int, frame: FrameType | None) -> None:
+    print("interrupted already: removing everything of this run", file=sys.stderr, flush=True)
 
 
 def list_images(*, as_json: bool) -> int:
@@ -169,7 +179,7 @@ def build(stack: str, base: str, *, again: bool, as_json: bool) -> int:
 def _build_each(
     project: Project, held: Engine, names: list[str], base: str, again: bool, terminal: Terminal
 ) -> list[dict[str, Any]]:
-    builder = commands.Builder(project, held, terminal.say)
+    builder = Builder(project, held, terminal.say)
     rows = []
     for built in builder.build_all(names, base or project.default_base, again=again):
         name = built.image.stack.name
@@ -217,7 +227,7 @@ def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int
 def _smoke_each(
     project: Project, held: Engine, names: list[str], base: str, nodes: int, terminal: Terminal
 ) -> list[dict[str, Any]]:
-    builder = commands.Builder(project, held, terminal.say)
+    builder = Builder(project, held, terminal.say)
     reports = []
     for built in builder.build_all(names, base):
         if built.made:
@@ -246,7 +256,7 @@ def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
 
 
 def _smoke_one(
-    project: Project, engine: Engine, built: commands.Built, nodes: int, terminal: Terminal
+    project: Project, engine: Engine, built: Built, nodes: int, terminal: Terminal
 ) -> dict[str, Any]:
     name, total = built.image.stack.name, built.image.stack.smoke.updates
     watcher = Watcher(

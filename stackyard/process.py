@@ -9,11 +9,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stackyard.errors import CommandError, StackyardError
+
+_RUNNING: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ def run(
     except OSError as error:
         raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
     expired = False
+    _RUNNING.add(child)
     with _Alarm(timeout, lambda: _kill(child)) as alarm, _feeding(child, stdin):
         try:
             assert child.stdout is not None
@@ -79,7 +83,9 @@ def run(
             child.wait()
             raise
         finally:
-            child.stdout and child.stdout.close()
+            _RUNNING.discard(child)
+            if child.stdout is not None:
+                child.stdout.close()
         expired = alarm.rang
     output = "\n".join(lines)
     if expired:
@@ -107,6 +113,12 @@ def start_daemon(argv: Sequence[str], *, log: Path) -> None:
         )
 
 
+def stop_all() -> None:
+    """Kill every command that still runs, whichever thread waits for it; each wait then ends."""
+    for child in list(_RUNNING):
+        _kill(child)
+
+
 def _kill(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -116,8 +128,6 @@ class _Alarm:
     """Calls `action` once after `seconds`, unless left before."""
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
-        import threading
-
         self.rang = False
         self._action = action
         self._timer = threading.Timer(seconds, self._ring)
@@ -139,8 +149,6 @@ class _feeding:
     """Feeds bytes to a child's standard input beside the reading of its output."""
 
     def __init__(self, child: subprocess.Popen[bytes], data: bytes | None) -> None:
-        import threading
-
         self._child, self._data = child, data
         self._thread = threading.Thread(target=self._feed, daemon=True)
 

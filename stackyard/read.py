@@ -136,6 +136,8 @@ def read_fix(top: Mapping, name: str) -> Fix:
             versions[package] = _specifier(applies, "versions", specifier)
         python = _specifier(applies, "python", applies.text("python", ""))
         devices = applies.texts("devices", _DEVICES)  # type: ignore[assignment]
+        if not devices:
+            applies.problem("names no device, so the fix would never apply", key="devices")
         for device in devices:
             if device not in _DEVICES:
                 applies.problem(f"unknown {device!r}; {nearest(device, _DEVICES)}", key="devices")

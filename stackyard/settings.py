@@ -67,11 +67,13 @@ def make_settings(
     links = [*pip.get("find-links", "").split(), *re.split(r"[\s,]+", env.get("UV_FIND_LINKS", ""))]
     folders = [Path(link.removeprefix("file://")) for link in links if (link and "://" not in link)
                or link.startswith("file://")]  # fmt: skip
-    remote = [url for url in extras if not url.startswith("file:")]
-    notes = tuple(
-        f"the local package index {url} is not carried into builds"
-        for url in extras
-        if url.startswith("file:")
+    local = [url for url in (index, *extras) if url.startswith("file:")]
+    index = "" if index in local else index
+    remote = [url for url in extras if url not in local]
+    served = [link for link in links if "://" in link and not link.startswith("file://")]
+    notes = (
+        *(f"the local package index {url} is not carried into builds" for url in local),
+        *(f"the find-links address {_bare(url)} is not carried into builds" for url in served),
     )
     secrets = {"ca.pem": ca, "apt.sources": apt_sources}
     if index or remote:
@@ -89,6 +91,11 @@ def make_settings(
         proxies=proxies,
         notes=notes,
     )
+
+
+def _bare(url: str) -> str:
+    """An address without the user and password it may hold."""
+    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def _uv_toml(index: str, extras: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ import pytest
 import testinfra
 
 from stackyard import foundation, mesh, nodes, plan, settings, smoke
+from stackyard.builder import Builder
 from stackyard.catalog import ResolvedImage
-from stackyard.commands import Builder
 from stackyard.engine import Engine
 from stackyard.image import ImageInfo
 from stackyard.project import Project, load_project

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stackyard import mesh, nodes, smoke
-from stackyard.commands import Builder
+from stackyard.builder import Builder
 from stackyard.document import parse_document
 from stackyard.engine import Engine
 from stackyard.project import ROOT, load_project

@@ -41,6 +41,33 @@ def test_an_interrupted_smoke_leaves_nothing(engine, number):
     assert left(engine, before) == []
 
 
+def test_an_interrupted_build_ends_at_once_and_the_next_one_works(tmp_path):
+    folder = copy_tree(tmp_path)
+    (folder / "images/megatron").rename(folder / "images/slow")
+    stack = folder / "images/slow/stack.yml"
+    # One more import than megatron's: its last layer is not cached.
+    text = stack.read_text().replace("name: megatron", "name: slow")
+    stack.write_text(text.replace("imports:\n", "imports:\n  - xml.dom.minidom\n"))
+    child = subprocess.Popen(
+        [INVOKE, "build", "slow", "--base", "cpu"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    with child:
+        for line in child.stdout:
+            if "[image 1/" in line:
+                break
+        time.sleep(1)
+        child.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert child.wait(timeout=30) == 130
+        assert time.monotonic() - started < 15
+    again = subprocess.run(
+        [INVOKE, "build", "slow", "--base", "cpu"],
+        cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+
+
 def copy_tree(tmp_path):
     folder = tmp_path / "stackyard"
     for name in ("images", "stackyard", "templates"):

@@ -32,7 +32,7 @@ ORDER = [
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "training", "smoke",
     # arguments in, terminal and exit code out
-    "console", "commands", "cli",
+    "console", "builder", "commands", "cli",
 ]  # fmt: skip
 
 PURE = [

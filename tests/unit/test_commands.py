@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stackyard import commands
+from stackyard import builder, commands
 from stackyard.page import render_page
 from tests.unit import reports
 
@@ -37,4 +37,4 @@ def test_a_report_that_is_not_there_or_not_whole_is_none(tmp_path, text):
 
 def test_a_step_on_one_line_is_without_its_mounts():
     step = "[text 1/2] RUN --mount=type=tmpfs,target=/mnt   --mount=type=x . build"
-    assert commands.short(step) == "[text 1/2] RUN . build"
+    assert builder.short(step) == "[text 1/2] RUN . build"

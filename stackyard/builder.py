@@ -1,0 +1,162 @@
+"""From a stack's name to an image that is there: foundation, plan, build, all in one.
+
+Owns what several builds share (base, tools, caller's settings, client) and that they may run at
+the same time. What is built is `stackyard.plan`'s, driving BuildKit `stackyard.build`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from stackyard import build, catalog, foundation, host, lock, plan, process, settings
+from stackyard.catalog import ResolvedImage
+from stackyard.engine import Engine
+from stackyard.errors import NothingToRunOn, StackyardError, UsageError
+from stackyard.image import ImageInfo
+from stackyard.project import Project
+
+Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image that is there: made now or found."""
+
+    image: ResolvedImage
+    info: ImageInfo
+    seconds: float
+    made: bool
+
+
+class Builder:
+    """Builds images of one project on one engine; what they share is had once.
+
+    Images are built at the same time: BuildKit runs a step that several of them have only once,
+    and single-threaded steps of one fill the cores that another leaves idle.
+    """
+
+    def __init__(self, project: Project, engine: Engine, say: Say) -> None:
+        self._project, self._engine, self._say = project, engine, say
+        self._shared = threading.Lock()
+        self._client: build.Client | None = None
+        self._tools: dict[str, str] = {}
+        self._foundations: dict[str, tuple[ImageInfo, str]] = {}
+        self._callers: dict[str, settings.CallerSettings] = {}
+
+    def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
+        """Build several stacks on one base, at the same time; in the order given.
+
+        Raises:
+            StackyardError: the first failure, once every other build has ended.
+        """
+        with ThreadPoolExecutor(max(1, len(stacks))) as pool:
+            jobs = [pool.submit(self.build, stack, base, again=again) for stack in stacks]
+            try:
+                wait(jobs)
+            except BaseException:
+                # Interrupted: the builds end with their clients, and nothing of them is kept.
+                for job in jobs:
+                    job.cancel()
+                process.stop_all()
+                raise
+        return [job.result() for job in jobs]
+
+    def build(self, stack: str, base: str, *, again: bool = False) -> Built:
+        """The image of a stack on a base; built only when its recipe has changed.
+
+        Raises:
+            NothingToRunOn: the base cannot be had here.
+            BuildError: a step failed.
+        """
+        started = time.monotonic()
+        image = catalog.resolve(self._project.definitions, stack, base)
+        with self._shared:
+            base_info, reference = self._foundation(image)
+        self._require_lock(image)
+        files = {
+            path: (self._project.root / path).read_text(encoding="utf-8")
+            for path in plan.context_paths(image)
+        }
+        made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        info = self._engine.image(made.tag)
+        current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
+        if again or not current:
+            self._run(image, made)
+            info = self._engine.image(made.tag)
+        assert info is not None
+        seconds = time.monotonic() - started
+        return Built(image=image, info=info, seconds=seconds, made=again or not current)
+
+    def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> None:
+        with self._shared:
+            host.require_space(self._engine)
+            caller = self._caller(image)
+            if image.base.name not in self._tools:
+                wanted = [(name, setting.value) for name, setting in image.provided.items()]
+                tools = foundation.ensure_tools(self._engine, caller, wanted)
+                self._tools[image.base.name] = tools
+            if self._client is None:
+                self._client = build.find_client(os.environ.get("PATH", ""))
+        tools = self._tools[image.base.name]
+        build.build(made, self._client, tools, caller, lambda s: self._say(made.stack, short(s)))
+
+    def _require_lock(self, image: ResolvedImage) -> None:
+        if not image.locked:
+            stack, base = image.stack.name, image.base.name
+            raise UsageError(
+                f"{stack} has no lock on {base}",
+                why=f"{lock.lock_path(stack, base)} is not there",
+                hint=f"invoke lock {stack} --base {base}",
+            )
+
+    def _caller(self, image: ResolvedImage) -> settings.CallerSettings:
+        key = image.base.distribution
+        if key not in self._callers:
+            self._callers[key] = settings.collect(os.environ, distribution=key)
+            for note in self._callers[key].notes:
+                self._say(image.base.name, f"note: {note}")
+        return self._callers[key]
+
+    def _foundation(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
+        base = image.base
+        if base.name not in self._foundations:
+            reference = foundation.base_reference(base, image.common)
+            info = self._engine.image(reference)
+            if info is None:
+                info = self._make_foundation(image)
+            self._foundations[base.name] = (info, reference)
+        return self._foundations[base.name]
+
+    def _make_foundation(self, image: ResolvedImage) -> ImageInfo:
+        base = image.base
+        try:
+            return foundation.ensure_base(
+                self._engine, base, image.common, self._caller(image),
+                lambda text: self._say(base.name, text),
+            )  # fmt: skip
+        except StackyardError as error:
+            if base.bootstrap is not None:
+                raise
+            raise cannot_have(self._project, base.name, error) from error
+
+
+def short(step: str) -> str:
+    """A build step for one line: without its mounts."""
+    return " ".join(word for word in step.split() if not word.startswith("--mount="))
+
+
+def cannot_have(project: Project, base_name: str, error: StackyardError) -> NothingToRunOn:
+    """Why a pulled base is not here, and which bases can be made instead."""
+    base = project.definitions.bases[base_name]
+    local = [b.name for b in project.definitions.bases.values() if b.bootstrap is not None]
+    return NothingToRunOn(
+        f"base {base_name!r} ({base.reference}) cannot be had on this machine",
+        why=f"{error.what}\n{error.why}".strip(),
+        hint="reach its registry (docker login, proxy), or take a base that is made here: "
+        + ", ".join(f"--base {name}" for name in local),
+    )
