@@ -111,6 +111,8 @@ def mesh(smoke: Smoke, seen: Observation) -> Check:
         "refused": sorted(_REFUSALS),
     }
     if not seen.reach or not seen.refusals:
+        if seen.broken:  # the nodes never became a mesh: that is this check's own failure
+            return _check("mesh", None, expected, [seen.broken])
         return _not_run("mesh", expected, seen, "no login was tried")
     wrong, logins = [], []
     for a, b in seen.pairs:
@@ -189,9 +191,13 @@ def world_size(smoke: Smoke, seen: Observation) -> Check:
 def loss_falls(smoke: Smoke, seen: Observation) -> Check:
     """Every layout trains to its end, in finite numbers, and learns."""
     expected = {"updates": f">= {MIN_UPDATES}", "last/first": f"<= {LOSS_RATIO}"}
-    if not seen.trainings:
+    meshed = bool(seen.reach and seen.refusals)
+    if not seen.trainings and not (seen.broken and meshed):
         return _not_run("loss_falls", expected, seen, "nothing was trained")
     wrong, measured = [], {}
+    if seen.broken:
+        missing = [x.name for x in smoke.layouts if x.name not in seen.trainings]
+        wrong.append(f"{', '.join(missing) or 'the resume'} was not trained: {seen.broken}")
     for name, training in seen.trainings.items():
         losses = training.losses
         steps = sorted(losses)

@@ -47,12 +47,22 @@ def test_a_good_smoke_passes_every_check_in_a_fixed_order():
     assert judge.verdict(found) == PASSED
 
 
-def test_a_smoke_that_broke_at_once_runs_no_check_and_each_says_why():
+def test_a_mesh_that_never_stood_fails_and_leaves_the_rest_not_run():
     seen = judge.Observation(nodes=samples.NODES, environment={}, broken="node2 did not start")
     found = judge.judge(SMOKE, seen)
     assert [(c.name, c.outcome, c.why, c.measured) for c in found] == [
-        (name, NOT_RUN, "node2 did not start", None) for name in CHECKS
+        (name, FAILED if name == "mesh" else NOT_RUN, "node2 did not start", None)
+        for name in CHECKS
     ]
+
+
+def test_a_smoke_that_broke_before_training_fails_where_it_was():
+    seen = samples.observation(trainings={}, killed=None, resumed=None, broken="no data")
+    found = {check.name: check for check in judge.judge(SMOKE, seen)}
+    assert found["mesh"].outcome == "passed"
+    assert found["loss_falls"].outcome == FAILED
+    assert found["loss_falls"].why.endswith("was not trained: no data")
+    assert found["world_size"].outcome == NOT_RUN
 
 
 @pytest.mark.parametrize(
