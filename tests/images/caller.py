@@ -15,7 +15,7 @@ from stackyard.settings import CallerSettings
 
 # Packages speak of these in scripts and documentation of their own: where the caller's settings
 # name them, they are looked for in settings, records and logs only, and not in every file.
-PUBLIC = ("debian", "ubuntu", "pypi", "pythonhosted.org", "pytorch.org", "nvidia.com")
+PUBLIC = {"debian", "ubuntu", "pypi", "pythonhosted", "pytorch", "nvidia"}
 # Between two characters of an armoured text: a line break, or one written as an escape.
 GAP = rb"(?:\s|\\[nr])"
 _CERTIFICATE = re.compile(
@@ -48,7 +48,7 @@ class Caller:
             for name in self.hosts
             if "." in name
             and not re.fullmatch(r"[0-9.]+", name)
-            and not any(name == public or name.endswith(f".{public}") for public in PUBLIC)
+            and name.split(".")[-2] not in PUBLIC
         )
 
 

