@@ -228,12 +228,11 @@ def _smoke_each(
     project: Project, held: Engine, names: list[str], base: str, nodes: int, terminal: Terminal
 ) -> list[dict[str, Any]]:
     builder = Builder(project, held, terminal.say)
-    reports = []
-    for built in builder.build_all(names, base):
+    images = builder.build_all(names, base)
+    for built in images:
         if built.made:
             terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
-        reports.append(_smoke_one(project, held, built, nodes, terminal))
-    return reports
+    return [_smoke_one(project, held, built, nodes, terminal) for built in images]
 
 
 def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
