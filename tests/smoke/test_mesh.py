@@ -10,7 +10,9 @@ import pytest
 from stackyard import judge, mesh, nodes
 from stackyard.errors import MeshError, StackyardError
 
-NOW = int(time.time())
+
+def now():
+    return int(time.time())
 
 
 def observe(running, settings, image_env, refusals=None):
@@ -29,7 +31,7 @@ def observe(running, settings, image_env, refusals=None):
         sessions=sessions,
         refusals=refusals
         if refusals is not None
-        else nodes.try_refusals(running, settings.probes, now=NOW),
+        else nodes.try_refusals(running, settings.probes, now=now()),
     )
 
 
@@ -128,7 +130,7 @@ def test_certificates_end(make_mesh, engine, settings, example, image_env, monke
     """Made an hour ago for 60 s: nobody gets in any more."""
     plan = mesh.MeshPlan(run="test-expired", nodes=("node1", "node2"), port=2222, seconds=60)
     try:
-        running = nodes.start(engine, plan, settings, now=NOW - 3600)
+        running = nodes.start(engine, plan, settings, now=now() - 3600)
         result = judge.mesh(
             example,
             observe(running, settings, image_env, refusals={"none": {"code": 1, "says": ""}}),
@@ -142,7 +144,7 @@ def test_certificates_end(make_mesh, engine, settings, example, image_env, monke
 def test_a_mesh_leaves_nothing(engine, settings):
     plan = mesh.MeshPlan(run="test-leaves", nodes=("node1", "node2"), port=2222, seconds=60)
     label = nodes.run_label(plan.run)
-    with nodes.running_mesh(engine, plan, settings, now=NOW):
+    with nodes.running_mesh(engine, plan, settings, now=now()):
         assert len(engine.labelled(label)) == 4
     assert engine.labelled(label) == []
 
@@ -152,7 +154,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
     plan = mesh.MeshPlan(run="test-broken", nodes=("node1", "node2"), port=2222, seconds=60)
     with (
         pytest.raises(StackyardError, match=r"node\d did not take its keys|in \w+"),
-        nodes.running_mesh(engine, plan, broken, now=NOW),
+        nodes.running_mesh(engine, plan, broken, now=now()),
     ):
         pass
     assert engine.labelled(nodes.run_label(plan.run)) == []
@@ -161,7 +163,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
 def test_eight_nodes_reach_each_other(engine, settings):
     names = tuple(f"node{number}" for number in range(1, 9))
     plan = mesh.MeshPlan(run="test-eight", nodes=names, port=2222, seconds=600)
-    with nodes.running_mesh(engine, plan, settings, now=NOW) as running:
+    with nodes.running_mesh(engine, plan, settings, now=now()) as running:
         reach = nodes.wait_reachable(running, settings.probes)
     assert sum(answer["code"] == 0 for row in reach.values() for answer in row.values()) == 64
 
