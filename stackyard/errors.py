@@ -91,9 +91,3 @@ class BuildError(StackyardError):
 
 class MeshError(StackyardError):
     """A node of a mesh did not become reachable; names the node and the reason."""
-
-
-class Interrupted(StackyardError):
-    """The user or the system asked to stop; everything of the run has been removed."""
-
-    exit_code = 130

@@ -14,6 +14,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import uv
@@ -139,7 +140,9 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
     """
     wheels = local_wheels(caller.wheel_folders, set(wanted))
     uv_binary = Path(uv.find_uv_bin())
-    stamp = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in (uv_binary, *wheels)]
+    # By name, version and size, not by time: every clone's tools are the same image, or BuildKit
+    # would take each clone's for new and build everything again. Contents are checked by the locks.
+    stamp = [installed_version("uv"), *((p.name, p.stat().st_size) for p in (uv_binary, *wheels))]
     key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:12]
     reference = f"stackyard/tools:{key}"
     if engine.image(reference) is not None:
@@ -157,7 +160,7 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
-    member.mode = 0o755
+    member.mode, member.mtime = 0o755, 0
     return member
 
 

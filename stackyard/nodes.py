@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,18 +59,6 @@ class Mesh:
     def first(self) -> str:
         """The container of the first node."""
         return self.containers[self.plan.nodes[0]]
-
-    def everywhere(
-        self, argv: Sequence[str], *, seconds: float, nodes: Sequence[str] | None = None
-    ) -> dict[str, ExecResult]:
-        """Run one of the controller's commands on every node at once."""
-
-        def one(node: str) -> ExecResult:
-            return self.engine.exec(self.containers[node], argv, seconds=seconds)
-
-        names = list(nodes or self.plan.nodes)
-        with ThreadPoolExecutor(len(names)) as pool:
-            return dict(zip(names, pool.map(one, names), strict=True))
 
     def strays(self, *, kill: bool = False) -> dict[str, list[dict[str, Any]]]:
         """Processes on each node that are not the node's own; a dead node has none."""

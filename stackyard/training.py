@@ -114,7 +114,6 @@ class _Follower:
         self._stop = f"{plan.folder}/stop"
         self.lines: queue.Queue[tuple[str, str]] = queue.Queue()
         self.code: int | None = None
-        self.output = ""
         record = f"{plan.folder}/record"
         follow = ["python3", f"{PROBE_FOLDER}/follow.py", record, self._stop]
         self._launcher = threading.Thread(target=self._launch, args=(launch, limit), daemon=True)
@@ -133,9 +132,10 @@ class _Follower:
                 control=False,
                 on_line=lambda line: self.lines.put(("said", line)),
             )
-            self.code, self.output = done.code, done.output
+            self.code = done.code
         except EngineError as error:
-            self.code, self.output = 137, str(error)
+            self.code = 137
+            self.lines.put(("said", str(error)))
         self.lines.put(("over", ""))
 
     def _follow(self, argv: list[str], limit: float) -> None:

@@ -26,7 +26,6 @@ def test_an_error_reads_what_why_and_what_to_do(why, hint, text):
         (errors.EngineError, 4),
         (errors.BuildError, 4),
         (errors.MeshError, 4),
-        (errors.Interrupted, 130),
     ],
 )
 def test_each_kind_has_its_exit_code(kind, code):
