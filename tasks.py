@@ -1,14 +1,19 @@
 """The commands, as invoke tasks: arguments in, one call, an exit code. `invoke --list` shows them.
 
-What they do is in `stackyard.cli`; nothing is decided here.
+What they do is in `stackyard.cli`; nothing is decided here. Each task imports it itself, so that
+`invoke --list` and `--help` do not wait for it.
 """
+
+import sys
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from stackyard import cli, positional
+from stackyard import positional
 
+# invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
+sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 positional.install()
 for _name in ("build", "lock", "render", "smoke"):
     positional.default(_name, "stack", "all")
@@ -26,12 +31,16 @@ def _exit(code: int) -> None:
 @task(name="list", help={"json": JSON})
 def list_(c: Context, json: bool = False) -> None:
     """Stacks and bases, what is built and what is proven."""
+    from stackyard import cli
+
     _exit(cli.list_images(as_json=json))
 
 
 @task(positional=["stack"], help={"stack": "a stack's name", "base": BASE, "json": JSON})
 def show(c: Context, stack: str, base: str = "", json: bool = False) -> None:
     """The plan of one image: every value and where it came from."""
+    from stackyard import cli
+
     _exit(cli.show(stack, base, as_json=json))
 
 
@@ -41,12 +50,16 @@ def show(c: Context, stack: str, base: str = "", json: bool = False) -> None:
 )
 def render(c: Context, stack: str, check: bool = False, json: bool = False) -> None:
     """Write the Dockerfiles from the definitions and templates."""
+    from stackyard import cli
+
     _exit(cli.render(stack, check=check, as_json=json))
 
 
 @task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
 def lock(c: Context, stack: str, base: str = "", json: bool = False) -> None:
     """Resolve versions over the network and write the locks (base cpu unless given)."""
+    from stackyard import cli
+
     _exit(cli.lock(stack, base, as_json=json))
 
 
@@ -56,6 +69,8 @@ def lock(c: Context, stack: str, base: str = "", json: bool = False) -> None:
 )
 def build(c: Context, stack: str, base: str = "", again: bool = False, json: bool = False) -> None:
     """Build an image; does nothing when its recipe has not changed."""
+    from stackyard import cli
+
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
@@ -76,10 +91,22 @@ def smoke(
     c: Context, stack: str, base: str = "", gpus: int = -1, nodes: int = 2, json: bool = False
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
+    from stackyard import cli
+
     _exit(cli.smoke(stack, base, gpus, nodes, as_json=json))
+
+
+@task(positional=["file"], help={"file": "a log, or - for standard input", "json": JSON})
+def diagnose(c: Context, file: str, json: bool = False) -> None:
+    """Name the known failure that a log shows, its cause and what to do about it."""
+    from stackyard import cli
+
+    _exit(cli.diagnose(file, as_json=json))
 
 
 @task(help={"json": JSON})
 def engine(c: Context, json: bool = False) -> None:
     """Find a container engine; on Debian or Ubuntu as root, install and start one."""
+    from stackyard import cli
+
     _exit(cli.engine(as_json=json))

@@ -10,12 +10,11 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stackyard import process
+from stackyard import guard, process
 from stackyard.archive import pack
 from stackyard.errors import BuildError, CommandError, EngineError, StackyardError
 from stackyard.plan import BuildPlan
@@ -118,12 +117,12 @@ def build(
 
 @contextlib.contextmanager
 def _secret_files(caller: CallerSettings) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="stackyard-secrets-") as name:
+    with guard.folder("secrets") as folder:
         for secret, data in caller.secrets.items():
-            path = Path(name) / secret
+            path = folder / secret
             path.touch(mode=0o600)
             path.write_bytes(data)
-        yield Path(name)
+        yield folder
 
 
 class Progress:

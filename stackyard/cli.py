@@ -2,7 +2,8 @@
 
 Owns what is printed where and which exit code results: 0 passed, 1 a check failed, 2 wrong input,
 3 nothing to run on, 4 the engine or a build failed, 130 interrupted. Every task of `tasks.py` is
-one call of a function here.
+one call of a function here. A command imports what only some commands need itself: a build with
+nothing to do is not to wait for a smoke's modules.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from stackyard import commands, host
-from stackyard.builder import Builder, Built
+from stackyard import guard, process
 from stackyard.catalog import choose
-from stackyard.console import Terminal, outcome_text, phase_table, smoke_table
+from stackyard.console import Terminal
 from stackyard.engine import Engine
 from stackyard.errors import NothingToRunOn, StackyardError, UsageError
-from stackyard.project import Project, load_project
-from stackyard.report import path_of, together
-from stackyard.smoke import Watcher
+from stackyard.project import ROOT, Project, load_project
+
+if TYPE_CHECKING:
+    from stackyard.builder import Built
+    from stackyard.smoke import Watcher
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
@@ -40,11 +41,14 @@ def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int
     previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     terminal = Terminal(json=as_json)
     try:
-        with terminal:
+        with guard.guarded(process.Warden), terminal:
             result, code = command(terminal)
     except StackyardError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        found = _recognised(error)
+        _show(found, lambda text: print(text, file=sys.stderr, flush=True))
         result = {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
+        result["diagnoses"] = found
         code = error.exit_code
     except KeyboardInterrupt:
         print("interrupted: everything of this run has been removed", file=sys.stderr, flush=True)
@@ -55,6 +59,26 @@ def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int
     if as_json:
         print(json.dumps(result, indent=1, ensure_ascii=False), flush=True)
     return code
+
+
+def _recognised(error: StackyardError) -> list[dict[str, Any]]:
+    """Known failures in what a build or the engine said; other errors say themselves what to do."""
+    if error.exit_code != StackyardError.exit_code:
+        return []
+    from stackyard import commands
+
+    said = [str(one) for one in (error, error.__cause__) if isinstance(one, StackyardError)]
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(StackyardError):
+        found = commands.diagnose_text(ROOT, "\n".join(said))["diagnoses"]
+    return found
+
+
+def _show(found: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+    from stackyard.diagnose import diagnosis_text
+
+    for value in found:
+        say(diagnosis_text(value))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -69,21 +93,13 @@ def _already(number: int, frame: FrameType | None) -> None:
 
 def list_images(*, as_json: bool) -> int:
     """`invoke list`."""
+    from stackyard import commands, tables
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         with contextlib.ExitStack() as stack:
             held = _engine_or_none(stack)
             found = commands.list_all(load_project(locks_required=False), held)
-        table = Table(title="images", title_justify="left")
-        for column in ("stack", "base", "locked", "image", "size", "smoke"):
-            table.add_column(column)
-        for row in found["images"]:
-            size = f"{row['size_bytes'] / 1e9:.2f} GB" if row["size_bytes"] else ""
-            proven = outcome_text(row["smoke"]) if row["smoke"] else ""
-            locked = "yes" if row["locked"] else "no"
-            cells = (row["stack"], row["base"], locked, row["image"] or "not built", size, proven)
-            table.add_row(*cells)
-        terminal.table(table)
+        terminal.table(tables.image_table(found["images"]))
         for stack_name, summary in {r["stack"]: r["summary"] for r in found["images"]}.items():
             terminal.text(f"stack {stack_name}: {summary}")
         for base in found["bases"]:
@@ -105,26 +121,12 @@ def _engine_or_none(stack: contextlib.ExitStack) -> Engine | None:
 
 def show(stack: str, base: str, *, as_json: bool) -> int:
     """`invoke show STACK`."""
+    from stackyard import commands, tables
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project(locks_required=False)
         found = commands.show(project, stack, base or project.default_base)
-        table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")
-        for column in ("what", "value", "from"):
-            table.add_column(column, overflow="fold")
-        for kind in ("facts", "environment", "provided", "packages"):
-            for name, setting in found[kind].items():
-                table.add_row(f"{kind}: {name}", setting["value"], setting["from"])
-        for name, symptom in found["fixes"].items():
-            table.add_row(f"fix: {name}", symptom.splitlines()[0][:100], f"images/fixes/{name}.yml")
-        for name, reason in found["fixes_left_out"].items():
-            table.add_row(f"fix left out: {name}", reason, f"images/fixes/{name}.yml")
-        for name, version in found["built_here"].items():
-            table.add_row(f"built here: {name}", version, f"images/wheels/{name}.yml")
-        table.add_row("system packages", ", ".join(found["system"]) or "none beyond the base", "")
-        table.add_row("compiler in the image", found["compiler_at_run_time"], "")
-        table.add_row("Dockerfile", found["dockerfile"], found["tag"])
-        terminal.table(table)
+        terminal.table(tables.plan_table(found))
         if found["never_built"]:
             terminal.text(f"never built: {found['never_built']}")
         return found, 0
@@ -134,6 +136,7 @@ def show(stack: str, base: str, *, as_json: bool) -> int:
 
 def render(stack: str, *, check: bool, as_json: bool) -> int:
     """`invoke render [--check]`."""
+    from stackyard import commands
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         changed = commands.render(load_project(locks_required=False), stack, check=check)
@@ -150,6 +153,7 @@ def render(stack: str, *, check: bool, as_json: bool) -> int:
 
 def lock(stack: str, base: str, *, as_json: bool) -> int:
     """`invoke lock [STACK]`: locks, then the Dockerfiles that depend on them."""
+    from stackyard import commands
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project(locks_required=False)
@@ -179,6 +183,8 @@ def build(stack: str, base: str, *, again: bool, as_json: bool) -> int:
 def _build_each(
     project: Project, held: Engine, names: list[str], base: str, again: bool, terminal: Terminal
 ) -> list[dict[str, Any]]:
+    from stackyard.builder import Builder
+
     builder = Builder(project, held, terminal.say)
     rows = []
     for built in builder.build_all(names, base or project.default_base, again=again):
@@ -205,6 +211,7 @@ def _stacks(project: Project, stack: str) -> list[str]:
 
 def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int:
     """`invoke smoke [STACK] --gpus N`."""
+    from stackyard import commands, report, tables
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
@@ -214,28 +221,36 @@ def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int
         chosen = commands.smoke_base(project, base, gpus)
         with Engine() as held:
             reports = _smoke_each(project, held, names, chosen, nodes, terminal)
-        terminal.table(phase_table(reports))
-        terminal.table(smoke_table(reports))
+        terminal.table(tables.phase_table(reports))
+        terminal.table(tables.smoke_table(reports))
         for value in reports:
             _explain(value, terminal)
-        answer = together(reports)
+        answer = report.together(reports)
         return answer, EXIT_CODES[answer["outcome"]]
 
     return run(command, as_json=as_json)
 
 
 def _smoke_each(
-    project: Project, held: Engine, names: list[str], base: str, nodes: int, terminal: Terminal
+    project: Project, held: Engine, names: list[str], base: str, node_count: int, terminal: Terminal
 ) -> list[dict[str, Any]]:
+    from stackyard import nodes, smokes
+    from stackyard.builder import Builder
+
     builder = Builder(project, held, terminal.say)
     images = builder.build_all(names, base)
     for built in images:
         if built.made:
             terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
-    return [_smoke_one(project, held, built, nodes, terminal) for built in images]
+    for run in nodes.sweep(held):
+        terminal.note(f"removed what an earlier run left: {run}")
+    watchers = [_watcher(built, terminal) for built in images]
+    return smokes.smoke_all(project, held, images, node_count, watchers)
 
 
 def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
+    from stackyard import host
+
     if gpus < 0:
         hint = f"{typed} --gpus 0 (CPU) or --gpus 2"
         raise UsageError("say how many GPUs the run is to use", why="--gpus is missing", hint=hint)
@@ -254,33 +269,59 @@ def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
         )
 
 
-def _smoke_one(
-    project: Project, engine: Engine, built: Built, nodes: int, terminal: Terminal
-) -> dict[str, Any]:
+def _watcher(built: Built, terminal: Terminal) -> Watcher:
+    from stackyard.smoke import Watcher
+
     name, total = built.image.stack.name, built.image.stack.smoke.updates
-    watcher = Watcher(
+    return Watcher(
         phase=lambda text: terminal.say(name, text),
         loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),
+        over=lambda outcome, seconds: terminal.done(name, f"smoke {outcome} in {seconds:.1f} s"),
     )
-    value = commands.smoke_one(project, engine, built, nodes, watcher)
-    terminal.done(name, f"smoke {value['outcome']} in {value['seconds']:.1f} s")
-    return value
 
 
 def _explain(value: dict[str, Any], terminal: Terminal) -> None:
+    from stackyard import report
+
     for check in value["checks"]:
         if check["outcome"] != "passed":
             terminal.text(f"{value['stack']}: {check['name']} {check['outcome']}: {check['why']}")
+    _show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
     if value["outcome"] == "failed":
         for layout, tail in value["last_lines"].items():
             if tail:
-                terminal.text(f"{value['stack']}: last lines of {layout}:\n{tail}")
-    page = path_of(value["stack"], value["base"], value["kind"], "html")
+                shown = "\n".join(tail.splitlines()[-40:])
+                terminal.text(f"{value['stack']}: last lines of {layout}:\n{shown}")
+    page = report.path_of(value["stack"], value["base"], value["kind"], "html")
     terminal.text(f"{value['stack']}: report in {page}")
+
+
+def diagnose(file: str, *, as_json: bool) -> int:
+    """`invoke diagnose FILE`: exit code 1 when nothing was recognised."""
+    from stackyard import commands
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        found = commands.diagnose_text(ROOT, _read_log(file))
+        _show(found["diagnoses"], terminal.text)
+        if not found["diagnoses"]:
+            known = f"{found['known']} failures are known (images/failures)"
+            terminal.text(f"nothing was recognised in {file}: {known}, and it shows none of them")
+        return {"file": file, **found}, 0 if found["diagnoses"] else 1
+
+    return run(command, as_json=as_json)
+
+
+def _read_log(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read", why=error.strerror or str(error)) from error
+    return data.decode("utf-8", errors="replace")
 
 
 def engine(*, as_json: bool) -> int:
     """`invoke engine`: find, install or start a container engine."""
+    from stackyard import host
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         host.ensure_engine(lambda text: terminal.say("engine", text))

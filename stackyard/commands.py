@@ -1,31 +1,19 @@
 """The commands, from arguments to a result: what `tasks.py` calls and prints.
 
 Owns the order of the project's steps for each command. Terminal output goes through
-`stackyard.console`; exit codes are chosen in `stackyard.cli`.
+`stackyard.console`; exit codes are chosen in `stackyard.cli`. As there, what only one command needs
+is imported by it.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import secrets
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stackyard import (
-    catalog,
-    dockerfile,
-    lock,
-    page,
-    report,
-    resolve,
-    settings,
-    smoke,
-)
-from stackyard.builder import Built, cannot_have
+from stackyard import catalog, dockerfile, lock, report
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.project import Project
@@ -108,8 +96,24 @@ def show(project: Project, stack: str, base: str) -> dict[str, Any]:
     }
 
 
+def diagnose_text(root: Path, text: str) -> dict[str, Any]:
+    """The known failures recognised in a text, and how many are known.
+
+    Raises:
+        DefinitionError: their definitions are wrong.
+    """
+    from stackyard.diagnose import diagnose, diagnosis_value
+    from stackyard.load import load_failures
+
+    failures = load_failures(root)
+    found = [diagnosis_value(diagnosis) for diagnosis in diagnose(text, failures.values())]
+    return {"known": len(failures), "diagnoses": found}
+
+
 def render(project: Project, stack: str, *, check: bool) -> list[str]:
     """Write (or with `check` compare) every rendered file; the paths that differ."""
+    from stackyard import resolve
+
     files: dict[str, str] = {}
     for name in project.stacks(stack):
         for base in sorted(project.definitions.bases):
@@ -125,6 +129,8 @@ def _read(path: Path) -> str | None:
 
 def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str]:
     """Resolve over the network and write the locks; the paths that changed."""
+    from stackyard import resolve, settings
+
     definitions = project.definitions
     base = definitions.bases[catalog.choose("base", base_name, definitions.bases)]
     names = [catalog.choose("stack", n, definitions.stacks) for n in project.stacks(stack)]
@@ -150,6 +156,9 @@ def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str
 
 
 def _inventory(project: Project, base_name: str) -> dict[str, str]:
+    from stackyard import resolve
+    from stackyard.builder import cannot_have
+
     base = project.definitions.bases[base_name]
     try:
         with Engine() as engine:
@@ -161,44 +170,3 @@ def _inventory(project: Project, base_name: str) -> dict[str, str]:
 def smoke_base(project: Project, base: str, gpus: int) -> str:
     """The base of a smoke: `cpu` without GPUs unless told otherwise."""
     return base or ("cpu" if gpus == 0 else project.default_base)
-
-
-def smoke_one(
-    project: Project, engine: Engine, built: Built, node_count: int, watcher: smoke.Watcher
-) -> dict[str, Any]:
-    """Smoke one image, write its reports, return the record."""
-    image = built.image
-    started = datetime.datetime.now(datetime.timezone.utc)
-    clock = time.monotonic()
-    declared = image.stack.smoke
-    folder = project.root / "images" / image.stack.name / "smoke"
-    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
-    outcome = smoke.run_smoke(
-        engine,
-        declared,
-        smoke.node_settings(built.info.id, declared, smoke.workload_files(folder)),
-        run=f"{image.stack.name}-{secrets.token_hex(4)}",
-        node_count=node_count,
-        image_env=env,
-        watcher=watcher,
-    )
-    value = report.smoke_report(
-        image,
-        built.info,
-        outcome,
-        started=started.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - clock,
-        host=engine.facts(),
-        build_seconds=built.seconds,
-    )
-    write_reports(project.root, value)
-    return value
-
-
-def write_reports(root: Path, value: dict[str, Any]) -> None:
-    """The JSON record and the page, each written whole."""
-    stack, base, kind = value["stack"], value["base"], value["kind"]
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    files = {report.path_of(stack, base, kind, "json"): text}
-    files[report.path_of(stack, base, kind, "html")] = page.render_page(value)
-    resolve.write_files(root, files)

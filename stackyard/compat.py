@@ -13,9 +13,13 @@ from packaging.version import InvalidVersion, Version
 
 from stackyard.spec import Fix
 
+_LONGEST = 200  # characters of a version or a specifier: more is not one
+
 
 def specifier_problem(specifier: str) -> str:
     """Why `specifier` is not a PEP 440 specifier; empty when it is one."""
+    if len(specifier) > _LONGEST:
+        return f"it has more than {_LONGEST} characters"
     try:
         SpecifierSet(specifier)
     except InvalidSpecifier as error:
@@ -25,6 +29,10 @@ def specifier_problem(specifier: str) -> str:
 
 def version_problem(version: str) -> str:
     """Why `version` is not an exact PEP 440 version; empty when it is one."""
+    if len(version) > _LONGEST:
+        return f"it has more than {_LONGEST} characters"
+    if version != version.strip():
+        return f"there is space around it: {version!r}"
     try:
         Version(version)
     except InvalidVersion as error:
@@ -49,7 +57,7 @@ def why_not(fix: Fix, versions: Mapping[str, str], *, python: str = "", device: 
         version = versions.get(canonicalize_name(package))
         if version is None:
             return f"{package} is not installed"
-        if not satisfies(version, specifier):
+        if version_problem(version) or not satisfies(version, specifier):
             return f"{package} {version} is not {specifier}"
     if python and fix.python and not satisfies(python, fix.python):
         return f"Python {python} is not {fix.python}"

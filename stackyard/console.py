@@ -2,6 +2,7 @@
 
 Owns the terminal. In a terminal one live block shows each stack's phase, update and loss; elsewhere
 every event is one plain line. Standard output carries results only, so that `--json` is clean.
+rich is loaded when there is something to draw: a build of what is current has nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
 
-from stackyard.report import figure
-
-STYLES = {"passed": "bold green", "failed": "bold red", "not run": "bold yellow"}
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -41,30 +40,35 @@ class Terminal:
         self.json = json
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
-        # Tables that go to a file or a pipe are not squeezed into rich's 80 columns.
-        self.out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-        self._live = self.err.is_terminal if live is None else live
-        self._progress = Progress(
+        self._live = sys.stderr.isatty() if live is None else live
+        self._tasks: dict[str, Any] = {}
+        self._curves: dict[tuple[str, str], list[float]] = {}
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_live()
+
+    def _end_live(self) -> None:
+        if "_progress" in vars(self):
+            self._progress.stop()
+
+    @cached_property
+    def _progress(self) -> Progress:
+        """The live block."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        return Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[stack]:<10}"),
             BarColumn(bar_width=24),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
-            console=self.err,
+            console=Console(stderr=True, highlight=False, soft_wrap=True),
             transient=True,
         )
-        self._tasks: dict[str, Any] = {}
-        self._curves: dict[tuple[str, str], list[float]] = {}
-
-    def __enter__(self) -> Terminal:
-        if self._live:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._progress.stop()
 
     def say(self, stack: str, text: str) -> None:
         """One event of a stack: a build step, a phase."""
@@ -80,7 +84,7 @@ class Terminal:
         with self._lock:
             seconds = time.monotonic() - self._started
             line = f"[{seconds:7.1f} s] {stack}: {text}"
-            if self._live:
+            if self._tasks:
                 self._progress.console.print(line, markup=False)
             else:
                 print(line, file=sys.stderr, flush=True)
@@ -98,6 +102,7 @@ class Terminal:
                 print(text, file=sys.stderr, flush=True)
 
     def _show(self, stack: str, text: str, step: int = 0, total: int | None = None) -> None:
+        self._progress.start()
         if stack not in self._tasks:
             self._tasks[stack] = self._progress.add_task("", stack=stack, total=None)
         description = text.replace("[", "\\[")
@@ -112,62 +117,20 @@ class Terminal:
     def note(self, text: str) -> None:
         """A remark that is no part of the result."""
         with self._lock:
-            self.err.print(text, markup=False)
+            print(text, file=sys.stderr, flush=True)
 
     def table(self, table: Table) -> None:
         """A result for people; silent when JSON was asked for."""
+        from rich.console import Console
+
         if not self.json:
-            self.out.print(table)
+            self._end_live()
+            # Tables that go to a file or a pipe are not squeezed into rich's 80 columns.
+            width = None if sys.stdout.isatty() else 120
+            Console(highlight=False, width=width).print(table)
 
     def text(self, text: str) -> None:
         """A result line for people; silent when JSON was asked for."""
         if not self.json:
-            self.out.print(text, markup=False, soft_wrap=True)
-
-
-def outcome_text(outcome: str) -> str:
-    """An outcome with its colour."""
-    return f"[{STYLES.get(outcome, '')}]{outcome}[/]"
-
-
-def smoke_table(reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Checks by stack: one row a check, one column a stack."""
-    table = Table(title="smoke", title_justify="left")
-    table.add_column("check", style="bold")
-    for report in reports:
-        table.add_column(f"{report['stack']} on {report['base']}")
-    names = list(dict.fromkeys(c["name"] for r in reports for c in r["checks"]))
-    for name in names:
-        table.add_row(name, *(_cell(report, name) for report in reports))
-    table.add_section()
-    table.add_row("verdict", *(outcome_text(report["outcome"]) for report in reports))
-    return table
-
-
-def _cell(report: Mapping[str, Any], name: str) -> str:
-    check = next((c for c in report["checks"] if c["name"] == name), None)
-    if check is None:
-        return ""
-    return f"{outcome_text(check['outcome'])} {figure(check)}"
-
-
-def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Seconds of every phase: two columns a stack, phases in their order."""
-    table = Table(title="phases, seconds", title_justify="left")
-    for report in reports:
-        table.add_column(str(report["stack"]), no_wrap=True)
-        table.add_column("s", justify="right")
-    rows = max((len(report["phases"]) for report in reports), default=0)
-    for row in range(rows):
-        cells = []
-        for report in reports:
-            phases = report["phases"]
-            known = row < len(phases)
-            cells += [phases[row]["name"], f"{phases[row]['seconds']:.2f}"] if known else ["", ""]
-        table.add_row(*cells)
-    if not reports:
-        return table
-    table.add_section()
-    totals = [f"{sum(p['seconds'] for p in report['phases']):.1f}" for report in reports]
-    table.add_row(*(cell for total in totals for cell in ("all", total)))
-    return table
+            self._end_live()
+            print(text, flush=True)

@@ -7,24 +7,43 @@ It knows nothing of stacks, bases or fixes: `stackyard.load` does.
 from __future__ import annotations
 
 import difflib
+import re
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.reader import ReaderError
 
 from stackyard.errors import Problem
 
 _TAG = "tag:yaml.org,2002:"
+MAX_DEPTH = 32
+_COMPARED = 80  # characters: the time that comparing words takes grows faster than their length
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 T = TypeVar("T")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`, did you mean 'x'?` for the closest known word, or what is known when none is close."""
-    choices = sorted(known)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    choices = sorted(choice for choice in known if len(choice) <= _COMPARED)
+    close = difflib.get_close_matches(word[:_COMPARED], choices, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(choices)}" if choices else "none is known"
+
+
+def pattern_problem(pattern: str) -> str:
+    """Why `pattern` is not a regular expression (of which Python is sure); empty when it is one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, Warning) as error:
+        return str(error)
+    return ""
 
 
 class Mapping:
@@ -47,6 +66,9 @@ class Mapping:
                 self.problem("a key must be plain text", line=line)
                 continue
             key = str(key_node.value)
+            if not key:
+                self.problem("a key must not be empty", line=line)
+                continue
             if key in self._nodes:
                 first = self._key_lines[key]
                 self.problem(f"duplicate key, first given on line {first}", key=key, line=line)
@@ -67,11 +89,16 @@ class Mapping:
         """Whether the key is there and not null; asking makes it a known key."""
         self._asked.add(key)
         node = self._nodes.get(key)
-        return node is not None and node.tag != _TAG + "null"
+        is_null = isinstance(node, yaml.ScalarNode) and node.tag == _TAG + "null"
+        return node is not None and not is_null
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; a missing key without default is a problem."""
         return self._read(key, self._as_text, default, "")
+
+    def single_line(self, key: str, default: str | None = None) -> str:
+        """A string of one line, fit for a line of a Dockerfile."""
+        return self._read(key, self._as_line, default, "")
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number."""
@@ -88,6 +115,19 @@ class Mapping:
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """A list of strings."""
         return self._read(key, self._as_texts, default, ())
+
+    def single_lines(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """A list of strings of one line each."""
+        return self._read(key, self._as_lines, default, ())
+
+    def env(self, key: str) -> dict[str, str]:
+        """Variables of an environment, by name; empty when absent."""
+        outer = self.mapping(key)
+        values = {name: outer.single_line(name) for name in outer.keys()} if outer else {}  # noqa: SIM118
+        for name in values:
+            if outer and not _ENV_NAME.fullmatch(name):
+                outer.problem("must be the name of a variable", key=name)
+        return values
 
     def table(self, key: str, default: dict[str, str] | None = None) -> dict[str, str]:
         """A mapping of strings to strings."""
@@ -171,14 +211,20 @@ class Mapping:
             raise _Wrong(f"must be text; YAML reads {node.value} as {kind}: write {node.value!r}")
         return str(node.value)
 
+    @classmethod
+    def _as_line(cls, node: yaml.Node, at: str) -> str:
+        text = cls._as_text(node, at)
+        if not text.isprintable():
+            raise _Wrong(f"must be one line without control characters, not {text!r}")
+        return text
+
     @staticmethod
     def _as_integer(node: yaml.Node, at: str) -> int:
-        if node.tag != _TAG + "int":
+        if not isinstance(node, yaml.ScalarNode) or node.tag != _TAG + "int":
             raise _Wrong("must be a whole number")
-        try:
-            return int(str(node.value))
-        except ValueError:
-            raise _Wrong("must be a whole number, in decimal digits") from None
+        if not _DECIMAL.fullmatch(node.value):
+            raise _Wrong("must be a whole number, in at most 18 decimal digits")
+        return int(node.value)
 
     @staticmethod
     def _as_number(node: yaml.Node, at: str) -> float:
@@ -191,7 +237,7 @@ class Mapping:
 
     @staticmethod
     def _as_flag(node: yaml.Node, at: str) -> bool:
-        if node.tag != _TAG + "bool":
+        if not isinstance(node, yaml.ScalarNode) or node.tag != _TAG + "bool":
             raise _Wrong("must be true or false")
         return str(node.value).lower() in ("true", "yes", "on")
 
@@ -201,9 +247,37 @@ class Mapping:
             raise _Wrong("must be a list")
         return tuple(cls._as_text(item, at) for item in node.value)
 
+    @classmethod
+    def _as_lines(cls, node: yaml.Node, at: str) -> tuple[str, ...]:
+        if not isinstance(node, yaml.SequenceNode):
+            raise _Wrong("must be a list")
+        return tuple(cls._as_line(item, at) for item in node.value)
+
 
 class _Wrong(Exception):
     """A value of the wrong kind; becomes a Problem at its key."""
+
+
+class _Loader(yaml.CSafeLoader):
+    """libyaml's parser, many times faster than PyYAML's own, kept from nesting without end.
+
+    It composes by recursion in C: a deep enough file would end the process, not raise.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def descend_resolver(self, parent: yaml.Node | None, index: object) -> None:
+        """Called before a node is composed."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            mark = parent.start_mark if parent is not None else None
+            raise ComposerError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
+
+    def ascend_resolver(self) -> None:
+        """Called when a node has been composed."""
+        self._depth -= 1
 
 
 def parse_document(text: str, *, file: str, problems: list[Problem]) -> Mapping | None:
@@ -213,15 +287,25 @@ def parse_document(text: str, *, file: str, problems: list[Problem]) -> Mapping 
         problems.append(Problem(file=file, line=line, key="", message=message))
 
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text.removeprefix("\ufeff"), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        refuse(f"not YAML: {error.problem or error.context}", mark.line + 1 if mark else 1)
+        at = f", at {shown!r}" if mark and (shown := _rest_of_line(text, mark.index)) else ""
+        line = mark.line + 1 if mark else 1
+        refuse(f"not YAML: {error.problem or error.context}{at}", line)
         return None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except ReaderError as error:
+        line = text.count("\n", 0, max(0, text.find(chr(error.character)))) + 1
+        refuse(f"not YAML: the character U+{error.character:04X} may not be in it", line)
+        return None
+    except (yaml.YAMLError, ValueError) as error:
         refuse(f"not YAML: {error}")
         return None
     if not isinstance(node, yaml.MappingNode):
         refuse("must be a mapping of keys to values")
         return None
     return Mapping(node, file=file, path="", problems=problems)
+
+
+def _rest_of_line(text: str, start: int) -> str:
+    return (text[start : start + 30].splitlines() or [""])[0]

@@ -8,9 +8,10 @@ labels, and is found again by them. It must not build images (the SDK cannot dri
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ import docker
 import docker.errors
 import requests
 
+from stackyard import guard
 from stackyard.errors import EngineError
 from stackyard.image import ImageInfo
+from stackyard.stream import Conversation, talk
 
 RUN_LABEL = "stackyard.run"
 NODE_LABEL = "stackyard.node"
+OWNER_LABEL = "stackyard.owner"
 CONTROL = {"STACKYARD_CONTROL": "1"}
 
 
@@ -78,7 +82,6 @@ class Engine:
             self._client = docker.from_env(timeout=120, max_pool_size=40)
             # The low-level client is only partly annotated.
             self._api: Any = self._client.api
-            self._version = self._client.version()
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             raise EngineError(
                 "no container engine answers",
@@ -100,7 +103,8 @@ class Engine:
     @property
     def version(self) -> str:
         """The engine's version."""
-        return str(self._version["Version"])
+        with _translated("asking for its version"):
+            return str(self._client.version()["Version"])
 
     def facts(self) -> dict[str, str]:
         """What a report says about the engine and its machine."""
@@ -220,10 +224,11 @@ class Engine:
             EngineError: it failed or ran past `seconds`.
         """
         bounded = ["timeout", "-k", "2", f"{seconds:.0f}", *argv]
-        with _translated(f"running {argv[0]} in {image[:19]}"):
+        run = f"once-{secrets.token_hex(4)}"
+        with guard.undoing(guard.RUN, run), _translated(f"running {argv[0]} in {image[:19]}"):
             output: bytes = self._client.containers.run(
                 image, bounded[1:], entrypoint=bounded[:1], remove=True, network_mode="none",
-                labels={RUN_LABEL: "once"}, stderr=True, cap_drop=["ALL"],
+                labels={RUN_LABEL: run, OWNER_LABEL: guard.owner()}, stderr=True, cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
             )  # fmt: skip
         return output.decode("utf-8", errors="replace")
@@ -245,8 +250,12 @@ class Engine:
 
     def kill(self, container: str) -> None:
         """SIGKILL a container's main process (and with it all of its processes)."""
-        with _translated(f"killing {container[:12]}"), contextlib.suppress(docker.errors.NotFound):
-            self._api.kill(container)
+        with _translated(f"killing {container[:12]}"):
+            try:
+                self._api.kill(container)
+            except docker.errors.APIError as error:
+                if error.status_code not in (404, 409):  # gone, or not running any more
+                    raise
 
     def exec(
         self,
@@ -279,9 +288,23 @@ class Engine:
                 stdin=stdin is not None,
                 workdir=folder,
             )["Id"]
-            output = _talk(api.exec_start(made, socket=True), stdin, on_line)
+            output = talk(api.exec_start(made, socket=True), stdin, on_line)
             code = api.exec_inspect(made)["ExitCode"]
         return ExecResult(code=int(code if code is not None else 137), output=output)
+
+    def converse(
+        self, container: str, argv: Sequence[str], on_line: Callable[[str], None]
+    ) -> Conversation:
+        """Start a command of the controller's own in a container and keep talking to it.
+
+        Args:
+            on_line: called with every line it says, from a thread of its own.
+        """
+        with _translated(f"starting {argv[0]} in {container[:12]}"):
+            made = self._api.exec_create(
+                container, list(argv), environment=dict(CONTROL), stdin=True
+            )["Id"]
+            return Conversation(self._api.exec_start(made, socket=True), on_line)
 
     def put(self, container: str, folder: str, archive: bytes) -> None:
         """Unpack a tar archive into a folder of a container."""
@@ -289,93 +312,65 @@ class Engine:
             self._api.put_archive(container, folder, archive)
 
     def remove_run(self, label: str) -> list[str]:
-        """Remove every container, network and volume carrying `label`; names what was removed."""
-        removed: list[str] = []
-        found = self._client.containers.list(all=True, filters={"label": label})
-        threads = [threading.Thread(target=_remove_container, args=(c,)) for c in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        removed += [str(container.name) for container in found]
-        with _translated("removing networks and volumes"):
-            for network in self._client.networks.list(filters={"label": label}):
-                with contextlib.suppress(docker.errors.NotFound):
-                    network.remove()
-                removed.append(str(network.name))
-            for volume in self._client.volumes.list(filters={"label": label}):
-                with contextlib.suppress(docker.errors.NotFound):
-                    volume.remove(force=True)
-                removed.append(str(volume.name))
-        return removed
+        """Remove every container, network and volume carrying `label`; names what was removed.
+
+        Somebody else may be removing the same ones: returns when they are gone.
+        """
+        with _translated(f"removing what carries {label}"):
+            containers, networks, volumes = self._found(label)
+            if containers:
+                with ThreadPoolExecutor(min(16, len(containers))) as pool:
+                    list(pool.map(self._remove_container, containers))
+            for network in networks:
+                _until_gone(lambda: self._api.remove_network(network))  # noqa: B023
+            for volume in volumes:
+                _until_gone(lambda: self._api.remove_volume(volume, force=True))  # noqa: B023
+        return [*containers, *networks, *volumes]
+
+    def _remove_container(self, name: str) -> None:
+        _until_gone(lambda: self._api.remove_container(name, force=True, v=True))
+
+    def _found(self, label: str) -> tuple[list[str], list[str], list[str]]:
+        # The SDK's own lists look at each container again, and fail for one that has just gone.
+        filters: dict[str, Any] = {"label": label}
+        containers = self._api.containers(all=True, filters=filters)
+        networks = self._api.networks(filters=filters)
+        volumes = self._api.volumes(filters=filters)["Volumes"] or []
+        return (
+            [str(item["Names"][0]).lstrip("/") for item in containers],
+            [str(item["Name"]) for item in networks],
+            [str(item["Name"]) for item in volumes],
+        )
+
+    def runs(self) -> dict[str, str]:
+        """Owners (see `guard.owner`) by run, of every run that has something here."""
+        with _translated("looking for runs"):
+            filters: dict[str, Any] = {"label": OWNER_LABEL}
+            containers = self._api.containers(all=True, filters=filters)
+            networks = self._api.networks(filters=filters)
+            volumes = self._api.volumes(filters=filters)["Volumes"] or []
+        labels = [item.get("Labels") or {} for item in [*containers, *networks, *volumes]]
+        return {entry.get(RUN_LABEL, ""): entry[OWNER_LABEL] for entry in labels}
 
     def labelled(self, label: str) -> list[str]:
         """Names of containers, networks and volumes carrying `label`."""
         with _translated("looking for what a run left"):
-            filters: dict[str, Any] = {"label": label}
-            containers = self._client.containers.list(all=True, filters=filters)
-            networks = self._client.networks.list(filters=filters)
-            volumes = self._client.volumes.list(filters=filters)
-        found: list[Any] = [*containers, *networks, *volumes]
-        return [str(item.name) for item in found]
+            containers, networks, volumes = self._found(label)
+        return [*containers, *networks, *volumes]
 
 
-def _remove_container(container: Any) -> None:
-    with contextlib.suppress(docker.errors.NotFound):
-        try:
-            container.remove(force=True, v=True)
-        except docker.errors.APIError as error:
-            # Somebody else is removing it already: that is what is wanted.
-            if "already in progress" not in str(error):
-                raise
-
-
-def _gather(chunks: Iterator[bytes], on_line: Callable[[str], None] | None) -> str:
-    whole: list[str] = []
-    rest = b""
-    for chunk in chunks:
-        rest += chunk
-        *lines, rest = rest.split(b"\n")
-        for raw in lines:
-            line = raw.decode("utf-8", errors="replace").rstrip("\r")
-            whole.append(line)
-            if on_line:
-                on_line(line)
-    if rest:
-        whole.append(rest.decode("utf-8", errors="replace"))
-        if on_line:
-            on_line(whole[-1])
-    return "\n".join(whole)
-
-
-def _talk(wrapped: Any, data: bytes | None, on_line: Callable[[str], None] | None) -> str:
-    """Send `data` to an exec's input and close it; read the multiplexed output to its end."""
-    raw = getattr(wrapped, "_sock", wrapped)
-    try:
-        if data is not None:
-            raw.sendall(data)
-            raw.shutdown(socket.SHUT_WR)
-        # The request's own time limit is not the command's: that one is kept inside.
-        raw.settimeout(None)
-        return _gather(_frames(raw), on_line)
-    finally:
-        # The SDK ties the connection to its response: closed first, or it is never given back.
-        for part in (getattr(wrapped, "_response", raw), wrapped, raw):
-            with contextlib.suppress(OSError, ValueError):
-                part.close()
-
-
-def _frames(raw: Any) -> Iterator[bytes]:
-    """The payloads of docker's stream format: an 8-byte header (kind, length), then the bytes."""
-    buffer = b""
+def _until_gone(remove: Callable[[], object], seconds: float = 20.0) -> None:
+    """Remove a thing; one that is being removed, or still in use by what is, is tried again."""
+    end = time.monotonic() + seconds
     while True:
-        while len(buffer) >= 8:
-            length = int.from_bytes(buffer[4:8], "big")
-            if len(buffer) < 8 + length:
-                break
-            yield buffer[8 : 8 + length]
-            buffer = buffer[8 + length :]
-        chunk = raw.recv(65536)
-        if not chunk:
+        try:
+            remove()
             return
-        buffer += chunk
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError as error:
+            text = str(error)
+            passing = ("already in progress", "active endpoints", "in use", "is being used")
+            if time.monotonic() > end or not any(reason in text for reason in passing):
+                raise
+        time.sleep(0.05)

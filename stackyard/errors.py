@@ -42,8 +42,14 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        key = f"{self.key}: " if self.key else ""
-        return f"{self.file}:{self.line}: {key}{self.message}"
+        key = f"{shown(self.key)}: " if self.key else ""
+        return f"{shown(self.file)}:{self.line}: {key}{shown(self.message, 500)}"
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """One line that a terminal takes as text, whatever a file says, and no longer than `limit`."""
+    cut = text if len(text) <= limit else f"{text[:limit]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 class DefinitionError(StackyardError):

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -20,9 +19,10 @@ from pathlib import Path
 import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from stackyard import process
+from stackyard import guard, process
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
+from stackyard.exclusive import exclusive
 from stackyard.image import ImageInfo
 from stackyard.settings import CallerSettings
 from stackyard.spec import Base, Common
@@ -79,14 +79,18 @@ def ensure_base(
     if base.bootstrap is None:
         say(f"pulling {reference}")
         return engine.pull(reference)
-    with tempfile.TemporaryDirectory(prefix="stackyard-base-") as folder:
-        root = Path(folder) / "root.tar"
-        _bootstrap(base, common, caller, root, say)
-        say("importing the base")
-        engine.import_tar(root, reference, ['CMD ["/bin/bash"]'])
-    # The readable name is what a Dockerfile built by hand starts FROM.
-    engine.tag(reference, base.reference)
-    found = engine.image(reference)
+    key = base_key(base, common)[:12]
+    with exclusive(f"base-{key}", lambda: say("another command is making the base: waiting")):
+        found = engine.image(reference)
+        if found is None:
+            with guard.folder("base") as folder:
+                root = folder / "root.tar"
+                _bootstrap(base, common, caller, root, say)
+                say("importing the base")
+                engine.import_tar(root, reference, ['CMD ["/bin/bash"]'])
+            # The readable name is what a Dockerfile built by hand starts FROM.
+            engine.tag(reference, base.reference)
+            found = engine.image(reference)
     assert found is not None
     return found
 
@@ -108,19 +112,20 @@ def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, sa
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in made.exclude),
     ]  # fmt: skip
     sources = caller.secrets.get("apt.sources")
-    with tempfile.TemporaryDirectory(prefix="stackyard-sources-") as folder:
+    with guard.folder("sources") as folder:
         mirror: list[str] = []
-        command.append(f"--customize-hook={_script(Path(folder) / 'clean', _CLEAN)}")
+        command.append(f"--customize-hook={_script(folder / 'clean', _CLEAN)}")
         if sources:
             # They are the caller's: used here, and blanked in what is made.
-            path = Path(folder) / "caller.sources"
+            path = folder / "caller.sources"
             path.write_bytes(sources)
             mirror = [str(path)]
-            command.append(f"--customize-hook={_script(Path(folder) / 'blank', _BLANK_SOURCES)}")
+            command.append(f"--customize-hook={_script(folder / 'blank', _BLANK_SOURCES)}")
         say(f"bootstrapping {base.name}: {len(packages)} packages and what they need")
         process.run(
             [*command, made.suite, str(out), *mirror],
-            env={"SOURCE_DATE_EPOCH": "1"},
+            # Its own temporary files go where they are removed however this ends.
+            env={"SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)},
             timeout=1200,
             on_line=say,
         )
@@ -147,8 +152,8 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
     reference = f"stackyard/tools:{key}"
     if engine.image(reference) is not None:
         return reference
-    with tempfile.TemporaryDirectory(prefix="stackyard-tools-") as folder:
-        path = Path(folder) / "tools.tar"
+    with exclusive(f"tools-{key}", lambda: None), guard.folder("tools") as folder:
+        path = folder / "tools.tar"
         with tarfile.open(path, "w") as archive:
             archive.add(uv_binary, "uv", filter=_plain)
             for wheel in wheels:

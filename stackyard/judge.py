@@ -160,7 +160,7 @@ def _environment_differences(seen: Observation) -> list[str]:
 
 def _all(seen: Observation) -> list[tuple[str, Training]]:
     found = list(seen.trainings.items())
-    if seen.killed:
+    if seen.killed and seen.killed not in seen.trainings.values():
         found.append((f"{seen.killed.layout}, killed", seen.killed))
     if seen.resumed:
         found.append((f"{seen.resumed.layout}, resumed", seen.resumed))
@@ -229,6 +229,12 @@ def _finite(value: float) -> float | str:
 
 def _unfinished(training: Training, updates: int) -> list[str]:
     """Why a training did not end as it should; names the rank and its node."""
+    if training.killed:  # on purpose, and not before every rank had got there
+        return [
+            f"rank {r.rank} ({r.host}) was killed after update {r.last} already"
+            for r in training.ranks.values()
+            if r.last < updates
+        ]
     wrong = []
     if training.stopped:
         wrong.append(training.stopped)

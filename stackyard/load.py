@@ -7,14 +7,16 @@ Owns which files there are. It must not resolve (which fix applies on which base
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from stackyard.document import Mapping, parse_document
 from stackyard.errors import DefinitionError, Problem
+from stackyard.failures import FOLDER, check_brings, read_failure
 from stackyard.read import read_base, read_common, read_fix, read_stack, read_wheel
 from stackyard.references import check_references
-from stackyard.spec import Common, Definitions
+from stackyard.spec import Common, Definitions, Failure
 
 T = TypeVar("T")
 
@@ -40,10 +42,8 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
         fixes=fixes,
         wheels=wheels,
         stacks=stacks,
-        locks={
-            path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
-            for path in sorted((root / "images").glob("*/*.lock"))
-        },
+        failures=_failures(root, problems),
+        locks=_load_locks(root, problems),
     )
     problems += check_references(root, definitions, locks_required=locks_required)
     if problems:
@@ -51,11 +51,42 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     return definitions
 
 
+def load_failures(root: Path) -> dict[str, Failure]:
+    """The known failures alone, by id: a log can be looked at while other definitions are wrong.
+
+    Raises:
+        DefinitionError: with all problems of their files.
+    """
+    problems: list[Problem] = []
+    failures = _failures(root, problems)
+    if problems:
+        raise DefinitionError(problems)
+    return failures
+
+
+def _failures(root: Path, problems: list[Problem]) -> dict[str, Failure]:
+    known = [path.stem for path in (root / FOLDER).glob("*.yml")]
+    read = partial(read_failure, known=known)
+    failures = {f.id: f for f in _load(root, FOLDER, "*.yml", read, problems)}
+    problems += check_brings(failures)
+    return failures
+
+
 def _no_common(problems: list[Problem]) -> Common:
     if not any(problem.file == "images/common.yml" for problem in problems):
         message = "cannot be read: no such file"
         problems.append(Problem(file="images/common.yml", line=1, key="", message=message))
     return Common(system=(), build_system=(), text_packages=(), env={})
+
+
+def _load_locks(root: Path, problems: list[Problem]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in sorted((root / "images").glob("*/*.lock")):
+        file = path.relative_to(root).as_posix()
+        text = _read_text(path, file, problems)
+        if text is not None:
+            found[file] = text
+    return found
 
 
 def _load(
@@ -76,9 +107,19 @@ def _load(
 
 
 def _open(path: Path, file: str, problems: list[Problem]) -> Mapping | None:
+    text = _read_text(path, file, problems)
+    return None if text is None else parse_document(text, file=file, problems=problems)
+
+
+def _read_text(path: Path, file: str, problems: list[Problem]) -> str | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem(file=file, line=1, key="", message=f"cannot be read: {error}"))
+        message = f"cannot be read: {why_unreadable(error)}"
+        problems.append(Problem(file=file, line=1, key="", message=message))
         return None
-    return parse_document(text, file=file, problems=problems)
+
+
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, without its path."""
+    return (error.strerror or "") if isinstance(error, OSError) else str(error)

@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from packaging.utils import canonicalize_name
 
@@ -52,8 +53,9 @@ def wheel_lock_path(package: str, base: str, kind: str = "") -> str:
     return f"images/wheels/{package}.{base}{'.' + kind if kind else ''}.lock"
 
 
+@lru_cache(maxsize=64)
 def parse_lock(text: str) -> tuple[Locked, ...]:
-    """Read requirements with hashes, in the order written."""
+    """Read requirements with hashes, in the order written (once: a command asks many times)."""
     found: list[Locked] = []
     for block in re.split(r"\n(?=[A-Za-z0-9])", "\n" + text):
         pin = _PIN.match(block.strip())

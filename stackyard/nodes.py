@@ -9,21 +9,23 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from stackyard import mesh
+from stackyard import guard, mesh
 from stackyard.archive import pack
-from stackyard.engine import NODE_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
-from stackyard.errors import EngineError, MeshError
+from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
+from stackyard.errors import MeshError
+from stackyard.lease import Lease
+from stackyard.process import last_lines
 
 # The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
 # owners); training itself needs none. No new privileges, everything else dropped.
 CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
 NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
-STRAYS_PROGRAM = "/usr/local/lib/stackyard/strays.py"
 SHARED = "/shared"
 SMOKE_FOLDER = "/srv/smoke"
 PROBE_FOLDER = "/run/stackyard/probe"
@@ -48,12 +50,12 @@ class NodeSettings:
 
 @dataclass
 class Mesh:
-    """A running mesh: the engine's containers by node name."""
+    """A running mesh: the engine's containers by node name, and the lease that keeps them."""
 
     engine: Engine
     plan: mesh.MeshPlan
     containers: dict[str, str]
-    probed: set[str] = field(default_factory=set)
+    lease: Lease
 
     @property
     def first(self) -> str:
@@ -61,17 +63,9 @@ class Mesh:
         return self.containers[self.plan.nodes[0]]
 
     def strays(self, *, kill: bool = False) -> dict[str, list[dict[str, Any]]]:
-        """Processes on each node that are not the node's own; a dead node has none."""
-        words = ["python3", STRAYS_PROGRAM, *(["--kill"] if kill else [])]
-        found: dict[str, list[dict[str, Any]]] = {}
-        for node in self.plan.nodes:
-            found[node] = []
-            if self.engine.running(self.containers[node]):
-                with contextlib.suppress(ValueError, EngineError):
-                    found[node] = json.loads(
-                        self.engine.exec(self.containers[node], words, seconds=15).output
-                    )
-        return found
+        """Processes on each node that are not the node's own; a node that is gone has none."""
+        found = self.lease.processes(kill=kill)
+        return {node: found.get(node, []) for node in self.plan.nodes}
 
 
 def run_label(run: str) -> str:
@@ -84,6 +78,18 @@ def remove(engine: Engine, run: str) -> None:
     engine.remove_run(run_label(run))
 
 
+def sweep(engine: Engine) -> list[str]:
+    """Remove the runs whose owner on this machine is gone and whose warden was, too.
+
+    Returns:
+        Their names.
+    """
+    gone = [run for run, owner in engine.runs().items() if guard.owner_is_gone(owner)]
+    for run in gone:
+        remove(engine, run)
+    return gone
+
+
 @contextlib.contextmanager
 def running_mesh(
     engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: int
@@ -94,15 +100,21 @@ def running_mesh(
         MeshError: a node did not become reachable; names it and says why.
         EngineError: the engine refused.
     """
+    running = None
+    guard.promise(guard.RUN, plan.run)
     try:
-        yield start(engine, plan, settings, now=now)
+        running = start(engine, plan, settings, now=now)
+        yield running
     finally:
+        if running is not None:
+            running.lease.close()
         remove(engine, plan.run)
+        guard.kept(guard.RUN, plan.run)  # not reached when the engine refused: the warden tries
 
 
 def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: int) -> Mesh:
     """Start the nodes with their material; returns when every sshd has been given its keys."""
-    labels = {RUN_LABEL: plan.run}
+    labels = {RUN_LABEL: plan.run, OWNER_LABEL: guard.owner()}
     network = volume = f"stackyard-{plan.run}"
     engine.create_network(network, labels, internal=True)
     engine.create_volume(volume, labels)
@@ -126,13 +138,25 @@ def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: i
         )
         container = engine.start(spec)
         engine.put(container, "/", archive)
-        _install(engine, container, node, material[node])
+        programs = {f"probe/{name}": data for name, data in settings.probes.items()}
+        _install(engine, container, node, {**material[node], **programs})
         return container
 
     with ThreadPoolExecutor(min(8, len(plan.nodes))) as pool:
         started: dict[str, Future[str]] = {n: pool.submit(one, n) for n in plan.nodes}
         containers = {node: future.result() for node, future in started.items()}
-    return Mesh(engine=engine, plan=plan, containers=containers)
+    first, *others = plan.nodes
+    lease = Lease(engine, containers[first], others, lambda: kill_all(engine, containers.values()))
+    return Mesh(engine=engine, plan=plan, containers=containers, lease=lease)
+
+
+def kill_all(engine: Engine, containers: Iterable[str]) -> None:
+    """SIGKILL the nodes: a run that has lost one is over, and nothing waits for the others."""
+    threads = [threading.Thread(target=engine.kill, args=(c,), daemon=True) for c in containers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
@@ -147,24 +171,20 @@ def _install(engine: Engine, container: str, node: str, material: Mapping[str, b
         )
 
 
-def put_probes(running: Mesh, probes: Mapping[str, bytes], node: str) -> None:
-    """Place the controller's programs into a node's memory (once)."""
-    if node in running.probed:
-        return
-    archive = pack(probes, mode=0o600)
-    script = f"umask 077; mkdir -p {PROBE_FOLDER} && tar -x -C {PROBE_FOLDER}"
+def put_probes(running: Mesh, files: Mapping[str, bytes], node: str) -> None:
+    """Place further files of the controller's beside its programs, in a node's memory."""
     done = running.engine.exec(
-        running.containers[node], ["sh", "-c", script], seconds=30, stdin=archive
-    )
+        running.containers[node], ["tar", "-x", "-C", PROBE_FOLDER], seconds=30,
+        stdin=pack(files, mode=0o600),
+    )  # fmt: skip
     if done.code != 0:
         raise MeshError(f"{node} did not take the probes", why=done.output)
-    running.probed.add(node)
 
 
-def wait_reachable(running: Mesh, probes: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     """Try the pairs that the size of the mesh calls for; what every login answered, by node.
 
-    sshd listens a moment after it got its keys: a first refusal is tried again for 15 s.
+    The lease waits until every sshd listens, which is a moment after it got its keys.
 
     Raises:
         MeshError: naming the node that did not answer and what ssh said.
@@ -172,16 +192,12 @@ def wait_reachable(running: Mesh, probes: Mapping[str, bytes]) -> dict[str, dict
     wanted: dict[str, list[str]] = {}
     for source, target in mesh.pairs(running.plan.nodes):
         wanted.setdefault(source, []).append(target)
-
-    def ready(node: str) -> None:
-        if not running.engine.running(running.containers[node]):
-            log = running.engine.container_log(running.containers[node])
-            raise MeshError(f"{node} is not running", why=log or "its log is empty")
-        put_probes(running, probes, node)
-        _wait_listening(running, node)
-
-    with ThreadPoolExecutor(min(8, len(wanted))) as pool:
-        list(pool.map(ready, wanted))
+    try:
+        running.lease.wait_joined()
+    except MeshError as error:
+        logs = {n: running.engine.container_log(c) for n, c in running.containers.items()}
+        said = [f"{node}: {last_lines(log, 5)}" for node, log in logs.items() if log.strip()]
+        raise MeshError(error.what, why="\n".join(said) or "the nodes' logs are empty") from error
 
     def reach(source: str) -> dict[str, Any]:
         words = ["python3", f"{PROBE_FOLDER}/mesh_probe.py", "reach", *wanted[source]]
@@ -208,26 +224,12 @@ while True:
 """
 
 
-def _wait_listening(running: Mesh, node: str) -> None:
-    words = ["python3", "-c", _LISTENING, str(running.plan.port)]
-    done = running.engine.exec(running.containers[node], words, seconds=20)
-    if done.code != 0:
-        raise MeshError(
-            f"{node}: sshd does not answer on port {running.plan.port}",
-            why=running.engine.container_log(running.containers[node]) or "its log is empty",
-            hint="look at the lines above; the image's sshd_config is stackyard/inside/sshd_config",
-        )
-
-
-def try_refusals(
-    running: Mesh, probes: Mapping[str, bytes], *, now: int
-) -> dict[str, dict[str, Any]]:
+def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
     """Attempt every forbidden login from the first node to the last; what each answered."""
     source, target = running.plan.nodes[0], running.plan.nodes[-1]
     foreign = mesh.foreign_material(running.plan, target, now=now)
     for node in {source, target}:
-        running.probed.discard(node)
-        put_probes(running, {**probes, **foreign}, node)
+        put_probes(running, foreign, node)
     program = f"{PROBE_FOLDER}/mesh_probe.py"
     with ThreadPoolExecutor(1) as pool:
         words = ["python3", program, "impostor"]

@@ -21,6 +21,7 @@ INSIDE = (
     "stackyard/inside/ssh_config",
     "stackyard/inside/sshd_config",
     "stackyard/inside/strays.py",
+    "stackyard/inside/lease.py",
 )
 RECIPE_LABEL = "stackyard.recipe"
 

@@ -9,11 +9,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stackyard import guard
 from stackyard.errors import CommandError, StackyardError
 
 _RUNNING: set[subprocess.Popen[bytes]] = set()
@@ -69,7 +71,11 @@ def run(
         raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
     expired = False
     _RUNNING.add(child)
-    with _Alarm(timeout, lambda: _kill(child)) as alarm, _feeding(child, stdin):
+    with (
+        guard.undoing(guard.GROUP, f"{child.pid} {guard.started_at(child.pid)}"),
+        _Alarm(timeout, lambda: _kill(child)) as alarm,
+        _feeding(child, stdin),
+    ):
         try:
             assert child.stdout is not None
             for raw in child.stdout:
@@ -99,6 +105,33 @@ def run(
             why=last_lines(output),
         )
     return Finished(code=child.returncode, output=output)
+
+
+class Warden:
+    """A running warden (see `stackyard.guard`): a process that sees ours end."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "stackyard.warden"],
+            cwd=Path(__file__).resolve().parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def send(self, line: bytes) -> None:
+        """Send one line."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(line)
+        self._child.stdin.flush()
+
+    def finish(self) -> None:
+        """Close the way and wait for the warden to end: at once, unless there is work left."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
+        self._child.wait()
 
 
 def start_daemon(argv: Sequence[str], *, log: Path) -> None:

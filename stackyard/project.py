@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stackyard.errors import UsageError
-from stackyard.load import load_definitions
+from stackyard.errors import UsageError, shown
+from stackyard.load import load_definitions, why_unreadable
 from stackyard.spec import Definitions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +44,20 @@ def parse_settings(text: str) -> dict[str, str]:
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
         if key != "default_base" or not equals or not quoted:
             hint = 'the only setting is: default_base = "ngc"'
-            raise UsageError(f"{SETTINGS}:{number}: not understood: {line.strip()}", hint=hint)
+            raise UsageError(
+                f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
+            )
         found[key] = value[1:-1]
     return found
+
+
+def _settings_text(root: Path) -> str:
+    try:
+        return (root / SETTINGS).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{SETTINGS}: cannot be read", why=why_unreadable(error)) from error
 
 
 def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
@@ -54,9 +65,9 @@ def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
 
     Raises:
         DefinitionError: with all problems of all files.
+        UsageError: stackyard.toml is wrong or cannot be read.
     """
-    path = root / SETTINGS
-    settings = parse_settings(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings = parse_settings(_settings_text(root))
     return Project(
         root=root,
         definitions=load_definitions(root, locks_required=locks_required),

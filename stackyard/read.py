@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from stackyard import compat
-from stackyard.document import Mapping, nearest
+from stackyard.document import Mapping, nearest, pattern_problem
 from stackyard.launch import LAUNCHERS, OPTIONS
 from stackyard.spec import (
     Base,
@@ -30,18 +31,19 @@ from stackyard.spec import (
     Witness,
 )
 
-PLACEHOLDERS = ("text", "data", "save", "record", "updates", "save_at", "nodes")
-_NAME = re.compile(r"^[a-z0-9][a-z0-9-]*$")
+PLACEHOLDERS = ("text", "data", "save", "record", "updates", "horizon", "save_at", "nodes")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _DEVICES = ("cpu", "cuda")
 
 
 def read_common(top: Mapping) -> Common:
     """`images/common.yml`."""
     return Common(
-        system=top.texts("system"),
-        build_system=top.texts("build_system"),
-        text_packages=top.texts("text_packages"),
-        env=top.table("env", {}),
+        system=top.single_lines("system"),
+        build_system=top.single_lines("build_system"),
+        text_packages=top.single_lines("text_packages"),
+        env=top.env("env"),
     )
 
 
@@ -49,7 +51,7 @@ def _named(top: Mapping, key: str, name: str) -> str:
     value = top.text(key)
     if value and value != name:
         top.problem(f"must be {name!r}, like its file or folder, not {value!r}", key=key)
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         top.problem("a name is lower-case letters, digits and dashes", key=key)
     return name
 
@@ -62,36 +64,49 @@ def _facts(top: Mapping, key: str) -> dict[str, Fact]:
     return facts
 
 
+def _provided(top: Mapping) -> dict[str, Fact]:
+    provided = _facts(top, "provides")
+    for package, fact in provided.items():
+        wrong = compat.version_problem(fact.value) if fact.value else ""
+        if wrong:
+            top.problem(f"{package}: not a version: {wrong}", key="provides")
+    return provided
+
+
 def read_base(top: Mapping, name: str) -> Base:
     """`images/bases/<name>.yml`."""
     bootstrap = None
     made = top.mapping("bootstrap")
     if made is not None:
         bootstrap = Bootstrap(
-            suite=made.text("suite"),
-            packages=made.texts("packages"),
-            exclude=made.texts("exclude", ()),
+            suite=made.single_line("suite"),
+            packages=made.single_lines("packages"),
+            exclude=made.single_lines("exclude", ()),
         )
         made.done()
-    for requirement in top.texts("torch", ()):
+    torch = top.single_lines("torch", ())
+    for requirement in torch:
         _check_pin(top, "torch", requirement)
+    reference = top.single_line("reference", "") or f"stackyard/base:{name}"
+    if not _IMAGE.fullmatch(reference):
+        top.problem(f"not the name of an image: {reference!r}", key="reference")
     return Base(
         name=_named(top, "name", name),
         summary=top.text("summary"),
-        reference=top.text("reference", "") or f"stackyard/base:{name}",
+        reference=reference,
         digest=top.text("digest", ""),
         device=top.one_of("device", _DEVICES),
         python=_version(top, "python"),
-        platform=top.text("platform"),
-        distribution=top.text("distribution", ""),
-        entrypoint=top.texts("entrypoint", ()),
-        never_built=top.text("never_built", ""),
+        platform=top.single_line("platform"),
+        distribution=top.single_line("distribution", ""),
+        entrypoint=top.single_lines("entrypoint", ()),
+        never_built=top.single_line("never_built", ""),
         bootstrap=bootstrap,
-        torch=top.texts("torch", ()),
-        torch_index=top.text("torch_index", ""),
-        provides=_facts(top, "provides"),
+        torch=torch,
+        torch_index=top.single_line("torch_index", ""),
+        provides=_provided(top),
         facts=_facts(top, "facts"),
-        env=top.table("env", {}),
+        env=top.env("env"),
     )
 
 
@@ -115,7 +130,7 @@ def _specifier(top: Mapping, key: str, value: str) -> str:
 def _check_pin(top: Mapping, key: str, requirement: str) -> None:
     try:
         parsed = Requirement(requirement)
-    except InvalidRequirement as error:
+    except (InvalidRequirement, RecursionError) as error:
         top.problem(f"not a requirement: {requirement!r}: {error}", key=key)
         return
     pins = [spec for spec in parsed.specifier if spec.operator == "=="]
@@ -166,10 +181,10 @@ def _read_remedy(top: Mapping) -> Remedy:
     remedy = Remedy(
         stage=entry.one_of("stage", ("installed", "source"), "installed"),
         replace=tuple(_read_replacement(item) for item in entry.mappings("replace")),
-        env=entry.table("env", {}),
-        build_env=entry.table("build_env", {}),
+        env=entry.env("env"),
+        build_env=entry.env("build_env"),
         override=entry.texts("override", ()),
-        exclude=entry.texts("exclude", ()),
+        exclude=entry.single_lines("exclude", ()),
     )
     for requirement in remedy.override:
         _check_pin(entry, "override", requirement)
@@ -189,10 +204,9 @@ def _read_replacement(entry: Mapping) -> Replacement:
         fixed=entry.text("fixed"),
     )
     for key in ("pattern", "fixed"):
-        try:
-            re.compile(getattr(value, key))
-        except (re.error, RecursionError, OverflowError) as error:
-            entry.problem(f"not a regular expression: {error}", key=key)
+        wrong = pattern_problem(getattr(value, key))
+        if wrong:
+            entry.problem(f"not a regular expression: {wrong}", key=key)
     if value.count < 1:
         entry.problem("must be at least 1", key="count")
     if value.file.startswith("/") or ".." in Path(value.file).parts:
@@ -223,7 +237,8 @@ def read_stack(top: Mapping, name: str) -> Stack:
         if wrong:
             top.problem(f"{package}: not an exact version: {wrong}", key="packages")
     builds = top.texts("builds", ())
-    for fix, count in {f: top.texts("fixes", ()).count(f) for f in top.texts("fixes", ())}.items():
+    fixes = top.texts("fixes", ())
+    for fix, count in Counter(fixes).items():
         if count > 1:
             top.problem(f"{fix!r} is named {count} times", key="fixes")
     return Stack(
@@ -231,11 +246,11 @@ def read_stack(top: Mapping, name: str) -> Stack:
         summary=top.text("summary"),
         packages=packages,
         builds=builds,
-        system=top.texts("system", ()),
+        system=top.single_lines("system", ()),
         compiler_at_run_time=top.text("compiler_at_run_time", ""),
-        env=top.table("env", {}),
-        fixes=top.texts("fixes", ()),
-        imports=top.texts("imports", ()),
+        env=top.env("env"),
+        fixes=fixes,
+        imports=top.single_lines("imports", ()),
         smoke=_read_smoke(top),
     )
 
@@ -245,10 +260,10 @@ def read_wheel(top: Mapping, name: str) -> Wheel:
     value = Wheel(
         package=_named(top, "package", name),
         version=_version(top, "version"),
-        requires=top.texts("requires"),
+        requires=top.single_lines("requires"),
         compiler=top.flag("compiler", False),
         torch=top.flag("torch", False),
-        env=top.table("env", {}),
+        env=top.env("env"),
         fixes=top.texts("fixes", ()),
     )
     for requirement in value.requires:
@@ -270,7 +285,7 @@ def _read_smoke(top: Mapping) -> Smoke:
     )
     smoke = Smoke(
         launcher=launcher,
-        env=entry.table("env", {}),
+        env=entry.env("env"),
         prepare=entry.texts("prepare"),
         program=entry.texts("program"),
         updates=entry.integer("updates", 40),
@@ -301,6 +316,8 @@ def _read_layout(entry: Mapping, name: str, launcher: str) -> Layout:
         entry.problem(f"{layout.launcher} on {layout.nodes} nodes takes {say}", key="options")
     if not 1 <= layout.nodes <= 2:
         entry.problem("must be 1 or 2", key="nodes")
+    if layout.launcher == "alone" and layout.nodes != 1:
+        entry.problem("`alone` starts one process: the layout must have 1 node", key="launcher")
     _check_placeholders(entry, "args", layout.args)
     entry.done()
     return layout

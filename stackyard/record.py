@@ -63,6 +63,11 @@ class Training:
     command: tuple[str, ...]
 
     @property
+    def failed(self) -> bool:
+        """Whether it came to another end than it was to."""
+        return bool(self.stopped) or (not self.killed and self.code != 0)
+
+    @property
     def losses(self) -> dict[int, float]:
         """Loss by update, from the first rank that recorded any."""
         for rank in sorted(self.ranks):

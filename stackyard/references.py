@@ -22,14 +22,21 @@ def check_references(root: Path, found: Definitions, *, locks_required: bool) ->
     for stack in found.stacks.values():
         file = f"images/{stack.name}/stack.yml"
         for key, message in _stack_problems(found, stack, locks_required):
-            line = _line_of(root / file, key)
+            line = _line_of(root / file, f"{key}:")
             yield Problem(file=file, line=line, key=key, message=message)
     for wheel in found.wheels.values():
         file = f"images/wheels/{wheel.package}.yml"
         pin: dict[str, str] = {canonicalize_name(wheel.package): wheel.version}
         for message in _fix_problems(found, wheel.fixes, [pin], "source"):
-            line = _line_of(root / file, "fixes")
+            line = _line_of(root / file, "fixes:")
             yield Problem(file=file, line=line, key="fixes", message=message)
+    for file, text in found.locks.items():
+        for item in lock.parse_lock(text):
+            wrong = compat.version_problem(item.version)
+            if wrong:
+                line = _line_of(root / file, f"{item.name}==")
+                message = f"not a version: {wrong}"
+                yield Problem(file=file, line=line, key=item.name, message=message)
 
 
 def _stack_problems(
@@ -114,8 +121,8 @@ def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str
             yield f"{path} was made from other packages or fixes than these; {type_this}"
 
 
-def _line_of(path: Path, key: str) -> int:
+def _line_of(path: Path, start: str) -> int:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith(f"{key}:"):
+        if line.startswith(start):
             return number
     return 1

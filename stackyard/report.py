@@ -6,13 +6,15 @@ Owns the schema (docs/report.md). Pure: the clock, the image and the machine are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stackyard.catalog import ResolvedImage
+from stackyard.diagnose import diagnose_all, diagnosis_value
 from stackyard.image import ImageInfo
 from stackyard.judge import Check
 from stackyard.outcome import Outcome
+from stackyard.spec import Failure
 
 SCHEMA = "stackyard.report/1"
 
@@ -31,6 +33,7 @@ def smoke_report(
     seconds: float,
     host: Mapping[str, str],
     build_seconds: float,
+    failures: Iterable[Failure],
 ) -> dict[str, Any]:
     """The record of one smoke.
 
@@ -38,10 +41,12 @@ def smoke_report(
         started: UTC time in ISO 8601.
         seconds: wall time of the smoke, without the build.
         build_seconds: wall time spent on having the image (near 0 when it was there).
+        failures: the known ones, to recognise in a smoke that did not pass.
     """
     seen = outcome.observation
     trainings = dict(seen.trainings)
-    extra = {"killed": seen.killed, "resumed": seen.resumed}
+    separate = seen.killed not in seen.trainings.values()
+    extra = {"killed": seen.killed if separate else None, "resumed": seen.resumed}
     return {
         "schema": SCHEMA,
         "kind": "smoke",
@@ -56,6 +61,7 @@ def smoke_report(
         "host": dict(host),
         "nodes": list(seen.nodes),
         "checks": [check_value(check) for check in outcome.checks],
+        "diagnoses": _diagnoses(outcome, failures),
         "phases": [
             {"name": "have the image", "seconds": round(build_seconds, 2)},
             *({"name": p.name, "seconds": p.seconds} for p in outcome.phases),
@@ -74,6 +80,24 @@ def smoke_report(
             if outcome.verdict != "passed"
         },
     }
+
+
+def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    """Known failures in what trainings and checks said; nothing is looked for where all passed."""
+    if outcome.verdict == "passed":
+        return []
+    seen = outcome.observation
+    texts = {
+        name: training.tail
+        for name, training in [
+            *seen.trainings.items(),
+            *((f"{t.layout}, resumed", t) for t in (seen.resumed,) if t),
+        ]
+        if not training.killed  # what SIGKILL left of it was meant
+    }
+    # A check gives its reasons on one line: each is evidence by itself.
+    texts |= {check.name: check.why.replace("; ", "\n") for check in outcome.checks if check.why}
+    return [diagnosis_value(found) for found in diagnose_all(texts, failures)]
 
 
 def _image(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import uv
 from packaging.utils import canonicalize_name
 
-from stackyard import lock, process
+from stackyard import guard, lock, process
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.lock import Locked
@@ -62,8 +61,7 @@ def compile_requirements(
     Raises:
         CommandError: uv found no answer; its own words say why.
     """
-    with tempfile.TemporaryDirectory(prefix="stackyard-lock-") as name:
-        folder = Path(name)
+    with guard.folder("lock") as folder:
         never = [f"{package} ; sys_platform == 'never'" for package in exclude]
         texts = {
             "in": "\n".join(requirements),
@@ -190,7 +188,8 @@ def write_files(root: Path, files: Mapping[str, str]) -> list[str]:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        with guard.undoing(guard.PATH, str(temporary)):
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
         changed.append(path)
     return changed

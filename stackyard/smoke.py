@@ -7,6 +7,7 @@ single training `stackyard.training`'s.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,10 +30,16 @@ Say = Callable[[str], None]
 
 @dataclass
 class Watcher:
-    """Where a smoke tells what it is doing."""
+    """Where a smoke tells what it is doing, and is told to stop."""
 
     phase: Say = lambda name: None
     loss: Callable[[str, int, float], None] = lambda label, step, loss: None
+    over: Callable[[str, float], None] = lambda outcome, seconds: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Stopped(StackyardError):
+    """A smoke that was told to stop: it has no verdict."""
 
 
 @dataclass
@@ -45,6 +52,8 @@ class _Progress:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        if self.watcher.stop.is_set():
+            raise Stopped("the smoke was stopped")
         self.watcher.phase(name)
         started = time.monotonic()
         try:
@@ -90,6 +99,7 @@ def run_smoke(
     """Run a smoke to its verdict; everything of the run is removed however it ends.
 
     Raises:
+        Stopped: the watcher said so.
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
     progress = _Progress(watcher=watcher or Watcher())
@@ -98,6 +108,7 @@ def run_smoke(
     seen = judge.Observation(
         nodes=names, environment={**image_env, **settings.env}, pairs=mesh.pairs(names)
     )
+    running: nodes.Mesh | None = None
     with contextlib.ExitStack() as stack:
         try:
             with progress.phase("start nodes"):
@@ -106,7 +117,10 @@ def run_smoke(
             seen = _try_mesh(running, settings, seen, progress)
             seen = _train_all(running, smoke, seen, progress)
         except (MeshError, EngineError) as error:
-            seen = _broken(seen, error, progress)
+            if progress.watcher.stop.is_set():
+                raise Stopped("the smoke was stopped") from error
+            lost = running.lease.lost if running is not None else ""
+            seen = _broken(seen, lost or str(error), progress)
         with progress.phase("remove nodes"):
             stack.close()
     return Outcome(
@@ -117,10 +131,8 @@ def run_smoke(
     )
 
 
-def _broken(
-    seen: judge.Observation, error: StackyardError, progress: _Progress
-) -> judge.Observation:
-    values = {**vars(seen), "trainings": progress.trainings, "broken": str(error)}
+def _broken(seen: judge.Observation, why: str, progress: _Progress) -> judge.Observation:
+    values = {**vars(seen), "trainings": progress.trainings, "broken": why}
     return judge.Observation(**values)
 
 
@@ -128,9 +140,9 @@ def _try_mesh(
     running: nodes.Mesh, settings: nodes.NodeSettings, seen: judge.Observation, progress: _Progress
 ) -> judge.Observation:
     with progress.phase("reach"):
-        reach = nodes.wait_reachable(running, settings.probes)
+        reach = nodes.wait_reachable(running)
     with progress.phase("refuse"):
-        refusals = nodes.try_refusals(running, settings.probes, now=int(time.time()))
+        refusals = nodes.try_refusals(running, now=int(time.time()))
     sessions = {
         (source, target): nodes.session_environment(answer["environment"])
         for source, answers in reach.items()
@@ -157,12 +169,22 @@ def _train_all(
                 running, smoke, plan, port=next(ports), on_loss=progress.watcher.loss
             )
 
+    def observation(**more: object) -> judge.Observation:
+        values = {**vars(seen), "trainings": progress.trainings}
+        return judge.Observation(**{**values, **more})
+
     for layout in smoke.layouts:
-        save = f"{nodes.SHARED}/checkpoints/{layout.name}"
-        progress.trainings[layout.name] = one(layout.name, layout.name, save)
-    save = f"{nodes.SHARED}/checkpoints/resume"
-    name = smoke.resume
-    killed = one(name, f"{name}-killed", save, smoke.save_at)
-    resumed = one(name, f"{name}-resumed", save)
-    values = {**vars(seen), "trainings": progress.trainings}
-    return judge.Observation(**{**values, "killed": killed, "resumed": resumed})
+        # The layout that is resumed goes on past its last judged update, until it is killed: it
+        # is both the training that was cut off and the one that was not, up to there.
+        end = smoke.updates if layout.name == smoke.resume else None
+        found = one(layout.name, layout.name, _checkpoints(layout.name), end)
+        progress.trainings[layout.name] = found
+        if found.failed:
+            return observation(broken=f"{layout.name} failed, and nothing was started after it")
+    killed = progress.trainings[smoke.resume]
+    resumed = one(smoke.resume, f"{smoke.resume}-resumed", _checkpoints(smoke.resume))
+    return observation(killed=killed, resumed=resumed)
+
+
+def _checkpoints(layout: str) -> str:
+    return f"{nodes.SHARED}/checkpoints/{layout}"

@@ -142,10 +142,10 @@ class Smoke:
     """The training run that judges an image.
 
     Attributes:
-        updates: optimizer updates of a full run.
+        updates: optimizer updates that are judged.
         save_at: the update whose checkpoint the killed run is resumed from.
         reference: the layout of one process that parity compares the others with.
-        resume: the layout that is killed and resumed.
+        resume: the layout that is killed after its last judged update, and resumed.
         tolerance: largest allowed absolute difference of a logged loss.
         start_seconds: time within which every rank must have joined.
         stall_seconds: longest silence of a running training.
@@ -163,6 +163,11 @@ class Smoke:
     start_seconds: int
     stall_seconds: int
     layouts: tuple[Layout, ...]
+
+    @property
+    def horizon(self) -> int:
+        """Updates of a training that is not to end by itself before it is killed."""
+        return self.updates * 10
 
     def layout(self, name: str) -> Layout:
         """The layout of that name (the loader made sure that it exists)."""
@@ -196,6 +201,31 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One known failure of a build or a training, recognised by what it prints.
+
+    Attributes:
+        kind: `cause` (what is to be repaired), `consequence` (of something that went wrong
+            elsewhere) or `remark` (nothing failed, but it could be better).
+        any_of: regular expressions of which one must be found, each within one line.
+        all_of: regular expressions that must all be found.
+        remedy: what to type or change.
+        brings: ids of failures that follow from this one and are not shown beside it.
+        threads: where it was reported.
+    """
+
+    id: str
+    title: str
+    kind: str
+    any_of: tuple[str, ...]
+    all_of: tuple[str, ...]
+    cause: str
+    remedy: str
+    brings: tuple[str, ...]
+    threads: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Definitions:
     """Everything declared under `images/`, checked."""
 
@@ -204,4 +234,5 @@ class Definitions:
     fixes: Mapping[str, Fix]
     wheels: Mapping[str, Wheel]
     stacks: Mapping[str, Stack]
+    failures: Mapping[str, Failure] = field(default_factory=dict)
     locks: Mapping[str, str] = field(default_factory=dict)

@@ -27,6 +27,10 @@ DATA = f"{SHARED}/data"
 GRACE_SECONDS = 10.0
 # A launcher may take this long to notice that its ranks have ended (torchrun's exit barrier).
 LAUNCHER_SECONDS = 25.0
+# A rank that is gone has said its last by then, and its launcher why.
+DEATH_SECONDS = 2.5
+# A launcher's own traceback fills 40 lines; why the rank died stands before it.
+TAIL_LINES = 200
 OnLoss = Callable[[str, int, float], None]
 
 
@@ -37,7 +41,8 @@ class TrainingPlan:
     Attributes:
         label: name of this launch, unique in its run; its records go to a folder of that name.
         save: folder of checkpoints; a resumed run shares it with the killed one.
-        kill_after: SIGKILL everything once the checkpoint of this update is complete.
+        kill_after: SIGKILL everything once every rank has made this update and saved; until
+            then the training is one that would go on.
     """
 
     layout: Layout
@@ -63,7 +68,8 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
         "data": DATA,
         "save": plan.save,
         "record": f"{plan.folder}/record",
-        "updates": smoke.updates,
+        "updates": smoke.updates if plan.kill_after is None else smoke.horizon,
+        "horizon": smoke.horizon,
         "save_at": smoke.save_at,
         "nodes": plan.layout.nodes,
     }
@@ -93,7 +99,7 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
     Raises:
         EngineError: it failed; carries its last lines.
     """
-    values = {"text": TEXT, "data": DATA, "updates": smoke.updates}
+    values = {"text": TEXT, "data": DATA, "updates": smoke.updates, "horizon": smoke.horizon}
     argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "nodes": 2})
     done = mesh.engine.exec(
         mesh.first, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env)
@@ -166,22 +172,26 @@ def train(
         EngineError: the engine refused (a rank's own failure is not an error but a result).
     """
     started = time.monotonic()
+    mesh.lease.orphaned = ""
+    mesh.lease.gone.clear()
     nodes = mesh.plan.nodes
     launch = materialize(smoke, plan, nodes, mesh.plan.port, port)
     _write_files(mesh, plan, launch)
     limit = float(smoke.start_seconds + smoke.stall_seconds * 10)
     follower = _Follower(mesh, plan, launch, limit)
     watch = _Watch(smoke, plan, on_loss)
-    stopped = watch.until_over(follower)
+    stopped = watch.until_over(follower, lambda: _broken(mesh, watch))
     killed = stopped == "kill"
     left: Mapping[str, Sequence[Mapping[str, object]]] = {}
-    if stopped:
+    if stopped or follower.code != 0:
+        # Over, and not as it was to be: what is left would only hold on to what others need.
         alive = mesh.strays(kill=True)
+        stopped = stopped or mesh.lease.lost or mesh.lease.orphaned
         if watch.all_ended():
             left = alive  # the ranks are through: whatever still runs was left behind
-        elif not killed:
+        elif stopped and not killed:
             stopped = "; ".join([stopped, *_who_is_gone(alive, watch.ranks)])
-    left = left or _left_over(mesh, 0.0 if stopped else GRACE_SECONDS)
+    left = left or _left_over(mesh, 0.0 if stopped or follower.code else GRACE_SECONDS)
     follower.finish()
     watch.drain(follower)
     if any(left.values()):
@@ -194,10 +204,15 @@ def train(
         stopped="" if killed else stopped,
         killed=killed,
         strays=left,
-        tail=last_lines("\n".join(watch.said), 40),
+        tail=last_lines("\n".join(watch.said), TAIL_LINES),
         seconds=time.monotonic() - started,
         command=launch.argv,
     )
+
+
+def _broken(mesh: Mesh, watch: _Watch) -> str:
+    """Why a training is not worth waiting for; empty while it is."""
+    return mesh.lease.lost or mesh.lease.orphaned or watch.died(mesh.lease.gone)
 
 
 def _write_files(mesh: Mesh, plan: TrainingPlan, launch: Launch) -> None:
@@ -220,7 +235,7 @@ class _Watch:
         self._smoke, self._plan, self._on_loss = smoke, plan, on_loss
         self._started = self._heard = time.monotonic()
 
-    def until_over(self, follower: _Follower) -> str:
+    def until_over(self, follower: _Follower, broken: Callable[[], str]) -> str:
         """Wait; empty when the launcher ended by itself, `kill`, or why it must be stopped."""
         while True:
             try:
@@ -232,7 +247,7 @@ class _Watch:
             self._take(kind, line)
             if self._ready_to_kill():
                 return "kill"
-            reason = self._silence()
+            reason = broken() or self._silence()
             if reason:
                 return reason
 
@@ -240,6 +255,24 @@ class _Watch:
         """Whether every rank said that it is through."""
         ended = [rank for rank in self.ranks.values() if rank.ended is not None]
         return len(ended) >= self._plan.layout.nodes
+
+    def died(self, gone: Mapping[tuple[str, int], float]) -> str:
+        """Which rank is gone without having said that it is through; the first one, by name.
+
+        Launchers notice as well, but some take their time; what the rank and they have to say
+        until then is waited for.
+        """
+        silent = [
+            (gone[rank.host, rank.pid], rank)
+            for rank in list(self.ranks.values())
+            if rank.ended is None and (rank.host, rank.pid) in gone
+        ]
+        if not silent:
+            return ""
+        when, first = min(silent, key=lambda entry: entry[0])
+        if time.monotonic() - when < DEATH_SECONDS:
+            return ""
+        return f"rank {first.rank} ({first.host}) died after update {first.last}"
 
     def drain(self, follower: _Follower) -> None:
         """Take what is still in the queue."""
@@ -254,16 +287,16 @@ class _Watch:
             taken = take_line(self.ranks, line)
             if taken and taken[1] == "step" and self._on_loss:
                 record = taken[0]
-                if record.rank == min(self.ranks):
-                    step = max(record.losses)
+                step = max(record.losses)
+                if record.rank == min(self.ranks) and step <= self._smoke.updates:
                     self._on_loss(self._plan.label, step, record.losses[step])
 
     def _ready_to_kill(self) -> bool:
         at = self._plan.kill_after
         if at is None or len(self.ranks) < self._plan.layout.nodes:
             return False
-        return all(at in rank.saved for rank in self.ranks.values()) and any(
-            rank.last > at for rank in self.ranks.values()
+        return all(
+            rank.last >= at and self._smoke.save_at in rank.saved for rank in self.ranks.values()
         )
 
     def _silence(self) -> str:

@@ -120,10 +120,10 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_unchanged /mnt/before \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-    && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.profiler._cupti_monitor omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.structured_config_source
+    && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.profiler._cupti_monitor torch.utils.serialization omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.bash_completion hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.basic_sweeper hydra._internal.core_plugins.file_config_source hydra._internal.core_plugins.fish_completion hydra._internal.core_plugins.importlib_resources_config_source hydra._internal.core_plugins.structured_config_source hydra._internal.core_plugins.zsh_completion
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text
-COPY stackyard/inside/node.py stackyard/inside/strays.py /usr/local/lib/stackyard/
+COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
 COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
 COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
 ENV LANG="C.UTF-8" \

@@ -85,10 +85,10 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_unchanged /mnt/before \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-    && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops torch.utils.serialization torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
+    && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch.utils.serialization torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.datasets.helpers megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text
-COPY stackyard/inside/node.py stackyard/inside/strays.py /usr/local/lib/stackyard/
+COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
 COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
 COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
 ENV LANG="C.UTF-8" \

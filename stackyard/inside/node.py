@@ -63,20 +63,26 @@ def serve() -> None:
 
 
 def install() -> None:
-    """Unpack the material whole, give it its place in one rename, open the gate."""
+    """Unpack the material whole, give it its place in one rename, open the gate.
+
+    Members below `probe/` are the controller's own programs; they lie beside the material.
+    """
     gate = _gate()
-    arriving = ROOT / "arriving"
-    arriving.mkdir(mode=0o700)
+    arriving, probe = ROOT / "arriving", ROOT / "probe"
+    for folder in (probe, arriving):
+        folder.mkdir(mode=0o700)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for member in archive:
-            if not member.isfile() or "/" in member.name or member.name.startswith("."):
+            name = member.name.removeprefix("probe/")
+            if not member.isfile() or "/" in name or name.startswith("."):
                 raise SystemExit(f"unexpected member {member.name!r}")
             source = archive.extractfile(member)
             assert source is not None
-            target = os.open(arriving / member.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            path = (arriving if name == member.name else probe) / name
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(target, "wb") as file:
                 file.write(source.read())
-            os.chmod(arriving / member.name, member.mode & 0o644)
+            os.chmod(path, member.mode & 0o644)
     arriving.rename(ROOT / "mesh")
     _open_gate(gate)
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 _PROC = Path("/proc")
+PID_FILE = Path("/run/stackyard/sshd.pid")
 
 
 def _own(listener: str) -> set[int]:
@@ -28,11 +29,12 @@ def _own(listener: str) -> set[int]:
     pid = os.getpid()
     while pid > 0 and pid not in own:
         own.add(pid)
-        pid = _parent(pid)
+        pid = parent(pid)
     return own
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """The parent of a process; 0 when there is none any more."""
     try:
         # The command, in parentheses, may hold blanks: fields are counted after it.
         return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
@@ -46,8 +48,7 @@ def _state(pid: int) -> str:
 
 def strays() -> list[dict[str, object]]:
     """PID and command line of every process that is not the node's own."""
-    pid_file = Path("/run/stackyard/sshd.pid")
-    own = _own(pid_file.read_text() if pid_file.exists() else "")
+    own = _own(PID_FILE.read_text() if PID_FILE.exists() else "")
     found: list[dict[str, object]] = []
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
@@ -65,7 +66,13 @@ def strays() -> list[dict[str, object]]:
 
 
 def kill(seconds: float = 5.0) -> list[dict[str, object]]:
-    """SIGKILL every stray, again and again while new ones appear; return the first sight."""
+    """SIGKILL every stray, again and again while new ones appear; return the first sight.
+
+    Raises:
+        SystemExit: this is no node, so that everything would count as left behind.
+    """
+    if not PID_FILE.exists():
+        raise SystemExit("this is no node of a mesh: nothing is killed here")
     first = found = strays()
     end = time.monotonic() + seconds
     while found and time.monotonic() < end:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stackyard.launch import accelerate, deepspeed, torchrun
+from stackyard.launch import accelerate, alone, deepspeed, torchrun
 from stackyard.launch.request import Launch, LaunchRequest
 
 Launcher = Callable[[LaunchRequest], Launch]
 
 LAUNCHERS: Mapping[str, Launcher] = {
+    "alone": alone.materialize,
     "torchrun": torchrun.materialize,
     "deepspeed": deepspeed.materialize,
     "accelerate": accelerate.materialize,

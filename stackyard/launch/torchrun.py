@@ -30,7 +30,7 @@ def materialize(request: LaunchRequest) -> Launch:
     escaped = [word.replace("%", "%%") for word in ["env", *assignments, *words]]
     escaped.insert(escaped.index("torchrun") + 2, "--node-rank=%n")
     remote = f"cd {shlex.quote(request.folder)} && exec {' '.join(map(_quote, escaped))}"
-    return Launch(argv=("pdsh", "-S", "-R", "ssh", "-w", ",".join(request.nodes), remote))
+    return Launch(argv=("pdsh", "-b", "-S", "-R", "ssh", "-w", ",".join(request.nodes), remote))
 
 
 def _quote(word: str) -> str:

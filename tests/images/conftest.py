@@ -74,7 +74,7 @@ def node(engine: Engine, built: Built) -> Iterator[nodes.Mesh]:
     probes = {"mesh_probe.py": (smoke.INSIDE / "mesh_probe.py").read_bytes()}
     wanted = nodes.NodeSettings(image=built.info.id, env={}, files={}, probes=probes)
     with nodes.running_mesh(engine, only, wanted, now=int(time.time())) as running:
-        nodes.wait_reachable(running, probes)
+        nodes.wait_reachable(running)
         yield running
 
 

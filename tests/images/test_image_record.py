@@ -57,7 +57,7 @@ def test_tini_reaps_orphans(said):
 
 
 def test_inside_files_are_the_projects(host, built):
-    for name in ("node.py", "strays.py"):
+    for name in ("node.py", "strays.py", "lease.py"):
         content = host.file(f"/usr/local/lib/stackyard/{name}").content_string
         assert content == built.plan.context[f"stackyard/inside/{name}"]
     for name in ("sshd_config", "ssh_config"):

@@ -100,8 +100,7 @@ def test_the_listening_sshd_is_the_node_program(said):
 
 
 def test_a_login_sees_the_images_environment(node, built):
-    probes = dict.fromkeys(["mesh_probe.py"], b"")
-    answer = nodes.wait_reachable(node, probes)["node-1"]["node-1"]
+    answer = nodes.wait_reachable(node)["node-1"]["node-1"]
     assert answer["code"] == 0, answer["says"]
     seen = nodes.session_environment(answer["environment"])
     wanted = dict(entry.split("=", 1) for entry in built.info.env)

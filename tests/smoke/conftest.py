@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from pathlib import Path
@@ -56,17 +57,15 @@ def settings(built, example):
 @pytest.fixture
 def make_mesh(engine, settings):
     """Start a mesh of two nodes; removed at the end of the test."""
-    started = []
+    with contextlib.ExitStack() as stack:
 
-    def make(**changes):
-        run = f"test-{secrets.token_hex(4)}"
-        started.append(run)
-        plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
-        return nodes.start(engine, plan, settings, now=int(time.time()))
+        def make():
+            run = f"test-{secrets.token_hex(4)}"
+            plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
+            running = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
+            return stack.enter_context(running)
 
-    yield make
-    for run in started:
-        nodes.remove(engine, run)
+        yield make
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +74,7 @@ def shared_mesh(engine, settings):
     run = f"test-{secrets.token_hex(4)}"
     plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
     with nodes.running_mesh(engine, plan, settings, now=int(time.time())) as running:
-        nodes.wait_reachable(running, settings.probes)
+        nodes.wait_reachable(running)
         yield running
 
 

@@ -120,7 +120,7 @@ def test_a_node_that_is_killed_while_training_is_named(make_mesh, settings, exam
     from stackyard import judge, nodes, training
 
     running = make_mesh()
-    nodes.wait_reachable(running, settings.probes)
+    nodes.wait_reachable(running)
     plan = training.TrainingPlan(
         layout=example.layout("ddp-2"), label="killed-node", save=f"{nodes.SHARED}/c"
     )

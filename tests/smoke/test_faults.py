@@ -113,7 +113,7 @@ def test_another_start_is_no_parity(example, train, reference):
 @pytest.mark.parametrize(("fault", "outcome"), [("none", "passed"), ("forget", "failed")])
 def test_a_resume_that_forgets_the_optimizer_is_not_equal(example, train, good, fault, outcome):
     save = f"{nodes.SHARED}/checkpoints/resume-{fault}"
-    killed = train("none", save=save, kill_after=example.save_at)
+    killed = train("none", save=save, kill_after=example.updates)
     resumed = train(fault, save=save)
     seen = see(trainings={"ddp-2": good}, killed=killed, resumed=resumed)
     result = judge.resume_equal(example, seen)

@@ -13,6 +13,17 @@ from stackyard.outcome import Outcome, Phase
 from tests.unit import samples
 
 PHASES = (Phase(name="start nodes", seconds=0.5), Phase(name="reach", seconds=0.25))
+FAILURES = (
+    samples.failure(
+        id="oom",
+        title="a GPU is out of memory",
+        any_of=("out of memory",),
+        remedy="a <smaller> batch",
+        threads=("https://forge.example/1",),
+        brings=("missing",),
+    ),
+    samples.failure(id="missing", kind="consequence", any_of=("did not join",)),
+)
 INFO = ImageInfo(
     id="sha256:1234",
     tags=("stackyard/toy:cpu",),
@@ -37,6 +48,7 @@ def of(seen: judge.Observation) -> dict[str, Any]:
         seconds=12.345,
         host={"engine": "20.10", "cpus": "2"},
         build_seconds=0.004,
+        failures=FAILURES,
     )
 
 
@@ -75,6 +87,14 @@ def failed() -> dict[str, Any]:
     return of(samples.observation(trainings={"one": samples.training("one", 1), "two": two}))
 
 
+def recognised() -> dict[str, Any]:
+    """Its cause is in the last lines of a training, and what follows in those of another."""
+    two = samples.training(code=1, tail="x\nrank 1: CUDA out of memory & more")
+    resumed = samples.resumed(tail="rank 1 did not join")
+    trainings = {"one": samples.training("one", 1), "two": two}
+    return of(samples.observation(trainings=trainings, resumed=resumed))
+
+
 def broken() -> dict[str, Any]:
     """It ended before anything was tried."""
     seen = judge.Observation(nodes=samples.NODES, environment={}, broken="node2 did not start")
@@ -90,6 +110,7 @@ BROKEN = {
     "not finite": not_finite,
     "silent": silent,
     "failed": failed,
+    "recognised": recognised,
     "broken": broken,
     "half": half,
 }

@@ -19,6 +19,7 @@ from stackyard.spec import (
     Common,
     Definitions,
     Fact,
+    Failure,
     Fix,
     Layout,
     Remedy,
@@ -195,6 +196,21 @@ def locks() -> dict[str, str]:
         "images/wheels/beta.cpu.lock": locked("beta==3.0"),
         "images/wheels/beta.cpu.build.lock": locked("setuptools==80.0.0"),
     }
+
+
+def failure(**changes: Any) -> Failure:
+    values: dict[str, Any] = {
+        "id": "disk-full",
+        "title": "a disk is full",
+        "kind": "cause",
+        "any_of": ("No space left",),
+        "all_of": (),
+        "cause": "something was written",
+        "remedy": "remove something",
+        "brings": (),
+        "threads": (),
+    }
+    return Failure(**{**values, **changes})
 
 
 # Definitions, as files.

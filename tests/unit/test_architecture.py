@@ -21,24 +21,28 @@ ORDER = [
     "errors", "spec", "image", "archive", "template", "positional",
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
     "document", "compat", "lock",
-    "launch.request", "launch.torchrun", "launch.deepspeed", "launch.accelerate", "launch",
-    "read", "references", "load", "project",
+    "launch.request", "launch.alone", "launch.torchrun", "launch.deepspeed",
+    "launch.accelerate", "launch",
+    "read", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
     "catalog", "dockerfile", "plan",
     # Run --> raw logs --judge--> Outcome --> report
-    "mesh", "record", "judge", "outcome", "report", "page",
+    "mesh", "record", "judge", "outcome", "diagnose", "report", "page",
     # the edges
-    "process", "settings", "engine", "resolve", "foundation", "build", "host",
+    "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "warden",
+    "resolve", "foundation", "build", "host",
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "training", "smoke",
     # arguments in, terminal and exit code out
-    "console", "builder", "commands", "cli",
+    "tables", "console", "builder", "smokes", "commands", "cli",
 ]  # fmt: skip
 
 PURE = [
-    "spec", "errors", "document", "read", "references", "load", "compat", "lock", "catalog",
-    "dockerfile", "plan", "launch", "launch.request", "launch.torchrun", "launch.deepspeed",
-    "launch.accelerate", "mesh", "record", "judge", "outcome", "image", "report", "page", "archive",
+    "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
+    "catalog", "diagnose",
+    "dockerfile", "plan", "launch", "launch.request", "launch.alone", "launch.torchrun",
+    "launch.deepspeed", "launch.accelerate", "mesh", "record", "judge", "outcome", "image",
+    "report", "page", "archive",
     "template", "positional",
 ]  # fmt: skip
 
@@ -202,7 +206,8 @@ def undocumented(package):
 def beyond_the_library(package):
     found = []
     for name, source in package.items():
-        others = foreign(source) - set(sys.stdlib_module_names)
+        # What lies beside a program in the image is there for it, too.
+        others = foreign(source) - set(sys.stdlib_module_names) - {"strays"}
         own = {"stackyard"} if any(m.startswith("stackyard") for m, _ in _named(source)) else set()
         found += [f"{name} imports {other}" for other in sorted(others | own)]
     return found

@@ -1,16 +1,23 @@
 """The command line, whole: what is typed to what is called, printed, and exited with."""
 
 import importlib
+import io
 import json
 import signal
+import sys
 
 import pytest
 from invoke.collection import Collection
 from invoke.program import Program
 
 import tasks
-from stackyard import cli, commands, host, positional
+from stackyard import cli, commands, console, host, positional
 from stackyard.errors import BuildError, NothingToRunOn, UsageError
+from stackyard.load import load_failures
+from stackyard.project import ROOT
+from tests.unit import reports
+
+TASKS = ("show", "render", "lock", "build", "smoke", "diagnose", "engine")
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def typed(monkeypatch):
     def type_(line, **codes):
         calls.clear()
         positional._LINE.clear()
-        for name in ("list_images", "show", "render", "lock", "build", "smoke", "engine"):
+        for name in (*TASKS, "list_images"):
             record(name, codes.get(name, 0))
         # invoke empties a task's help when it reads it: every line gets tasks of its own.
         program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
@@ -81,6 +88,8 @@ LINES = [
     ("smoke --gpus 0 build",
      [("smoke", "all", "", 0, 2, PLAIN), ("build", "all", "cpu", ONCE)]),
     ("lock build", [("lock", "all", "", PLAIN), ("build", "all", "", ONCE)]),
+    ("diagnose train.log", [("diagnose", "train.log", PLAIN)]),
+    ("diagnose - --json", [("diagnose", "-", JSON)]),
     ("engine", [("engine", PLAIN)]),
 ]  # fmt: skip
 
@@ -106,7 +115,7 @@ def test_help_is_given_and_nothing_is_done(typed, capsys, line, words):
     assert [word for word in words if word not in text] == []
 
 
-@pytest.mark.parametrize("name", ["list", "show", "render", "lock", "build", "smoke", "engine"])
+@pytest.mark.parametrize("name", ["list", *TASKS])
 def test_every_task_has_help_for_every_option(typed, capsys, name):
     assert typed(f"{name} --help") == ([], 0)
     words = capsys.readouterr().out.partition("Options:")[2].split()
@@ -177,7 +186,40 @@ def test_an_error_is_json_where_json_was_asked_for(capsys, error, code):
 
     assert cli.run(command, as_json=True) == code
     wanted = {"what": error.what, "why": error.why, "hint": error.hint}
-    assert json.loads(capsys.readouterr().out) == {"error": wanted}
+    assert json.loads(capsys.readouterr().out) == {"error": wanted, "diagnoses": []}
+
+
+FULL = BuildError("not built", why="cp: error writing 'x': No space left on device")
+
+
+def test_a_known_failure_of_a_build_is_said_after_its_error(capsys):
+    assert fails_with(FULL, as_json=False) == 4
+    out, err = capsys.readouterr()
+    assert (out, err.startswith(f"error: {FULL}\nrecognised: a disk is full [disk-full]\n")) == (
+        "",
+        True,
+    )
+    assert fails_with(FULL, as_json=True) == 4
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)["diagnoses"]] == ["disk-full"]
+
+
+def test_what_an_error_came_from_is_looked_at_too(capsys):
+    error = BuildError("not built")
+    error.__cause__ = FULL
+    assert fails_with(error, as_json=False) == 4
+    assert "[disk-full]" in capsys.readouterr().err
+
+
+def test_an_error_of_what_was_typed_is_no_known_failure(capsys):
+    assert fails_with(UsageError("No space left on device"), as_json=False) == 2
+    assert "recognised" not in capsys.readouterr().err
+
+
+def fails_with(error, *, as_json):
+    def command(terminal):
+        raise error
+
+    return cli.run(command, as_json=as_json)
 
 
 def test_ctrl_c_is_130_and_says_so(capsys):
@@ -245,6 +287,40 @@ def test_show_prints_every_value_with_its_origin(capsys):
     assert found["packages"]["fairseq"]["from"] == "images/wheels/fairseq.yml"
     assert cli.show("fairseq", "cpu", as_json=False) == 0
     assert "stackyard/fairseq:cpu" in capsys.readouterr().out
+
+
+def test_diagnose_names_the_failure_of_a_log(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_bytes(b"fine \xff\nOSError: [Errno 28] No space left on device\n")
+    assert cli.diagnose(str(log), as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "recognised: a disk is full [disk-full]" in said
+    assert "seen in line 2: OSError: [Errno 28] No space left on device" in said
+    assert cli.diagnose(str(log), as_json=True) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)["diagnoses"]] == ["disk-full"]
+
+
+def test_diagnose_says_plainly_that_it_recognised_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"all is well\n")))
+    assert cli.diagnose("-", as_json=False) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("nothing was recognised in -: ")
+    assert f" {len(load_failures(ROOT))} failures are known" in said
+
+
+def test_diagnose_says_that_a_log_is_not_there(capsys):
+    assert cli.diagnose("no/such/log", as_json=False) == 2
+    assert "error: no/such/log cannot be read\n  No such file" in capsys.readouterr().err
+
+
+def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
+    value = reports.BROKEN["recognised"]()
+    with console.Terminal(live=False) as terminal:
+        cli._explain(value, terminal)
+    said = capsys.readouterr().out
+    assert "toy: loss_falls failed" in said
+    assert "toy: recognised: a GPU is out of memory [oom]" in said
+    assert said.index("loss_falls failed") < said.index("recognised") < said.index("last lines")
 
 
 def test_list_says_that_no_engine_answers(monkeypatch, capsys):

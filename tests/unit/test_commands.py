@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from stackyard import builder, commands
+from stackyard import builder, commands, smokes
 from stackyard.page import render_page
 from tests.unit import reports
 
 
 def test_a_report_is_written_as_json_and_as_a_page(tmp_path):
     value = reports.good()
-    commands.write_reports(tmp_path, value)
+    smokes.write_reports(tmp_path, value)
     folder = tmp_path / "reports" / "toy" / "cpu"
     assert sorted(path.name for path in folder.iterdir()) == ["smoke.html", "smoke.json"]
     assert json.loads((folder / "smoke.json").read_text()) == value
@@ -21,7 +21,7 @@ def test_a_report_is_written_as_json_and_as_a_page(tmp_path):
 
 @pytest.mark.parametrize("name", reports.BROKEN)
 def test_a_report_of_any_smoke_can_be_written(tmp_path, name):
-    commands.write_reports(tmp_path, reports.BROKEN[name]())
+    smokes.write_reports(tmp_path, reports.BROKEN[name]())
     found = commands.load_report(tmp_path, "toy", "cpu", "smoke")
     assert found["outcome"] != "passed"
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from stackyard import console, report
+from stackyard import console, report, tables
 from tests.unit import reports
 
 
@@ -76,7 +76,7 @@ def test_results_go_to_standard_output_and_remarks_do_not(capsys):
     terminal = console.Terminal(live=False)
     terminal.text("a result [x]")
     terminal.note("a remark [y]")
-    terminal.table(console.phase_table([reports.good()]))
+    terminal.table(tables.phase_table([reports.good()]))
     out, err = capsys.readouterr()
     assert out.startswith("a result [x]\n")
     assert "start nodes" in out
@@ -86,14 +86,14 @@ def test_results_go_to_standard_output_and_remarks_do_not(capsys):
 def test_when_json_was_asked_for_nothing_else_is_on_standard_output(capsys):
     terminal = console.Terminal(json=True, live=False)
     terminal.text("a result")
-    terminal.table(console.smoke_table([reports.good()]))
+    terminal.table(tables.smoke_table([reports.good()]))
     terminal.note("a remark")
     assert capsys.readouterr().out == ""
 
 
 def test_the_smokes_table_has_a_row_a_check_and_a_column_a_stack():
     one, other = reports.good(), {**reports.good(), "stack": "ball", "outcome": "failed"}
-    text = drawn(console.smoke_table([one, other]))
+    text = drawn(tables.smoke_table([one, other]))
     assert "toy on cpu" in text and "ball on cpu" in text
     for name in ("mesh", "world_size", "loss_falls", "ranks_agree", "parity", "resume_equal",
                  "no_strays", "verdict"):  # fmt: skip
@@ -107,21 +107,21 @@ def test_the_smokes_table_has_a_row_a_check_and_a_column_a_stack():
 @pytest.mark.parametrize("name", reports.BROKEN)
 def test_every_kind_of_broken_smoke_can_be_shown(name):
     value = reports.BROKEN[name]()
-    text = drawn(console.smoke_table([value])) + drawn(console.phase_table([value]))
+    text = drawn(tables.smoke_table([value])) + drawn(tables.phase_table([value]))
     assert value["outcome"] in text
 
 
 def test_phases_of_one_and_of_several_stacks_are_shown():
     one = reports.good()
     other = {**one, "stack": "ball", "phases": one["phases"][:1]}
-    assert "0.50" in drawn(console.phase_table([one]))
-    text = drawn(console.phase_table([one, other]))
+    assert "0.50" in drawn(tables.phase_table([one]))
+    text = drawn(tables.phase_table([one, other]))
     assert "ball" in text and text.count("have the image") == 2 and text.count("reach") == 1
 
 
 def test_no_report_is_an_empty_table():
-    assert console.phase_table([]).row_count == 0
-    assert drawn(console.phase_table([])).strip() == ""
+    assert tables.phase_table([]).row_count == 0
+    assert drawn(tables.phase_table([])).strip() == ""
 
 
 def test_several_reports_are_one_answer():

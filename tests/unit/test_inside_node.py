@@ -106,6 +106,6 @@ def test_a_link_is_refused(root, monkeypatch):
 def test_a_second_installation_does_not_replace_the_first(root, monkeypatch):
     install(monkeypatch, pack({"port": b"1\n"}))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack({"port": b"2\n"}))))
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(OSError, match="File exists"):
         node.install()
     assert (root / "mesh" / "port").read_bytes() == b"1\n"

@@ -9,6 +9,14 @@ from stackyard.inside import strays
 ME = os.getpid()
 
 
+@pytest.fixture(autouse=True)
+def a_node(tmp_path_factory, monkeypatch):
+    """Every test here is on a node; what `kill` does elsewhere is in test_inside_lease."""
+    path = tmp_path_factory.mktemp("run") / "sshd.pid"
+    path.write_text("")
+    monkeypatch.setattr(strays, "PID_FILE", path)
+
+
 @pytest.fixture
 def proc(tmp_path, monkeypatch):
     """Add a process: its parent, name, command line, state, environment."""
@@ -45,7 +53,7 @@ def test_what_a_training_left_is_found_with_its_command(proc):
 def test_a_child_of_the_listening_sshd_is_no_part_of_the_node(proc, tmp_path, monkeypatch):
     proc(7_000_010, 1, name="sshd", command="sshd -D")
     proc(7_000_011, 7_000_010, name="sshd", command="sshd: root@notty")
-    monkeypatch.setattr(strays, "Path", lambda _: tmp_path / "sshd.pid")
+    monkeypatch.setattr(strays, "PID_FILE", tmp_path / "sshd.pid")
     (tmp_path / "sshd.pid").write_text("7000010")
     assert found() == {7_000_011: "sshd: root@notty"}
 

@@ -39,7 +39,7 @@ def remote_words(found, number=0):
 
 
 def test_every_launcher_with_options_exists():
-    assert set(OPTIONS) <= set(LAUNCHERS) == {"torchrun", "deepspeed", "accelerate"}
+    assert set(OPTIONS) <= set(LAUNCHERS) == {"alone", "torchrun", "deepspeed", "accelerate"}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -72,7 +72,7 @@ def test_torchrun_alone_runs_without_ssh_in_its_environment():
 
 def test_torchrun_gives_every_node_its_own_rank():
     found = launch("torchrun")
-    assert found.argv[:-1] == ("pdsh", "-S", "-R", "ssh", "-w", "node1,node2")
+    assert found.argv[:-1] == ("pdsh", "-b", "-S", "-R", "ssh", "-w", "node1,node2")
     for number in (0, 1):
         words = remote_words(found, number)[1]
         assert words.count(f"--node-rank={number}") == 1

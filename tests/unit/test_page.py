@@ -100,6 +100,17 @@ def test_words_of_a_failure_are_text_and_never_markup():
     assert "--x=<img src=http://evil.example/x>" in page.text
 
 
+def test_a_page_says_what_was_recognised_and_what_to_do():
+    page = Reader(render_page(reports.BROKEN["recognised"]())).text
+    for word in ("Recognised", "a GPU is out of memory", "two, line 2: rank 1: CUDA out of memory",
+                 "something was written", "To do: a <smaller> batch",
+                 "https://forge.example/1"):  # fmt: skip
+        assert word in page
+    assert "(cause)" not in page
+    assert "(consequence)" in Reader(render_page(reports.BROKEN["silent"]())).text
+    assert "Recognised" not in Reader(render_page(reports.good())).text
+
+
 def test_a_page_says_what_ran():
     text = Reader(render_page(reports.good())).text
     for word in ("toy on cpu", "sha256:1234", "1.50 GB", "sha256:recipe", "alpha-old",

@@ -239,8 +239,8 @@ STACK = [
     ("--data={data}", "--data={dta}", "smoke.program: unknown {dta}; did you mean 'data'?"),
     ("--data={data}", "--data={data", "smoke.program: '--data={data': expected '}' before end of"
      " string"),
-    ("--data={data}", "{0}", "smoke.program: unknown {0}; known: data, nodes, record, save,"
-     " save_at, text, updates"),
+    ("--data={data}", "{0}", "smoke.program: unknown {0}; known: data, horizon, nodes, record,"
+     " save, save_at, text, updates"),
     ("two: {nodes: 2}", "two: {nodes: 2, args: ['{sav}']}",
      "smoke.layouts.two.args: unknown {sav}; did you mean 'save'?"),
 ]  # fmt: skip

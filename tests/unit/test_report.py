@@ -7,7 +7,7 @@ import pytest
 
 from stackyard import report
 from stackyard.judge import Check
-from tests.unit import reports
+from tests.unit import reports, samples
 
 
 def test_a_report_lies_by_stack_base_and_kind():
@@ -17,7 +17,8 @@ def test_a_report_lies_by_stack_base_and_kind():
 def test_the_keys_of_the_schema():
     assert list(reports.good()) == [
         "schema", "kind", "stack", "base", "outcome", "started", "seconds", "build_seconds", "run",
-        "image", "host", "nodes", "checks", "phases", "curves", "commands", "last_lines",
+        "image", "host", "nodes", "checks", "diagnoses", "phases", "curves", "commands",
+        "last_lines",
     ]  # fmt: skip
     assert reports.good()["schema"] == "stackyard.report/1"
 
@@ -64,10 +65,39 @@ def test_last_lines_are_kept_of_a_smoke_that_did_not_pass():
     }  # fmt: skip
 
 
+def test_a_known_failure_is_recognised_with_where_it_was_seen():
+    (found,) = reports.BROKEN["recognised"]()["diagnoses"]
+    assert (found["id"], found["where"], found["line"]) == ("oom", "two", 2)
+    assert found["evidence"] == "rank 1: CUDA out of memory & more"
+    assert (found["title"], found["remedy"]) == ("a GPU is out of memory", "a <smaller> batch")
+
+
+def test_a_known_failure_is_recognised_in_the_words_of_a_check():
+    (found,) = reports.BROKEN["silent"]()["diagnoses"]
+    assert (found["id"], found["kind"], found["where"]) == ("missing", "consequence", "loss_falls")
+    assert found["evidence"] == "two: rank 0 (node1) did not join within 90 s"
+
+
+def test_what_was_meant_to_be_killed_is_not_diagnosed():
+    killed = samples.killed(tail="out of memory")
+    one = samples.training("one", 1, code=1)
+    trainings = {"one": one, "two": killed}
+    seen = samples.observation(trainings=trainings, killed=killed)
+    assert reports.outcome(seen).verdict == "failed"
+    assert reports.of(seen)["diagnoses"] == []
+
+
+def test_nothing_is_recognised_in_a_smoke_that_passed():
+    seen = samples.observation(resumed=samples.resumed(tail="out of memory"))
+    assert reports.outcome(seen).verdict == "passed"
+    assert reports.of(seen)["diagnoses"] == []
+
+
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
         ("not finite", "failed"), ("silent", "failed"), ("failed", "failed"),
+        ("recognised", "failed"),
         ("broken", "failed"), ("half", "failed"),
     ],
 )  # fmt: skip

@@ -82,20 +82,49 @@ def test_every_record_breaks_the_silence(clock):
     assert found._silence() != ""
 
 
-def test_the_kill_waits_until_every_rank_has_saved_and_one_has_gone_on(clock):
+def test_the_kill_waits_until_every_rank_has_saved_and_made_the_last_judged_update(clock):
     def ready(*ranks):
-        return watch(kill_after=20, ranks=ranks)._ready_to_kill()
+        return watch(kill_after=40, ranks=ranks)._ready_to_kill()
 
-    beyond, saved = samples.losses(1, 21), samples.losses(1, 20)
+    there, before = samples.losses(1, 40), samples.losses(1, 39)
     here = {"params": {}, "saved": [20]}
-    assert ready(running(0, losses=beyond, **here), running(1, losses=saved, **here))
-    assert not ready(running(0, losses=saved, **here), running(1, losses=saved, **here))
-    assert not ready(running(0, losses=beyond, **here), running(1, losses=beyond, params={}))
-    assert not ready(running(0, losses=beyond, **here))
+    assert ready(running(0, losses=there, **here), running(1, losses=there, **here))
+    assert not ready(running(0, losses=there, **here), running(1, losses=before, **here))
+    assert not ready(running(0, losses=there, **here), running(1, losses=there, params={}))
+    assert not ready(running(0, losses=there, **here))
+
+
+def test_a_training_that_is_to_be_killed_would_go_on():
+    assert training.placeholders(SMOKE, plan())["updates"] == SMOKE.updates
+    found = training.placeholders(SMOKE, plan(kill_after=SMOKE.updates))
+    assert found["updates"] == found["horizon"] == 10 * SMOKE.updates
 
 
 def test_a_run_that_is_not_to_be_killed_is_not(clock):
     assert not watch(ranks=[running(0, saved=[20]), running(1, saved=[20])])._ready_to_kill()
+
+
+def test_a_rank_that_died_is_named_once_it_has_had_its_say(clock):
+    found = watch(ranks=[running(0, pid=7, host="node1"), running(1, pid=7, host="node2")])
+    gone = {("node2", 7): clock[0]}
+    clock[0] += 1
+    assert found.died(gone) == ""
+    clock[0] += 2
+    assert found.died(gone) == f"rank 1 (node2) died after update {found.ranks[1].last}"
+    assert found.died({}) == ""
+
+
+def test_of_several_dead_ranks_the_first_is_named(clock):
+    found = watch(ranks=[running(0, pid=7, host="node1"), running(1, pid=8, host="node2")])
+    clock[0] += 10
+    gone = {("node1", 7): clock[0] - 4, ("node2", 8): clock[0] - 5}
+    assert found.died(gone).startswith("rank 1 (node2) died")
+
+
+def test_a_rank_that_said_that_it_is_through_has_not_died(clock):
+    found = watch(ranks=[samples.rank(0, 2, pid=7, host="node1", ended=40)])
+    clock[0] += 10
+    assert found.died({("node1", 7): clock[0] - 5}) == ""
 
 
 def test_losses_are_told_once_an_update_by_the_first_rank(clock):

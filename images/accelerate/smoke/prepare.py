@@ -20,7 +20,7 @@ from tokenizers.trainers import BpeTrainer
 
 VOCABULARY = 512
 BLOCK_TOKENS = 32
-BLOCKS = 80
+BLOCKS = 40
 SEED = 1234
 
 

@@ -2,7 +2,7 @@
 
 Owns what the smoke trains on: both languages split into characters, their lines taken in turn,
 binarized by the real `fairseq-preprocess`. The dictionary keeps the most frequent characters
-only, so that 45 updates of a tiny model are enough for the loss to fall.
+only, so that 40 updates of a tiny model are enough for the loss to fall.
 
     python3 prepare.py --text FOLDER --data FOLDER
 """
@@ -13,11 +13,11 @@ import argparse
 import subprocess
 from pathlib import Path
 
-LINES = 1000
+LINES = 500
 """Lines of each language in the training text: more than the updates of one run consume."""
 VALID_LINES = 20
 """Lines of each language held out: fairseq-train opens a validation set even when it skips it."""
-WORDS = 512
+WORDS = 256
 """Entries of the dictionary, the rest becomes <unk>."""
 
 

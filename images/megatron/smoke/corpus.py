@@ -1,17 +1,17 @@
-"""The training text in Megatron's own formats: vocabulary, .bin/.idx, sample index.
+"""The training text in Megatron's own formats: .bin/.idx, sample index.
 
-Owns every file below the data folder and the order in which samples reach the model. It knows
+Owns those files, which the first launch of all makes, and the order in which samples reach the model. It knows
 nothing of ranks beyond which slice of a global batch a data-parallel rank reads.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import (
@@ -20,64 +20,41 @@ from megatron.core.datasets.indexed_dataset import (
     get_bin_path,
     get_idx_path,
 )
+from vocabulary import CharacterTokenizer
 
 SEQUENCE_LENGTH = 32
-GLOBAL_BATCH = 32
+GLOBAL_BATCH = 16
 MICRO_BATCH = 8
 
-_SPECIAL = ("<eod>", "<pad>")
 _SEED = 1234
 
 Batch = tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class CharacterTokenizer:
-    """One token a character; what Megatron's datasets ask of a tokenizer and nothing more."""
+def write_indexed_dataset(tokenizer: CharacterTokenizer, data: Path) -> None:
+    """Write every line of `data`/text.txt as one document of text.bin and text.idx, if not done.
 
-    def __init__(self, vocabulary: dict[str, int]) -> None:
-        self._vocabulary = vocabulary
-        self.vocab_size = len(vocabulary)
-        self.eod, self.pad = (vocabulary[token] for token in _SPECIAL)
-        # Part of the name under which Megatron caches its sample index.
-        self.unique_identifiers = {"class": type(self).__name__, "size": str(self.vocab_size)}
-
-    @classmethod
-    def from_lines(cls, lines: Iterable[str]) -> CharacterTokenizer:
-        """The vocabulary of `lines`, in code point order after the special tokens."""
-        characters = sorted(set().union(*lines))
-        return cls({token: index for index, token in enumerate((*_SPECIAL, *characters))})
-
-    @classmethod
-    def load(cls, data: Path) -> CharacterTokenizer:
-        """Read the vocabulary that `save` wrote."""
-        return cls(json.loads((data / "vocab.json").read_text(encoding="utf-8")))
-
-    def save(self, data: Path) -> None:
-        """Write the vocabulary as JSON (token to id)."""
-        text = json.dumps(self._vocabulary, ensure_ascii=False)
-        (data / "vocab.json").write_text(text, encoding="utf-8")
-
-    def document(self, line: str) -> list[int]:
-        """The ids of one line, closed with the end-of-document token."""
-        return [*(self._vocabulary[character] for character in line), self.eod]
-
-
-def write_indexed_dataset(lines: Iterable[str], tokenizer: CharacterTokenizer, data: Path) -> None:
-    """Write every line as one document of `data`/text.bin and text.idx."""
+    One rank does it; the others wait.
+    """
     prefix = str(data / "text")
-    builder = IndexedDatasetBuilder(
-        get_bin_path(prefix), dtype=DType.optimal_dtype(tokenizer.vocab_size)
-    )
-    for line in lines:
-        ids = tokenizer.document(line)
-        builder.add_document(torch.tensor(ids), [len(ids)])
-    builder.finalize(get_idx_path(prefix))
+    index = Path(get_idx_path(prefix))
+    if dist.get_rank() == 0 and not index.exists():
+        builder = IndexedDatasetBuilder(
+            get_bin_path(prefix), dtype=DType.optimal_dtype(tokenizer.vocab_size)
+        )
+        for line in (data / "text.txt").read_text(encoding="utf-8").splitlines():
+            ids = tokenizer.document(line)
+            builder.add_document(torch.tensor(ids), [len(ids)])
+        builder.finalize(str(index))
+    dist.barrier()
 
 
-def build_dataset(tokenizer: CharacterTokenizer, data: Path, updates: int) -> GPTDataset:
-    """The samples of `updates` global batches, shuffled the same way wherever it is called.
+def build_dataset(tokenizer: CharacterTokenizer, data: Path, horizon: int) -> GPTDataset:
+    """The samples of `horizon` global batches, shuffled the same way wherever it is called.
 
-    The sample index is cached below `data`: the first caller builds it, the others read it.
+    Their order depends on their number: `horizon` must be the same in launches to be compared.
+
+    The sample index is cached below `data`: the first launch builds it, the others read it.
     """
     config = GPTDatasetConfig(
         random_seed=_SEED,
@@ -91,7 +68,7 @@ def build_dataset(tokenizer: CharacterTokenizer, data: Path, updates: int) -> GP
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    sizes = [updates * GLOBAL_BATCH, 0, 0]
+    sizes = [horizon * GLOBAL_BATCH, 0, 0]
     train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
     assert isinstance(train, GPTDataset)
     return train

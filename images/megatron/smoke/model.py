@@ -19,7 +19,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-LAYERS = 4
+LAYERS = 2
 HIDDEN = 64
 HEADS = 4
 SEED = 1234

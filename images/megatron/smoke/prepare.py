@@ -1,6 +1,7 @@
-"""Turn the sample text into what Megatron trains on: vocab.json, text.bin, text.idx, index cache.
+"""Choose the text to train on and number its characters: text.txt, vocab.json.
 
-Runs once, as a single process, before any rank starts.
+Runs once, before any rank starts. Megatron's own files are made by the first launch, with what it
+imports anyway: here, importing it would be all the work.
 """
 
 from __future__ import annotations
@@ -8,30 +9,28 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from corpus import CharacterTokenizer, build_dataset, write_indexed_dataset
+from vocabulary import CharacterTokenizer
+
+LINES = 200
+"""Lines of each language: so few that 40 updates learn them."""
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of zh.txt and en.txt")
     parser.add_argument("--data", type=Path, required=True, help="folder to write; made if missing")
-    parser.add_argument("--updates", type=int, required=True, help="global batches to index")
     options = parser.parse_args()
 
-    lines = [
-        line
-        for name in ("zh.txt", "en.txt")
-        for line in (options.text / name).read_text(encoding="utf-8").splitlines()
-        if line.strip()
-    ]
+    lines = []
+    for name in ("zh.txt", "en.txt"):
+        found = (options.text / name).read_text(encoding="utf-8").splitlines()
+        lines += [line for line in found if line.strip()][:LINES]
     options.data.mkdir(parents=True, exist_ok=True)
     tokenizer = CharacterTokenizer.from_lines(lines)
     tokenizer.save(options.data)
-    write_indexed_dataset(lines, tokenizer, options.data)
-    # Built here so that ranks of later launches, on whatever node, only ever read the cache.
-    dataset = build_dataset(tokenizer, options.data, options.updates)
-    print(f"{len(lines)} documents, {tokenizer.vocab_size} tokens, {len(dataset)} samples")
+    (options.data / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    print(f"{len(lines)} documents, {tokenizer.vocab_size} tokens")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ save folder, and then follows the same data and the same updates as a run that n
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import corpus
@@ -18,6 +19,7 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from megatron.core import parallel_state, tensor_parallel
 from stackyard_record import Recorder
+from vocabulary import CharacterTokenizer
 
 HASH_EVERY = 10
 
@@ -32,9 +34,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--record", required=True, help="record folder of this launch")
     parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--horizon", type=int, required=True, help="updates to index samples for")
     parser.add_argument("--save-at", type=int, required=True, help="update to save after")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
     return parser.parse_args()
+
+
+def stand_alone(ranks: int) -> None:
+    """Give a lone process, started by no launcher, the environment that DeepSpeed asks for."""
+    if ranks == 1:
+        os.environ.setdefault("RANK", "0")
+        os.environ.setdefault("LOCAL_RANK", "0")
+        os.environ.setdefault("WORLD_SIZE", "1")
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")  # any free port: nobody else has to find it
 
 
 def initialise_parallelism(tp: int, pp: int) -> None:
@@ -71,7 +84,7 @@ def build_engine(pipeline: PipelineModule, dp: int) -> PipelineEngine:
             "type": "AdamW",
             # A rate at which rounding, which differs between layouts, does not grow in 40 updates.
             # torch_adam: DeepSpeed's fused AdamW would compile an extension at start-up.
-            "params": {"lr": 1.5e-3, "betas": [0.9, 0.95], "torch_adam": True},
+            "params": {"lr": 2e-3, "betas": [0.9, 0.95], "torch_adam": True},
         },
         "gradient_clipping": 1.0,
         "steps_per_print": HASH_EVERY,
@@ -98,9 +111,10 @@ def train(engine: PipelineEngine, recorder: Recorder, options: argparse.Namespac
     done = 0 if path is None else int(client["update"])
     if done:
         recorder.loaded(done)
-    tokenizer = corpus.CharacterTokenizer.load(options.data)
+    tokenizer = CharacterTokenizer.load(options.data)
+    corpus.write_indexed_dataset(tokenizer, options.data)
     batches = corpus.micro_batches(
-        corpus.build_dataset(tokenizer, options.data, options.updates),
+        corpus.build_dataset(tokenizer, options.data, options.horizon),
         first_update=done,
         updates=options.updates,
         dp_rank=parallel_state.get_data_parallel_rank(),
@@ -120,6 +134,7 @@ def train(engine: PipelineEngine, recorder: Recorder, options: argparse.Namespac
 def main() -> None:
     """One rank, from joining the process group to leaving it."""
     options = parse_arguments()
+    stand_alone(options.tp * options.pp * options.dp)
     accelerator = get_accelerator()
     deepspeed.init_distributed(accelerator.communication_backend_name())
     recorder = Recorder(
@@ -130,7 +145,7 @@ def main() -> None:
         device=accelerator.current_device_name(),
     )
     initialise_parallelism(options.tp, options.pp)
-    tokenizer = corpus.CharacterTokenizer.load(options.data)
+    tokenizer = CharacterTokenizer.load(options.data)
     pipeline = model.build_pipeline(
         tokenizer.vocab_size,
         corpus.SEQUENCE_LENGTH,

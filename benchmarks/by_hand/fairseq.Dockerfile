@@ -1,0 +1,59 @@
+# fairseq, as one writes it by hand. Down to END OF THE SHARED PART it is the same in all three files
+# (but for this line): the layer cache then has it once.
+ARG BASE=benchmark/debian
+FROM ${BASE}
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+# hadolint ignore=DL3003,DL3008
+RUN --mount=type=secret,id=apt.sources,target=/etc/apt/sources.list.d/caller.sources,mode=0444 \
+    --mount=type=secret,id=ca.pem,mode=0444 \
+    export DEBIAN_FRONTEND=noninteractive \
+    && apt-get -o Acquire::https::CAInfo=/run/secrets/ca.pem update \
+    && apt-get -o Acquire::https::CAInfo=/run/secrets/ca.pem install -y --no-install-recommends \
+        python3 python3-pip python3-dev g++ libgomp1 openssh-server openssh-client pdsh procps \
+        iproute2 rsync tini less vim-tiny \
+    && mkdir /tmp/text && cd /tmp/text \
+    && apt-get -o Acquire::https::CAInfo=/run/secrets/ca.pem download fortunes fortunes-zh \
+    && for package in *.deb; do dpkg-deb -x "$package" .; done \
+    && mkdir -p /usr/local/share/stackyard/text && out=/usr/local/share/stackyard/text \
+    && plain() { sed -e 's/\x1b\[[0-9;]*m//g' -e ':a' -e 's/[^\x08]\x08//' -e 'ta' \
+        -e '/^%$/d' -e 's/^[[:space:]]*//' -e '/^$/d'; } \
+    && cat usr/share/games/fortunes/{tang300,song100} | plain > "$out/zh.txt" \
+    && cat usr/share/games/fortunes/{science,wisdom} | plain > "$out/en.txt" \
+    && cp usr/share/doc/fortunes-zh/copyright "$out/zh.copyright" \
+    && cp usr/share/doc/fortunes/copyright "$out/en.copyright" \
+    && apt-get clean \
+    && rm -rf /tmp/text /var/lib/apt/lists/* /var/cache/apt/*.bin /etc/ssh/ssh_host_*
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf,mode=0444 \
+    --mount=type=secret,id=ca.pem,mode=0444 \
+    --mount=type=bind,source=wheels,target=/tmp/wheels \
+    --mount=type=bind,source=requirements/base.txt,target=/tmp/base.txt \
+    pip install --break-system-packages --no-cache-dir --no-deps \
+        --find-links /tmp/wheels -r /tmp/base.txt
+# END OF THE SHARED PART
+
+# What is compiled comes before what changes more often. fairseq's setup.py needs numpy, which it
+# does not ask for, and fails where it can import torch: so it is built in a place without it.
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf,mode=0444 \
+    --mount=type=secret,id=ca.pem,mode=0444 \
+    python3 -m venv --without-pip /tmp/build \
+    && pip --python /tmp/build/bin/python install --no-cache-dir \
+        cython==3.3.1 numpy==2.4.6 setuptools==84.2.1 wheel==0.48.0 \
+    && pip --python /tmp/build/bin/python wheel --no-cache-dir --no-deps --no-build-isolation \
+        --wheel-dir /tmp/built \
+        antlr4-python3-runtime==4.9.3 fairscale==0.4.13 fairseq==0.12.2 \
+    && pip install --break-system-packages --no-cache-dir --no-deps /tmp/built/*.whl \
+    && rm -rf /tmp/build /tmp/built
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf,mode=0444 \
+    --mount=type=secret,id=ca.pem,mode=0444 \
+    --mount=type=bind,source=requirements/fairseq.txt,target=/tmp/fairseq.txt \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/tmp/apply_fixes.py \
+    --mount=type=bind,source=images/fairseq/cpu.fixes.json,target=/tmp/fixes.json \
+    pip install --break-system-packages --no-cache-dir --no-deps -r /tmp/fairseq.txt \
+    && python3 /tmp/apply_fixes.py /tmp/fixes.json --stage installed \
+        --root /usr/local/lib/python3.11/dist-packages
+COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
+COPY stackyard/inside/sshd_config stackyard/inside/ssh_config /etc/ssh/
+ENV LANG="C.UTF-8" OMP_NUM_THREADS="1" PDSH_RCMD_TYPE="ssh" TOKENIZERS_PARALLELISM="false"
+WORKDIR /root
+ENTRYPOINT ["/usr/bin/tini", "--"]
+CMD ["python3", "/usr/local/lib/stackyard/node.py"]

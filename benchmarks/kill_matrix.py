@@ -1,0 +1,89 @@
+"""The kill matrix, several rounds: seconds until nothing of a run is left, for every cell.
+
+Owns the rounds and the table; a cell is played by `tests/smoke/matrix.py`. The three stacks' cells
+run at the same time, so every run ends beside two others. Rounds take turns in which node is hit.
+
+    benchmarks/run kill_matrix [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import common
+from stackyard.console import Terminal
+from stackyard.engine import Engine
+from tests.smoke import matrix
+
+
+def cell_text(cells: Sequence[matrix.Cell]) -> str:
+    """Fastest and slowest of all rounds; what was left, if anything was."""
+    left = [cell for cell in cells if cell.seconds is None]
+    if left or not cells:
+        return f"LEFT in {len(left)} of {len(cells)}"
+    seconds = sorted(cell.seconds for cell in cells if cell.seconds is not None)
+    return f"{seconds[0]:.1f} to {seconds[-1]:.1f}"
+
+
+def table(cells: Sequence[matrix.Cell]) -> str:
+    """A Markdown table: one line for each target and signal, one column for each stack."""
+    rounds = len(cells) // (len(matrix.CELLS) * len(matrix.STACKS))
+    lines = [
+        f"Seconds until nothing was left, fastest to slowest of {rounds} rounds"
+        f" ({matrix.ALLOWED_SECONDS:.0f} allowed).",
+        "",
+        f"| target | signal | {' | '.join(matrix.STACKS)} |",
+        "|---|---|" + "---|" * len(matrix.STACKS),
+    ]
+    for target, name in matrix.CELLS:
+        found = [
+            cell_text([c for c in cells if (c.stack, c.target, c.signal) == (stack, target, name)])
+            for stack in matrix.STACKS
+        ]
+        lines.append(f"| {target} | {name} | {' | '.join(found)} |")
+    return "\n".join(lines) + "\n"
+
+
+def measure(terminal: Terminal, engine: Engine) -> common.Measured:
+    """Play every round."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    cells: list[matrix.Cell] = []
+    for number in range(rounds):
+        node = ("node2", "node1")[number % 2]
+        terminal.note(f"round {number + 1} of {rounds}: {node} is hit")
+        with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
+            cells += matrix.play_all(engine, Path(folder), node=node)
+        common.RESULTS.mkdir(exist_ok=True)
+        (common.RESULTS / "kill_matrix.md").write_text(table(cells), encoding="utf-8")
+    series = {
+        stack: [
+            [
+                matrix.ALLOWED_SECONDS if cell.seconds is None else cell.seconds
+                for cell in cells
+                if (cell.stack, cell.target, cell.signal) == (stack, *key)
+            ]
+            for key in matrix.CELLS
+        ]
+        for stack in matrix.STACKS
+    }
+    names = [f"{target} {name.removeprefix('SIG')}" for target, name in matrix.CELLS]
+    left = sum(cell.seconds is None for cell in cells)
+    return common.Measured(
+        title="Seconds until nothing of a killed run is left",
+        runs=[asdict(cell) for cell in cells],
+        panels=[
+            common.Panel(
+                title="from the signal to nothing left", unit="s", x=names, series=series,
+                limit=[matrix.ALLOWED_SECONDS] * len(names),
+            )
+        ],
+        verdicts=[common.Verdict(what="cells with something left after 10 s", value=left, goal=0)],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(common.main("kill_matrix", measure))

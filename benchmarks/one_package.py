@@ -1,0 +1,302 @@
+"""One package of one stack changed: time until the image is there again, ours and by hand.
+
+Each case is a package in another version, in a copy of the project: its line in `stack.yml` and its
+entry in the lock, nothing else. Ours is `invoke build --base cpu` for all stacks, which has to see
+by itself that two of them are unchanged; by hand is the one Dockerfile that a person knows is
+touched. The engine's images get their names back at the end, and what was made is removed (but for
+BuildKit's own cache, as after any build).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common, hand_build
+from benchmarks.cold_build import INVOKE, built_rows
+from benchmarks.common import Measured, Panel, Verdict
+from stackyard import build, dockerfile, lock, process
+from stackyard.console import Terminal
+from stackyard.engine import Engine
+from stackyard.errors import StackyardError
+from stackyard.project import ROOT, load_project
+
+OURS, BY_HAND = "stackyard", "by hand"
+GOAL = 20.0
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "reports", "results", "tests", "__pycache__", ".*_cache"
+)
+_VERSION = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A package of a stack and the versions it is changed to, one after another."""
+
+    stack: str
+    package: str
+    versions: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """One line for people."""
+        return f"{self.stack}: {self.package}"
+
+
+CASES = (
+    Case(stack="megatron", package="einops", versions=("0.8.1", "0.8.0", "0.7.0")),
+    Case(stack="fairseq", package="regex", versions=("2026.7.10", "2026.1.14", "2025.11.3")),
+)
+
+
+def with_pin(stack_yml: str, package: str, version: str) -> str:
+    """The text of a `stack.yml` with one package pinned to a version."""
+    line = f'  {package}: "{version}"'
+    declared = re.compile(rf"^  {re.escape(package)}: .*$", re.MULTILINE)
+    if declared.search(stack_yml):
+        return declared.sub(line, stack_yml)
+    return re.sub(r"^packages:$", f"packages:\n{line}", stack_yml, count=1, flags=re.MULTILINE)
+
+
+def with_entry(old: str, new: str, package: str, command: str) -> str:
+    """The old lock with one package's entry, and what it was resolved from, taken from a new one.
+
+    Raises:
+        StackyardError: the new lock does not hold the package.
+    """
+    entries = {item.name: item for item in lock.parse_lock(old)}
+    found = [item for item in lock.parse_lock(new) if item.name == package]
+    if not found:
+        raise StackyardError(f"{package} is not in the lock that was made for it")
+    entries[package] = found[0]
+    return lock.render_lock(entries.values(), inputs=lock.locked_inputs(new), command=command)
+
+
+def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> None:
+    """Make a copy what the origin is, but for one package of one stack; `mark` is a comment."""
+    shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
+    declared = copy / "images" / case.stack / "stack.yml"
+    pinned = with_pin(declared.read_text(encoding="utf-8"), case.package, version)
+    path = lock.lock_path(case.stack, "cpu")
+    declared.write_text(pinned, encoding="utf-8")
+    process.run([str(INVOKE), "lock", case.stack, "--base", "cpu"], cwd=copy, timeout=900)
+    resolved = (copy / path).read_text(encoding="utf-8")
+    # Resolving again may have moved other packages since the lock was made: only one is to change.
+    shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
+    declared.write_text(pinned, encoding="utf-8")
+    command = f"invoke lock {case.stack} --base cpu"
+    old = (origin / path).read_text(encoding="utf-8")
+    changed = with_entry(old, resolved, case.package, command)
+    (copy / path).write_text(f"{changed}# {mark}\n", encoding="utf-8")
+
+
+def build_ours(copy: Path) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds of `invoke build --base cpu` in the copy, and what it says of each image."""
+    started = time.monotonic()
+    words = [str(INVOKE), "build", "--base", "cpu", "--json"]
+    output = process.run(words, cwd=copy, timeout=3600).output
+    return time.monotonic() - started, built_rows(output)
+
+
+def require_only(
+    stack: str, rows: Sequence[Mapping[str, Any]], before: Mapping[str, str | None]
+) -> None:
+    """See that one stack was built, and every other image is the one that was there.
+
+    Raises:
+        StackyardError: naming what was built or changed besides, or that nothing was.
+    """
+    wrong = [
+        f"{row['stack']}: {'built' if row['made'] else 'not built'}, image {row['image'][:19]}"
+        for row in rows
+        if row["made"] != (row["stack"] == stack)
+        or (row["image"] == before[row["stack"]]) != (row["stack"] != stack)
+    ]
+    if wrong:
+        raise StackyardError(f"not just {stack} was built anew", why="\n".join(wrong))
+
+
+def require_version(engine: Engine, image: str, case: Case, version: str) -> None:
+    """See that an image holds the version that was asked for.
+
+    Raises:
+        StackyardError: it holds another one.
+    """
+    words = ["python3", "-c", _VERSION, case.package]
+    found = engine.run_once(image, words, seconds=60).strip()
+    if found != version:
+        raise StackyardError(f"{image[:19]} holds {case.package} {found}, not {version}")
+
+
+def ids(engine: Engine, tags: Mapping[str, str]) -> dict[str, str | None]:
+    """The image id that each stack's name stands for; None where there is none."""
+    found = {stack: engine.image(tag) for stack, tag in tags.items()}
+    return {stack: info.id if info else None for stack, info in found.items()}
+
+
+@contextlib.contextmanager
+def names_restored(engine: Engine, client: str, names: Sequence[str]) -> Iterator[set[str]]:
+    """Give the images their names back at the end, and remove those put into the yielded set."""
+    before = ids(engine, {name: name for name in names})
+    made: set[str] = set()
+    try:
+        yield made
+    finally:
+        for name, was in before.items():
+            if was is None:
+                process.run([client, "rmi", name], check=False)
+            else:
+                engine.tag(was, name)
+        for image in made - set(before.values()):
+            process.run([client, "rmi", image], check=False)
+
+
+class _Sides:
+    """The two sides of one run, on the caller's own engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tags: Mapping[str, str],
+        folder: Path,
+        hand: hand_build.Hand,
+        made: set[str],
+    ) -> None:
+        self._engine, self._tags, self._hand, self._made = engine, tags, hand, made
+        # The project of this moment: somebody may be working on it.
+        self._origin, self._copy = folder / "origin", folder / "copy"
+        for target in (self._origin, self._copy):
+            shutil.copytree(ROOT, target, ignore=_LEFT_OUT)
+
+    def up_to_date(self) -> None:
+        """Build what is not current, before anything is changed."""
+        _, rows = build_ours(self._copy)
+        self._made |= {row["image"] for row in rows if row["made"]}
+
+    def edit(self, case: Case, version: str) -> None:
+        """Change one package of one stack in the copy, for both sides."""
+        # A mark of its own: what an earlier benchmark left in the layer cache is of no use to it.
+        mark = f"benchmark {secrets.token_hex(8)}"
+        edit_copy(self._origin, self._copy, case, version, mark)
+        hand_build.write_requirements(self._copy, self._hand.folder, [case.stack], mark=mark)
+
+    def revert(self) -> None:
+        """Make the copy what the origin is."""
+        shutil.copytree(self._origin / "images", self._copy / "images", dirs_exist_ok=True)
+
+    def ours(self, case: Case, version: str) -> float:
+        """Build after the edit, and see that only the one stack was built, as edited."""
+        before = ids(self._engine, self._tags)
+        seconds, rows = build_ours(self._copy)
+        self._made |= {row["image"] for row in rows if row["made"]}
+        require_only(case.stack, rows, before)
+        image = next(row["image"] for row in rows if row["stack"] == case.stack)
+        require_version(self._engine, image, case, version)
+        return seconds
+
+    def build_hand(self, case: Case) -> float:
+        """Build the one hand-written Dockerfile; the seconds it took."""
+        started = time.monotonic()
+        hand_build.build_stack(self._hand, case.stack, lambda step: None)
+        seconds = time.monotonic() - started
+        self._made.add(self._hand_image(case))
+        return seconds
+
+    def by_hand(self, case: Case, version: str) -> float:
+        """The same after the edit, and see that the image is as edited."""
+        seconds = self.build_hand(case)
+        require_version(self._engine, self._hand_image(case), case, version)
+        return seconds
+
+    def _hand_image(self, case: Case) -> str:
+        info = self._engine.image(hand_build.tag(case.stack))
+        assert info is not None
+        return info.id
+
+
+def run_case(case: Case, sides: _Sides, terminal: Terminal) -> list[dict[str, Any]]:
+    """Every version of one case, both sides of each right after each other."""
+    terminal.say(case.stack, "building both sides as they are before the change")
+    sides.up_to_date()
+    sides.build_hand(case)
+    runs = []
+    for number, version in enumerate(case.versions):
+        terminal.say(case.stack, f"changing {case.package} to {version}")
+        sides.edit(case, version)
+        both = {OURS: sides.ours, BY_HAND: sides.by_hand}
+        for side in both if number % 2 == 0 else reversed(both):
+            seconds = both[side](case, version)
+            terminal.done(side, f"{case.name} {version}: {seconds:.1f} s")
+            run = {"side": side, "case": case.name, "version": version, "seconds": seconds}
+            runs.append(run)
+    sides.revert()
+    return runs
+
+
+def summarise(runs: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> Measured:
+    """The picture and the verdicts that follow from the runs."""
+
+    def values(side: str, case: Case) -> list[float]:
+        return [r["seconds"] for r in runs if r["side"] == side and r["case"] == case.name]
+
+    return Measured(
+        title="One package of one stack in another version, until the image is there",
+        runs=runs,
+        panels=[
+            Panel(
+                title="wall time", unit="s", x=[case.name for case in cases],
+                series={side: [values(side, case) for case in cases] for side in (OURS, BY_HAND)},
+                limit=[GOAL for _ in cases],
+            )
+        ],
+        verdicts=[
+            Verdict(
+                what=f"seconds to rebuild, {case.name}",
+                value=common.middle(values(OURS, case)),
+                goal=GOAL,
+            )
+            for case in cases
+        ],
+    )  # fmt: skip
+
+
+def measure(cases: Sequence[Case]) -> Callable[[Terminal, Engine], Measured]:
+    """The benchmark; both sides are brought up to date first, outside the clock."""
+
+    def measured(terminal: Terminal, engine: Engine) -> Measured:
+        project = load_project(ROOT)
+        client = build.find_client(os.environ.get("PATH", "")).path
+        stacks = project.stacks("all")
+        tags = {stack: dockerfile.image_tag(stack, "cpu") for stack in stacks}
+        names = [*tags.values(), *hand_build.names(project)]
+        with contextlib.ExitStack() as held:
+            made = held.enter_context(names_restored(engine, client, names))
+            hand = held.enter_context(hand_build.prepared(project))
+            hand_build.ensure_base(engine, project, lambda text: terminal.say(BY_HAND, text))
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="stackyard-copy-"))
+            sides = _Sides(engine, tags, Path(folder), hand, made)
+            runs = [run for case in cases for run in run_case(case, sides, terminal)]
+            return summarise(runs, cases)
+
+    return measured
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(common.main("one_package", measure(CASES[: _arguments().cases])))

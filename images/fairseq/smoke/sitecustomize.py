@@ -1,0 +1,1 @@
+../../megatron/smoke/sitecustomize.py

@@ -1,0 +1,294 @@
+"""The lease of a run: its nodes go on while it is renewed, and end every process when it is not.
+
+Owns the rule that ends a run from within, without anybody outside. Node 1 holds the lease for
+whoever started the run, and keeps one ssh session to every other node, in which lines go both
+ways every half second. Whoever hears nothing for the lease's time, or sees the other end close,
+SIGKILLs every process that is not the node's own, and ends the node. A training process whose
+parent is gone (it was handed to PID 1) has lost what was to stop it: that breaks the training on
+all nodes, which live on. Nothing is ever killed by name.
+
+    lease.py hold SECONDS NODE...   on node 1; commands on standard input, events as JSON lines
+    lease.py keep SECONDS           on every other node, started by `hold` over ssh
+
+Commands: `beat` renews; `list N` and `kill N` are answered with the processes found, by node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import strays  # type: ignore[import-not-found]  # it lies beside this file in every image
+
+BEAT_SECONDS = 0.5
+JOIN_SECONDS = 30.0
+PORT = Path("/run/stackyard/mesh/port")
+Process = dict[str, object]
+Event = dict[str, object]
+
+
+def _ranked(pid: int) -> bool:
+    """Whether a launcher made this process, or one that descends from it, a rank."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(entry.startswith(b"RANK=") for entry in environment)
+
+
+def end_node() -> None:
+    """End the node: its own program is told to go, and with it PID 1 and the container."""
+    strays.kill()
+    try:
+        os.kill(int(strays.PID_FILE.read_text()), signal.SIGTERM)
+    except (OSError, ValueError):
+        os.kill(1, signal.SIGTERM)
+
+
+class Line:
+    """One end of a two-way line: whole lines in, whole lines out, and when it was last heard."""
+
+    def __init__(self, name: str, source: int, target: int, owner: object = None) -> None:
+        self.name, self.source, self._target = name, source, target
+        self._owner = owner  # keeps the descriptors open
+        self.said = ""
+        self.heard = time.monotonic()
+        self.closed = False
+        self._rest = b""
+
+    def read(self) -> list[str]:
+        """The lines that have come; marks the line closed at its end."""
+        try:
+            data = os.read(self.source, 65536)
+        except OSError:
+            data = b""
+        if not data:
+            self.closed = True
+            return []
+        self.heard = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode("utf-8", errors="replace") for line in lines]
+
+    def write(self, text: str) -> None:
+        """Send one line; a line nobody reads any more is closed."""
+        try:
+            os.write(self._target, text.encode() + b"\n")
+        except OSError:
+            self.closed = True
+
+    def lost(self, seconds: float) -> str:
+        """Why the other end counts as gone; empty while it does not."""
+        if self.closed:
+            return self.said or "its end of the line was closed"
+        if time.monotonic() - self.heard > seconds:
+            return f"nothing was heard for {seconds:g} s"
+        return ""
+
+
+class Keeper:
+    """This node's own part: looks for processes, ends them, notices ranks without a launcher."""
+
+    def __init__(self) -> None:
+        self._ranks: set[int] = set()
+        self._suspects: set[int] = set()
+
+    def answer(self, command: str) -> list[Process] | None:
+        """What `list` and `kill` found; None for other commands."""
+        look = {"kill": strays.kill, "list": strays.strays}.get(command.partition(" ")[0])
+        found: list[Process] | None = look() if look else None
+        return found
+
+    def look(self) -> list[Event]:
+        """What has happened to the ranks since the last look.
+
+        `orphan`: PID 1 has inherited a rank, twice in a row (one that is just ending is none).
+        `gone`: a rank has ended, well or not. A rank is a process that a launcher was seen to
+        hold: what ranks start themselves is not meant, though it inherits their environment.
+        """
+        found = {int(str(process["pid"])): process for process in strays.strays()}
+        parents = {pid: strays.parent(pid) for pid in found}
+        gone = self._ranks - set(found)
+        self._ranks -= gone
+        self._ranks |= {
+            pid for pid, parent in parents.items()
+            if parent > 1 and pid not in self._ranks and _ranked(pid) and not _ranked(parent)
+        }  # fmt: skip
+        orphans = {pid for pid in self._ranks if parents[pid] == 1}
+        sure, self._suspects = orphans & self._suspects, orphans
+        return [
+            *({"event": "orphan", **found[pid]} for pid in sorted(sure)),
+            *({"event": "gone", "pid": pid} for pid in sorted(gone)),
+        ]
+
+
+def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str], None]) -> None:
+    """Pass lines on and call `tick` at least every beat, until it answers False."""
+    with selectors.DefaultSelector() as selector:
+        for line in lines:
+            selector.register(line.source, selectors.EVENT_READ, line)
+        going, due = True, 0.0
+        while going:
+            for key, _ in selector.select(max(0.0, min(BEAT_SECONDS, due - time.monotonic()))):
+                for text in key.data.read():
+                    take(key.data, text)
+                if key.data.closed:
+                    selector.unregister(key.fileobj)
+            if time.monotonic() >= due or any(line.closed for line in lines):
+                due = time.monotonic() + BEAT_SECONDS
+                going = tick()
+
+
+def keep(seconds: float) -> None:
+    """The part of a node that does not hold the lease."""
+    line, keeper = Line("node1", 0, 1), Keeper()
+
+    def take(_: Line, text: str) -> None:
+        found = keeper.answer(text)
+        if found is not None:
+            line.write(json.dumps({"answer": text.partition(" ")[2], "found": found}))
+
+    def tick() -> bool:
+        line.write("beat")
+        for event in keeper.look():
+            line.write(json.dumps(event))
+        return not line.lost(seconds)
+
+    run([line], tick, take)
+    end_node()
+
+
+class Holder:
+    """Node 1: renewed by the controller, the end of every other node's line."""
+
+    def __init__(self, seconds: float, nodes: list[str]) -> None:
+        self._seconds, self._keeper = seconds, Keeper()
+        self._me = os.uname().nodename
+        self._controller = Line("controller", 0, 1)
+        self._nodes = {node: _connect(node, seconds) for node in nodes}
+        self._joined: set[str] = set()
+        self._wanted: dict[str, dict[str, list[Process]]] = {}
+        self._broken = False
+
+    def hold(self) -> None:
+        """Hold the lease until it is not renewed any more; then end this node.
+
+        The other nodes see their line close, and end too.
+        """
+        _wait_listening(self._me)
+        if not self._nodes:
+            self._say(event="joined", nodes=[])
+        run([self._controller, *self._nodes.values()], self._tick, self._take)
+        end_node()
+
+    def _say(self, **event: object) -> None:
+        self._controller.write(json.dumps(event))
+
+    def _tick(self) -> bool:
+        for node, line in self._nodes.items():
+            line.write("beat")
+            why = line.lost(self._seconds if node in self._joined else JOIN_SECONDS)
+            if why and not self._broken:
+                self._broken = True
+                self._say(event="lost", node=node, why=why, joined=node in self._joined)
+                self._break()
+        for event in self._keeper.look():
+            self._happened(self._me, event)
+        self._controller.write("beat")
+        return not self._controller.lost(self._seconds)
+
+    def _take(self, line: Line, text: str) -> None:
+        if line is self._controller:
+            self._command(text)
+        elif text == "beat":
+            if line.name not in self._joined:
+                self._joined.add(line.name)
+                if len(self._joined) == len(self._nodes):
+                    self._say(event="joined", nodes=sorted(self._joined))
+        else:
+            self._from_node(line.name, text)
+
+    def _from_node(self, node: str, text: str) -> None:
+        try:
+            event = json.loads(text)
+        except ValueError:
+            self._nodes[node].said = text.strip()[:200]  # what ssh says when it fails
+            return
+        if "answer" in event:
+            self._answered(event["answer"], node, event["found"])
+        elif "event" in event:
+            self._happened(node, event)
+
+    def _command(self, text: str) -> None:
+        found = self._keeper.answer(text)
+        if found is None:
+            return
+        number = text.partition(" ")[2]
+        self._wanted[number] = {}
+        for line in self._nodes.values():
+            line.write(text)
+        self._answered(number, self._me, found)
+
+    def _answered(self, number: str, node: str, found: list[Process]) -> None:
+        if number not in self._wanted:
+            return
+        answers = self._wanted[number]
+        answers[node] = found
+        alive = {name for name, line in self._nodes.items() if not line.closed}
+        if {self._me, *alive} <= set(answers):
+            self._say(event="answer", id=number, nodes=self._wanted.pop(number))
+
+    def _happened(self, node: str, event: Event) -> None:
+        self._say(**event, node=node)
+        if event["event"] == "orphan":
+            self._break()
+
+    def _break(self) -> None:
+        """End the training everywhere."""
+        self._keeper.answer("kill")
+        for line in self._nodes.values():
+            line.write("kill -")
+
+
+def _connect(node: str, seconds: float) -> Line:
+    """Log in to a node, once its sshd listens, and keep the lease there."""
+    _wait_listening(node)
+    here = "/usr/local/lib/stackyard/lease.py"
+    remote = f"exec env STACKYARD_CONTROL=1 python3 {here} keep {seconds:g}"
+    child = subprocess.Popen(
+        ["ssh", node, remote],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert child.stdin is not None and child.stdout is not None
+    os.set_blocking(child.stdin.fileno(), False)
+    return Line(node, child.stdout.fileno(), child.stdin.fileno(), owner=child)
+
+
+def _wait_listening(node: str, seconds: float = 15.0) -> None:
+    """Wait until sshd greets; what keeps it from doing so is said by the login that follows."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection((node, int(PORT.read_text())), timeout=2) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return
+        except OSError:
+            pass
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    verb, *rest = sys.argv[1:] or [""]
+    if verb == "hold" and rest:
+        Holder(float(rest[0]), rest[1:]).hold()
+    elif verb == "keep" and len(rest) == 1:
+        keep(float(rest[0]))
+    else:
+        raise SystemExit(__doc__)

@@ -1,0 +1,117 @@
+"""Several smokes at the same time, and their records.
+
+Owns how many run at once, that all of them end when one command is interrupted, and the writing of
+reports. One smoke is `stackyard.smoke`'s.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from stackyard import nodes, page, report, resolve, smoke
+from stackyard.builder import Built
+from stackyard.engine import Engine
+from stackyard.project import Project
+
+
+def at_once(facts: Mapping[str, str], wanted: int) -> int:
+    """How many smokes a machine carries at the same time.
+
+    Starting a rank is single-threaded work with waits in between: one more smoke than cores keeps
+    these busy. A smoke's ranks and launchers take up to 3 GiB.
+    """
+    return max(1, min(wanted, int(facts["cpus"]) + 1, int(float(facts["memory_gib"]) / 3)))
+
+
+def smoke_all(
+    project: Project,
+    engine: Engine,
+    images: Sequence[Built],
+    node_count: int,
+    watchers: Sequence[smoke.Watcher],
+) -> list[dict[str, Any]]:
+    """Smoke several images, some at the same time; their records, in the order given.
+
+    Raises:
+        StackyardError: the first one that came to no verdict, once every other one has ended.
+    """
+    facts = engine.facts()
+    count = at_once(facts, len(images))
+    runs = [f"{built.image.stack.name}-{secrets.token_hex(4)}" for built in images]
+    jobs: list[Future[dict[str, Any]]] = []
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            for built, run, watcher in zip(images, runs, watchers, strict=True):
+                host = {**facts, "smokes_at_once": str(count)}
+                jobs.append(
+                    pool.submit(
+                        smoke_one, project, engine, built, node_count, watcher, run=run, host=host
+                    )
+                )
+            wait(jobs)
+        except BaseException:
+            # Interrupted: without its nodes each smoke ends at once, and removes what is its own.
+            for job, watcher in zip(jobs, watchers, strict=False):
+                watcher.stop.set()
+                job.cancel()
+            for run in runs:
+                nodes.remove(engine, run)
+            raise
+    return [job.result() for job in jobs]
+
+
+def smoke_one(
+    project: Project,
+    engine: Engine,
+    built: Built,
+    node_count: int,
+    watcher: smoke.Watcher,
+    *,
+    run: str,
+    host: Mapping[str, str],
+) -> dict[str, Any]:
+    """Smoke one image, write its reports, return the record."""
+    image = built.image
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock = time.monotonic()
+    declared = image.stack.smoke
+    folder = project.root / "images" / image.stack.name / "smoke"
+    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    outcome = smoke.run_smoke(
+        engine,
+        declared,
+        smoke.node_settings(built.info.id, declared, smoke.workload_files(folder)),
+        run=run,
+        node_count=node_count,
+        image_env=env,
+        watcher=watcher,
+    )
+    value = report.smoke_report(
+        image,
+        built.info,
+        outcome,
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        host=host,
+        build_seconds=built.seconds,
+        failures=project.definitions.failures.values(),
+    )
+    write_reports(project.root, value)
+    watcher.over(value["outcome"], value["seconds"])
+    return value
+
+
+def write_reports(root: Path, value: dict[str, Any]) -> None:
+    """The JSON record and the page, each written whole."""
+    stack, base, kind = value["stack"], value["base"], value["kind"]
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    files = {report.path_of(stack, base, kind, "json"): text}
+    files[report.path_of(stack, base, kind, "html")] = page.render_page(value)
+    resolve.write_files(root, files)

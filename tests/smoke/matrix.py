@@ -1,0 +1,258 @@
+"""The kill matrix: end a real smoke in every way it can end, and look what is left 10 s later.
+
+One cell is one `invoke smoke STACK --gpus 0`, trained until its ranks make updates, and then one
+signal to one part of it (or its network cut). Used by the tests here and by
+`benchmarks/kill_matrix.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
+from stackyard.project import ROOT
+
+STACKS = ("accelerate", "fairseq", "megatron")
+TARGETS = ("invoke", "launcher", "agent", "rank", "container")
+SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
+CUT = ("network", "cut")
+CELLS = (*((target, name) for target in TARGETS for name in SIGNALS), CUT)
+ALLOWED_SECONDS = 10.0
+START_SECONDS = 150.0
+MARK = "STACKYARD_KILL_MATRIX"
+AGENTS = ("torchrun", "deepspeed.launcher.launch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What one cell came to.
+
+    Attributes:
+        seconds: from the signal until nothing was left; None when something was, after 10 s.
+        left: what was left then.
+        code: exit code of `invoke`.
+        said: what it said in the end.
+    """
+
+    stack: str
+    target: str
+    signal: str
+    node: str
+    seconds: float | None
+    left: tuple[str, ...]
+    code: int | None
+    said: str
+
+
+def endless_tree(folder: Path) -> Path:
+    """A copy of the project whose smokes begin with the layout that goes on until it is killed."""
+    tree = folder / "stackyard"
+    for name in ("images", "stackyard", "templates"):
+        shutil.copytree(ROOT / name, tree / name)
+    for name in ("tasks.py", "stackyard.toml"):
+        shutil.copy2(ROOT / name, tree / name)
+    for stack in STACKS:
+        path = tree / "images" / stack / "stack.yml"
+        value = yaml.safe_load(path.read_text())
+        smoke = value["smoke"]
+        first = smoke["resume"]
+        smoke["layouts"] = {first: smoke["layouts"][first], **smoke["layouts"]}
+        smoke["updates"] = 1000
+        path.write_text(yaml.safe_dump(value, allow_unicode=True, sort_keys=False))
+    return tree
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def _where(test) -> list[int]:
+    """Processes of this machine, containers' included, for which `test` holds."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if test(int(entry.name)):
+                    found.append(int(entry.name))
+            except (OSError, IndexError):
+                continue  # it has ended meanwhile
+    return found
+
+
+def in_containers(ids: Iterable[str]) -> list[int]:
+    """Host PIDs of the processes of some containers."""
+    wanted = list(ids)
+    return _where(
+        lambda pid: (
+            any(i in Path(f"/proc/{pid}/cgroup").read_text() for i in wanted)
+            and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    )
+
+
+def marked(token: str) -> list[int]:
+    """Host PIDs of the processes that carry a cell's mark in their environment."""
+    word = f"{MARK}={token}".encode()
+    return _where(lambda pid: word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+class Run:
+    """One smoke under way."""
+
+    def __init__(self, engine: Engine, tree: Path, stack: str) -> None:
+        self.engine, self.stack, self.token = engine, stack, secrets.token_hex(8)
+        self.scratch = Path(tempfile.mkdtemp(prefix="kill-matrix-"))
+        self.lines: list[str] = []
+        self.run = ""
+        self._training = threading.Event()
+        self.child = subprocess.Popen(
+            [ROOT / ".venv/bin/invoke", "smoke", stack, "--gpus", "0"],
+            cwd=tree,
+            env={**os.environ, MARK: self.token, "TMPDIR": str(self.scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.child.stdout:
+            self.lines.append(line)
+            if "update 10/" in line:
+                self._training.set()
+        self._training.set()
+
+    def wait_training(self) -> None:
+        """Until the ranks make updates; learns the run's containers."""
+        assert self._training.wait(START_SECONDS), "".join(self.lines[-30:])
+        assert self.child.poll() is None, "".join(self.lines[-30:])
+        found = self.engine._api.containers(filters={"label": OWNER_LABEL})
+        mine = [c for c in found if c["Labels"][OWNER_LABEL].split()[1] == str(self.child.pid)]
+        self.run = mine[0]["Labels"][RUN_LABEL]
+        self.nodes = {c["Labels"][NODE_LABEL]: c["Id"] for c in mine}
+
+    def process(self, target: str, node: str) -> int:
+        """The host PID of a part of the training."""
+        # There is one launcher, and it is on the first node.
+        where = self.nodes["node1" if target == "launcher" else node]
+        here = {pid: _command(pid) for pid in in_containers([where])}
+        agents = [
+            pid for pid, command in here.items()
+            if any(word in command for word in AGENTS)
+            and not command.startswith(("pdsh", "ssh", "sshd", "timeout", "bash", "sh "))
+        ]  # fmt: skip
+        if target == "agent":
+            return agents[0]
+        if target == "rank":
+            return next(pid for pid in here if _parent(pid) in agents)
+        return next(
+            pid for pid, command in here.items()
+            if _command_of_parent(pid).startswith("timeout") and "follow.py" not in command
+        )  # fmt: skip
+
+    def hit(self, target: str, name: str, node: str) -> None:
+        """Send one signal to one part, or cut a node off."""
+        if target == "network":
+            api = self.engine._api
+            api.disconnect_container_from_network(self.nodes[node], f"stackyard-{self.run}")
+        elif target == "container":
+            self.engine._api.kill(self.nodes[node], signal=name)
+        else:
+            pid = self.child.pid if target == "invoke" else self.process(target, node)
+            os.kill(pid, getattr(signal, name))
+
+    def left(self) -> list[str]:
+        """What there still is of this run."""
+        pids = {*in_containers(self.nodes.values()), *marked(self.token)}
+        processes = []
+        for pid in pids:
+            try:
+                processes.append(f"process {pid}: {_command(pid)[:120]}")
+            except OSError:
+                continue
+        files = [f"file {path.name}" for path in self.scratch.rglob("*")]
+        return [*self.engine.labelled(f"{RUN_LABEL}={self.run}"), *processes, *files]
+
+    def end(self) -> None:
+        """Whatever happened: leave the machine as it was."""
+        self.child.kill()
+        self.child.wait()
+        self._reader.join(timeout=10)
+        self.child.stdout.close()
+        if self.run:
+            self.engine.remove_run(f"{RUN_LABEL}={self.run}")
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _command_of_parent(pid: int) -> str:
+    try:
+        return _command(_parent(pid))
+    except (OSError, IndexError):
+        return ""
+
+
+def play(engine: Engine, tree: Path, stack: str, target: str, name: str, node: str) -> Cell:
+    """Play one cell; nothing of it stays."""
+    run = Run(engine, tree, stack)
+    try:
+        run.wait_training()
+        run.hit(target, name, node)
+        struck, seconds = time.monotonic(), None
+        while time.monotonic() - struck <= ALLOWED_SECONDS:
+            # A zombie is waited for by us only: it is no process that is left.
+            code = run.child.poll()
+            left = run.left()
+            if not left:
+                seconds = round(time.monotonic() - struck, 2)
+                break
+            time.sleep(0.05)
+        return Cell(
+            stack=stack, target=target, signal=name, node=node, seconds=seconds,
+            left=tuple(left), code=code, said="".join(run.lines[-12:]),
+        )  # fmt: skip
+    finally:
+        run.end()
+
+
+def play_all(engine: Engine, folder: Path, *, node: str, cells=CELLS, stacks=STACKS) -> list[Cell]:
+    """Every cell once; the stacks' cells at the same time, so that runs end beside others."""
+    tree = endless_tree(folder)
+    found: list[Cell] = []
+    broken: list[BaseException] = []
+
+    def one(stack: str) -> None:
+        try:
+            for target, name in cells:
+                cell = play(engine, tree, stack, target, name, node)
+                print(f"{cell.stack} {target} {name} {node}: {cell.seconds} s {list(cell.left)}")
+                found.append(cell)
+        except BaseException as error:  # handed to the caller's thread
+            broken.append(error)
+
+    threads = [threading.Thread(target=one, args=(stack,)) for stack in stacks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if broken:
+        raise broken[0]
+    return found

@@ -1,0 +1,291 @@
+"""Whatever lies in the definitions' folder is loaded or refused with its place, in bounded time.
+
+Examples are the same at every run; the number and the seed come from the environment:
+FUZZ=full for the 10,000 of `scripts/test`, FUZZ=fresh for as many others, new at each run (what
+fails says how to get it again).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, configuration, find, given, settings
+from hypothesis import strategies as st
+
+from stackyard import catalog, foundation, plan
+from stackyard.errors import DefinitionError, StackyardError, UsageError
+from stackyard.project import ROOT, load_project
+from tests.unit import samples
+from tests.unit.fuzzing import (
+    DOCUMENTS,
+    broken_bytes,
+    broken_lines,
+    broken_structure,
+    grown,
+    written,
+)
+
+EXAMPLES = {"fast": 50, "full": 1700, "fresh": 1700}
+CHOSEN = os.environ.get("FUZZ", "fast")
+SECONDS = 2.0  # of processor time for one example; a good project takes 0.02
+INSIDE = {path: (ROOT / path).read_text(encoding="utf-8") for path in plan.INSIDE}
+
+examples = settings(
+    max_examples=EXAMPLES[CHOSEN],
+    derandomize=CHOSEN != "fresh",
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+# The property
+
+
+def outcome(root):
+    """Load what lies there and use what was accepted; says which of both it was.
+
+    Anything but an answer or a refusal that names its places gets out as it is.
+    """
+    started = time.process_time()
+    try:
+        project = load_project(root)
+        use(project)
+        found = "accepted"
+    except DefinitionError as error:
+        check_places(root, error)
+        found = "refused"
+    except UsageError as error:
+        assert error.what.startswith("stackyard.toml:"), error
+        assert str(error).replace("\n", "").isprintable(), error
+        found = "refused"
+    seconds = time.process_time() - started
+    assert seconds < SECONDS, f"took {seconds:.1f} s"
+    return found
+
+
+def use(project):
+    """Resolve, render and plan every image; only errors that a user can act on are allowed."""
+    for stack in project.definitions.stacks:
+        for base in project.definitions.bases:
+            with contextlib.suppress(StackyardError):
+                image = catalog.resolve(project.definitions, stack, base)
+                files = {**INSIDE, **image.locks}
+                name = foundation.base_reference(image.base, image.common)
+                made = plan.make_plan(image, files, base_image=name, base_digest="sha256:0")
+                check_dockerfile(made.context[made.dockerfile])
+
+
+INSTRUCTIONS = ("ARG", "FROM", "SHELL", "USER", "RUN", "COPY", "ENV", "ENTRYPOINT", "CMD", "LABEL",
+                "WORKDIR")  # fmt: skip
+
+
+def check_dockerfile(text):
+    """No value has become an instruction: each begins as the template has it."""
+    text.encode()
+    goes_on = False
+    for line in text.split("\n"):
+        if not goes_on and line and not line.startswith("#"):
+            assert line.split()[0] in INSTRUCTIONS, line
+        goes_on = line.endswith("\\") or (goes_on and line.startswith("#"))
+
+
+KEYED = ("unknown key", "required key", "must be", "duplicate key", "must lie", "unknown value")
+
+
+def check_places(root, error):
+    assert error.problems
+    for problem in error.problems:
+        said = str(problem)
+        assert said.isprintable() and len(said) < 2000, said[:3000]
+        assert problem.message and problem.line >= 1, said
+        assert problem.file.startswith("images/"), said
+        path = root / problem.file
+        if path.is_file():
+            lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+            assert problem.line <= len(lines) + 1, said
+        if problem.message.startswith(KEYED):
+            assert problem.key or problem.message == "must be a mapping of keys to values", said
+
+
+# The places
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_here(tmp_path_factory):
+    configuration.set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A copy of this project's definitions."""
+    root = tmp_path_factory.mktemp("real")
+    for path in REAL:
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, target)
+    assert outcome(root) == "accepted"
+    return root
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A small project."""
+    root = tmp_path_factory.mktemp("toy")
+    samples.Tree(root)
+    (root / "stackyard.toml").write_text('default_base = "cpu"\n')
+    assert outcome(root) == "accepted"
+    return root
+
+
+@contextlib.contextmanager
+def holding(path, content):
+    """The file with another content for a while."""
+    before = path.read_bytes()
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+REAL = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("images/**/*.yml", "images/**/*.lock", "stackyard.toml")
+    for path in ROOT.glob(pattern)
+)
+YAML = [path for path in REAL if path.endswith(".yml")]
+TOY = sorted(samples.FILES)
+
+
+def kind(path):
+    """What a definition file is: the folder that decides how it is read."""
+    return "stack" if path.endswith("stack.yml") else path.rpartition("/")[0]
+
+
+def grammar(path):
+    """Every document of that file's kind, of this project and of the small one."""
+    real_ = [yaml.safe_load((ROOT / p).read_text()) for p in YAML if kind(p) == kind(path)]
+    toys = [yaml.safe_load(text) for p, text in samples.FILES.items() if kind(p) == kind(path)]
+    own = yaml.safe_load(samples.FILES[path])
+    return [own] * (30 * len(real_)) + real_ + toys
+
+
+# What holds of it
+
+
+@examples
+@given(st.data())
+def test_bytes_of_a_file_may_be_anything(real, data):
+    path = data.draw(st.sampled_from(REAL))
+    with holding(real / path, data.draw(broken_bytes((ROOT / path).read_bytes()))):
+        outcome(real)
+
+
+@examples
+@given(st.data())
+def test_lines_of_a_file_may_be_anything(real, data):
+    path = data.draw(st.sampled_from(REAL))
+    with holding(real / path, data.draw(broken_lines((ROOT / path).read_text()))):
+        outcome(real)
+
+
+@examples
+@given(st.data())
+def test_keys_and_values_may_be_anything(real, data):
+    path = data.draw(st.sampled_from(YAML))
+    with holding(
+        real / path, data.draw(broken_structure(yaml.safe_load((ROOT / path).read_text())))
+    ):
+        outcome(real)
+
+
+@examples
+@given(st.data())
+def test_a_document_may_say_anything_in_known_words(toy, data):
+    path = data.draw(st.sampled_from(TOY))
+    with holding(toy / path, written(data.draw(grown(grammar(path))))):
+        outcome(toy)
+
+
+@examples
+@given(st.data())
+def test_a_file_may_be_any_document(toy, data):
+    path = data.draw(st.sampled_from([*TOY, "images/toy/cpu.lock", "images/bases/cpu.lock"]))
+    text = data.draw(st.one_of(st.sampled_from(DOCUMENTS), st.text(max_size=60)))
+    coding = data.draw(st.sampled_from(("utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1")))
+    with holding(toy / path, text.encode(coding, "replace")):
+        outcome(toy)
+
+
+ODD = ["é.yml", "A.yml", ".yml", "a b.yml", "a\n.yml", "-a.yml", "a.yaml", "a" * 200 + ".yml",
+       "a.lock",
+       "cpu.x.lock", "*.yml", "..yml", "\udc80.yml", "\x1b[2J.yml"]  # fmt: skip
+
+
+@examples
+@given(st.data())
+def test_the_folder_may_hold_anything(tmp_path_factory, toy, data):
+    root = tmp_path_factory.getbasetemp() / "folder"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(toy, root)
+    for _ in range(data.draw(st.integers(1, 3))):
+        there = sorted(path for path in root.rglob("*") if not path.is_symlink())
+        path = data.draw(st.sampled_from(there))
+        other = path.parent / data.draw(st.sampled_from((*ODD, *(p.name for p in there))))
+        action = data.draw(st.sampled_from(sorted(ACTIONS)))
+        with contextlib.suppress(OSError, shutil.Error):  # what cannot be there is not asked about
+            ACTIONS[action](path, other)
+        if not (root / "images").exists():
+            break
+    outcome(root)
+
+
+def remove(path, other=None):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def replace(make):
+    def act(path, other):
+        remove(path)
+        make(path)
+
+    return act
+
+
+ACTIONS = {
+    "remove": remove,
+    "rename": lambda path, other: path.rename(other),
+    "copy": lambda path, other: shutil.copy(path, other),
+    "copy a folder": lambda path, other: shutil.copytree(
+        path.parent, other.with_suffix(""), symlinks=True
+    ),
+    "not text": lambda path, other: path.write_bytes(b"name: \xff\n"),
+    "add what is not text": lambda path, other: other.write_bytes(b"\xff\xfe\x00"),
+    "empty": lambda path, other: path.write_bytes(b""),
+    "folder": replace(lambda path: path.mkdir()),
+    "file": replace(lambda path: path.write_text("a: b")),
+    "loop": replace(lambda path: path.symlink_to(path.name)),
+    "loop of folders": lambda path, other: other.symlink_to(path.parent, target_is_directory=True),
+    "dangling link": replace(lambda path: path.symlink_to("nothing")),
+}
+
+
+# The examples are worth something: both answers come out of what is mostly right
+
+
+@pytest.mark.parametrize("wanted", ["accepted", "refused"])
+@pytest.mark.parametrize("path", TOY)
+def test_documents_in_known_words_are_accepted_and_refused(toy, path, wanted):
+    def answered(value):
+        with holding(toy / path, written(value)):
+            return outcome(toy) == wanted
+
+    some = settings(examples, max_examples=500, phases=[Phase.generate])
+    find(grown(grammar(path)), answered, settings=some)
