@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,12 @@ from typing import Any
 from stackyard import cli
 from stackyard.console import Terminal
 from stackyard.engine import Engine
+from stackyard.project import ROOT
 
+# What building and locking do not read, or must not be carried along.
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "reports", "results", "tests", "__pycache__", ".*_cache"
+)
 RESULTS = Path(__file__).resolve().parent / "results"
 LABEL = "stackyard.benchmark"
 
@@ -115,6 +121,11 @@ def as_result(
         "runs": [dict(run) for run in measured.runs],
         "panels": [asdict(panel) for panel in measured.panels],
     }
+
+
+def copy_project(target: Path) -> Path:
+    """The project of this moment, below `target`: somebody may be working on it meanwhile."""
+    return Path(shutil.copytree(ROOT, target, ignore=_LEFT_OUT))
 
 
 def main(name: str, measure: Callable[[Terminal, Engine], Measured]) -> int:

@@ -34,9 +34,6 @@ from stackyard.project import ROOT, load_project
 
 OURS, BY_HAND = "stackyard", "by hand"
 GOAL = 20.0
-_LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "reports", "results", "tests", "__pycache__", ".*_cache"
-)
 _VERSION = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 
 
@@ -109,9 +106,7 @@ def build_ours(copy: Path) -> tuple[float, list[dict[str, Any]]]:
     return time.monotonic() - started, built_rows(output)
 
 
-def require_only(
-    stack: str, rows: Sequence[Mapping[str, Any]], before: Mapping[str, str | None]
-) -> None:
+def require_only(stack: str, rows: Sequence[Mapping[str, Any]], before: Mapping[str, str]) -> None:
     """See that one stack was built, and every other image is the one that was there.
 
     Raises:
@@ -139,16 +134,16 @@ def require_version(engine: Engine, image: str, case: Case, version: str) -> Non
         raise StackyardError(f"{image[:19]} holds {case.package} {found}, not {version}")
 
 
-def ids(engine: Engine, tags: Mapping[str, str]) -> dict[str, str | None]:
-    """The image id that each stack's name stands for; None where there is none."""
-    found = {stack: engine.image(tag) for stack, tag in tags.items()}
-    return {stack: info.id if info else None for stack, info in found.items()}
+def ids(engine: Engine, names: Sequence[str]) -> dict[str, str | None]:
+    """The image id that each name stands for; None where there is none."""
+    found = {name: engine.image(name) for name in names}
+    return {name: info.id if info else None for name, info in found.items()}
 
 
 @contextlib.contextmanager
 def names_restored(engine: Engine, client: str, names: Sequence[str]) -> Iterator[set[str]]:
     """Give the images their names back at the end, and remove those put into the yielded set."""
-    before = ids(engine, {name: name for name in names})
+    before = ids(engine, names)
     made: set[str] = set()
     try:
         yield made
@@ -168,21 +163,13 @@ class _Sides:
     def __init__(
         self,
         engine: Engine,
-        tags: Mapping[str, str],
         folder: Path,
         hand: hand_build.Hand,
         made: set[str],
     ) -> None:
-        self._engine, self._tags, self._hand, self._made = engine, tags, hand, made
-        # The project of this moment: somebody may be working on it.
-        self._origin, self._copy = folder / "origin", folder / "copy"
-        for target in (self._origin, self._copy):
-            shutil.copytree(ROOT, target, ignore=_LEFT_OUT)
-
-    def up_to_date(self) -> None:
-        """Build what is not current, before anything is changed."""
-        _, rows = build_ours(self._copy)
-        self._made |= {row["image"] for row in rows if row["made"]}
+        self._engine, self._hand, self._made = engine, hand, made
+        self._origin = common.copy_project(folder / "origin")
+        self._copy = common.copy_project(folder / "copy")
 
     def edit(self, case: Case, version: str) -> None:
         """Change one package of one stack in the copy, for both sides."""
@@ -191,15 +178,13 @@ class _Sides:
         edit_copy(self._origin, self._copy, case, version, mark)
         hand_build.write_requirements(self._copy, self._hand.folder, [case.stack], mark=mark)
 
-    def revert(self) -> None:
-        """Make the copy what the origin is."""
-        shutil.copytree(self._origin / "images", self._copy / "images", dirs_exist_ok=True)
-
     def ours(self, case: Case, version: str) -> float:
         """Build after the edit, and see that only the one stack was built, as edited."""
-        before = ids(self._engine, self._tags)
+        # Right before, all images are those of the unchanged project.
+        _, current = build_ours(self._origin)
+        before = {row["stack"]: row["image"] for row in current}
         seconds, rows = build_ours(self._copy)
-        self._made |= {row["image"] for row in rows if row["made"]}
+        self._made |= {row["image"] for row in (*current, *rows) if row["made"]}
         require_only(case.stack, rows, before)
         image = next(row["image"] for row in rows if row["stack"] == case.stack)
         require_version(self._engine, image, case, version)
@@ -227,8 +212,7 @@ class _Sides:
 
 def run_case(case: Case, sides: _Sides, terminal: Terminal) -> list[dict[str, Any]]:
     """Every version of one case, both sides of each right after each other."""
-    terminal.say(case.stack, "building both sides as they are before the change")
-    sides.up_to_date()
+    terminal.say(case.stack, "building by hand as it is before the change")
     sides.build_hand(case)
     runs = []
     for number, version in enumerate(case.versions):
@@ -240,7 +224,6 @@ def run_case(case: Case, sides: _Sides, terminal: Terminal) -> list[dict[str, An
             terminal.done(side, f"{case.name} {version}: {seconds:.1f} s")
             run = {"side": side, "case": case.name, "version": version, "seconds": seconds}
             runs.append(run)
-    sides.revert()
     return runs
 
 
@@ -277,15 +260,14 @@ def measure(cases: Sequence[Case]) -> Callable[[Terminal, Engine], Measured]:
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         project = load_project(ROOT)
         client = build.find_client(os.environ.get("PATH", "")).path
-        stacks = project.stacks("all")
-        tags = {stack: dockerfile.image_tag(stack, "cpu") for stack in stacks}
-        names = [*tags.values(), *hand_build.names(project)]
+        names = [dockerfile.image_tag(stack, "cpu") for stack in project.stacks("all")]
+        names += hand_build.names(project)
         with contextlib.ExitStack() as held:
             made = held.enter_context(names_restored(engine, client, names))
             hand = held.enter_context(hand_build.prepared(project))
             hand_build.ensure_base(engine, project, lambda text: terminal.say(BY_HAND, text))
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="stackyard-copy-"))
-            sides = _Sides(engine, tags, Path(folder), hand, made)
+            sides = _Sides(engine, Path(folder), hand, made)
             runs = [run for case in cases for run in run_case(case, sides, terminal)]
             return summarise(runs, cases)
 

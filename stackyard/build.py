@@ -88,8 +88,10 @@ def arguments(
 
 def build(
     plan: BuildPlan, client: Client, tools: str, caller: CallerSettings, on_step: Step
-) -> None:
-    """Build the plan's image and name it.
+) -> str:
+    """Build the plan's image and name it; returns its id.
+
+    The id is what this build made: the name may already be that of somebody else's later build.
 
     Raises:
         BuildError: naming the step, with its last lines.
@@ -97,10 +99,11 @@ def build(
     context = pack({path: text.encode() for path, text in plan.context.items()})
     progress = Progress(on_step)
     with _secret_files(caller) as folder:
-        command = arguments(plan, client, tools, caller, folder)
+        *command, context_on_stdin = arguments(plan, client, tools, caller, folder)
+        made = folder / "image-id"
         try:
             process.run(
-                command,
+                [*command, "--iidfile", str(made), context_on_stdin],
                 env={"DOCKER_BUILDKIT": "1", **caller.proxies},
                 stdin=context,
                 timeout=3600,
@@ -113,6 +116,7 @@ def build(
                 hint=f"correct what the lines above name, then: invoke build {plan.stack}"
                 f" --base {plan.base}",
             ) from error
+        return made.read_text(encoding="utf-8").strip()
 
 
 @contextlib.contextmanager

@@ -25,9 +25,14 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An image that is there: made now or found."""
+    """An image that is there: made now or found.
+
+    Attributes:
+        tag: the name it was given; by now another command may have given it to a later image.
+    """
 
     image: ResolvedImage
+    tag: str
     info: ImageInfo
     seconds: float
     made: bool
@@ -86,13 +91,14 @@ class Builder:
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
         if again or not current:
-            self._run(image, made)
-            info = self._engine.image(made.tag)
+            info = self._engine.image(self._run(image, made))
         assert info is not None
         seconds = time.monotonic() - started
-        return Built(image=image, info=info, seconds=seconds, made=again or not current)
+        return Built(
+            image=image, tag=made.tag, info=info, seconds=seconds, made=again or not current
+        )
 
-    def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> None:
+    def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
         with self._shared:
             host.require_space(self._engine)
             caller = self._caller(image)
@@ -103,7 +109,8 @@ class Builder:
             if self._client is None:
                 self._client = build.find_client(os.environ.get("PATH", ""))
         tools = self._tools[image.base.name]
-        build.build(made, self._client, tools, caller, lambda s: self._say(made.stack, short(s)))
+        say = self._say
+        return build.build(made, self._client, tools, caller, lambda s: say(made.stack, short(s)))
 
     def _require_lock(self, image: ResolvedImage) -> None:
         if not image.locked:

@@ -190,7 +190,7 @@ def _build_each(
     for built in builder.build_all(names, base or project.default_base, again=again):
         name = built.image.stack.name
         made = f"built in {built.seconds:.1f} s" if built.made else "is current"
-        terminal.done(name, f"{built.info.tags[0]} {made} ({built.info.size / 1e9:.2f} GB)")
+        terminal.done(name, f"{built.tag} {made} ({built.info.size / 1e9:.2f} GB)")
         rows.append(
             {
                 "stack": name,

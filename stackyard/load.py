@@ -19,6 +19,8 @@ from stackyard.references import check_references
 from stackyard.spec import Common, Definitions, Failure
 
 T = TypeVar("T")
+_STACKS = "*/stack.yml"
+_OTHERS = ("bases", "failures", "fixes", "wheels")
 
 
 def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
@@ -35,7 +37,7 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     bases = {b.name: b for b in _load(root, "images/bases", "*.yml", read_base, problems)}
     fixes = {f.id: f for f in _load(root, "images/fixes", "*.yml", read_fix, problems)}
     wheels = {w.package: w for w in _load(root, "images/wheels", "*.yml", read_wheel, problems)}
-    stacks = {s.name: s for s in _load(root, "images", "*/stack.yml", read_stack, problems)}
+    stacks = {s.name: s for s in _load(root, "images", _STACKS, read_stack, problems)}
     definitions = Definitions(
         common=common[0] if common else _no_common(problems),
         bases=bases,
@@ -98,7 +100,9 @@ def _load(
 ) -> list[T]:
     found: list[T] = []
     for path in sorted((root / folder).glob(pattern)):
-        name = path.parent.name if path.name == "stack.yml" else path.stem
+        if pattern == _STACKS and path.parent.name in _OTHERS:
+            continue  # a base, fix or wheel that is named stack
+        name = path.parent.name if pattern == _STACKS else path.name.removesuffix(".yml")
         top = _open(path, path.relative_to(root).as_posix(), problems)
         if top is not None:
             found.append(read(top, name))

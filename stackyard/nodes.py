@@ -19,6 +19,7 @@ from stackyard import guard, mesh
 from stackyard.archive import pack
 from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
 from stackyard.errors import MeshError
+from stackyard.follow import Records
 from stackyard.lease import Lease
 from stackyard.process import last_lines
 
@@ -50,12 +51,19 @@ class NodeSettings:
 
 @dataclass
 class Mesh:
-    """A running mesh: the engine's containers by node name, and the lease that keeps them."""
+    """A running mesh: the engine's containers by node name, and what talks to them."""
 
     engine: Engine
     plan: mesh.MeshPlan
     containers: dict[str, str]
     lease: Lease
+    records: Records | None = None
+
+    def close(self) -> None:
+        """End what talks to the nodes; without the lease they end, too."""
+        for conversation in (self.records, self.lease):
+            if conversation is not None:
+                conversation.close()
 
     @property
     def first(self) -> str:
@@ -107,7 +115,7 @@ def running_mesh(
         yield running
     finally:
         if running is not None:
-            running.lease.close()
+            running.close()
         remove(engine, plan.run)
         guard.kept(guard.RUN, plan.run)  # not reached when the engine refused: the warden tries
 
@@ -171,16 +179,6 @@ def _install(engine: Engine, container: str, node: str, material: Mapping[str, b
         )
 
 
-def put_probes(running: Mesh, files: Mapping[str, bytes], node: str) -> None:
-    """Place further files of the controller's beside its programs, in a node's memory."""
-    done = running.engine.exec(
-        running.containers[node], ["tar", "-x", "-C", PROBE_FOLDER], seconds=30,
-        stdin=pack(files, mode=0o600),
-    )  # fmt: skip
-    if done.code != 0:
-        raise MeshError(f"{node} did not take the probes", why=done.output)
-
-
 def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     """Try the pairs that the size of the mesh calls for; what every login answered, by node.
 
@@ -208,45 +206,32 @@ def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
         return dict(zip(wanted, pool.map(reach, wanted), strict=True))
 
 
-_LISTENING = """
-import socket, sys, time
-end = time.monotonic() + 15
-while True:
-    try:
-        with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=2) as s:
-            if s.recv(4) == b"SSH-":
-                break
-    except OSError:
-        pass
-    if time.monotonic() > end:
-        sys.exit(1)
-    time.sleep(0.02)
-"""
-
-
 def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
-    """Attempt every forbidden login from the first node to the last; what each answered."""
+    """Attempt every forbidden login from the first node to the last; what each answered.
+
+    Raises:
+        MeshError: the sshd of a foreign authority, which must be refused, could not be started.
+    """
     source, target = running.plan.nodes[0], running.plan.nodes[-1]
     foreign = mesh.foreign_material(running.plan, target, now=now)
-    for node in {source, target}:
-        put_probes(running, foreign, node)
-    program = f"{PROBE_FOLDER}/mesh_probe.py"
-    with ThreadPoolExecutor(1) as pool:
-        words = ["python3", program, "impostor"]
-        engine, container = running.engine, running.containers[target]
-        pool.submit(engine.exec, container, words, seconds=60)
-        try:
-            _wait_port(running, target, 2299)
-            words = ["python3", program, "refuse", target, str(running.plan.port)]
-            done = engine.exec(running.containers[source], words, seconds=60)
-            return _json(done, f"the refusals tried on {source}")
-        finally:
-            engine.exec(container, ["touch", f"{PROBE_FOLDER}/stop"], seconds=10)
-
-
-def _wait_port(running: Mesh, node: str, port: int) -> None:
-    words = ["python3", "-c", _LISTENING, str(port)]
-    running.engine.exec(running.containers[node], words, seconds=20)
+    keys = json.dumps({n: base64.b64encode(data).decode() for n, data in foreign.items()})
+    program, ready = ["python3", f"{PROBE_FOLDER}/mesh_probe.py"], threading.Event()
+    impostor = running.engine.converse(
+        running.containers[target], [*program, "impostor"], lambda line: ready.set()
+    )
+    try:
+        impostor.send(keys)
+        if not ready.wait(20):
+            raise MeshError(f"no sshd with a foreign certificate could be started on {target}")
+        done = running.engine.exec(
+            running.containers[source],
+            [*program, "refuse", target, str(running.plan.port)],
+            seconds=60,
+            stdin=f"{keys}\n".encode(),
+        )
+        return _json(done, f"the refusals tried on {source}")
+    finally:
+        impostor.close()
 
 
 def _json(done: ExecResult, what: str) -> dict[str, Any]:

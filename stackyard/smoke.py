@@ -64,7 +64,8 @@ class _Progress:
 
 def node_settings(image: str, smoke: Smoke, files: Mapping[str, bytes]) -> nodes.NodeSettings:
     """What the containers of a smoke are started with."""
-    recorder = (INSIDE / "stackyard_record.py").read_bytes()
+    # Both lie beside the workload, which is on the path that Python imports from.
+    beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
     probes = {name: (INSIDE / name).read_bytes() for name in ("mesh_probe.py", "follow.py")}
     env = {
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -72,9 +73,7 @@ def node_settings(image: str, smoke: Smoke, files: Mapping[str, bytes]) -> nodes
         "PYTHONUNBUFFERED": "1",
         **smoke.env,
     }
-    return nodes.NodeSettings(
-        image=image, env=env, files={**files, "stackyard_record.py": recorder}, probes=probes
-    )
+    return nodes.NodeSettings(image=image, env=env, files={**files, **beside}, probes=probes)
 
 
 def workload_files(folder: Path) -> dict[str, bytes]:

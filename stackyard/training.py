@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from stackyard.archive import pack
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
+from stackyard.follow import Records
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.nodes import PROBE_FOLDER, SHARED, SMOKE_FOLDER, Mesh
 from stackyard.process import last_lines
@@ -114,25 +115,28 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
 class _Follower:
     """Streams of the launcher and of the record files, taken together in one queue."""
 
-    def __init__(self, mesh: Mesh, plan: TrainingPlan, launch: Launch, limit: float) -> None:
+    def __init__(
+        self, mesh: Mesh, plan: TrainingPlan, launch: Launch, limit: float, records: Records
+    ) -> None:
         self._engine: Engine = mesh.engine
         self._node = mesh.first
-        self._stop = f"{plan.folder}/stop"
+        self._records = records
         self.lines: queue.Queue[tuple[str, str]] = queue.Queue()
         self.code: int | None = None
-        record = f"{plan.folder}/record"
-        follow = ["python3", f"{PROBE_FOLDER}/follow.py", record, self._stop]
-        self._launcher = threading.Thread(target=self._launch, args=(launch, limit), daemon=True)
-        self._reader = threading.Thread(target=self._follow, args=(follow, limit), daemon=True)
-        self._reader.start()
+        records.take(plan.label, lambda line: self.lines.put(("record", line)))
+        self._launcher = threading.Thread(
+            target=self._launch, args=(plan, launch, limit), daemon=True
+        )
         self._launcher.start()
 
-    def _launch(self, launch: Launch, limit: float) -> None:
+    def _launch(self, plan: TrainingPlan, launch: Launch, limit: float) -> None:
+        script, files = _with_files(plan, launch)
         try:
             done = self._engine.exec(
                 self._node,
-                launch.argv,
+                ["sh", "-euc", script, "launch", *launch.argv],
                 seconds=limit,
+                stdin=files,
                 env=launch.env,
                 folder=SMOKE_FOLDER,
                 control=False,
@@ -144,23 +148,26 @@ class _Follower:
             self.lines.put(("said", str(error)))
         self.lines.put(("over", ""))
 
-    def _follow(self, argv: list[str], limit: float) -> None:
-        try:
-            self._engine.exec(
-                self._node, argv, seconds=limit + 60,
-                on_line=lambda line: self.lines.put(("record", line)),
-            )  # fmt: skip
-        except EngineError as error:
-            self.lines.put(("said", str(error)))
-        self.lines.put(("read", ""))
-
     def finish(self) -> None:
-        """Let the reader drain what is left and end."""
-        try:
-            self._engine.exec(self._node, ["touch", self._stop], seconds=10)
-        except EngineError:
-            return  # the node is gone, and the reader with it
-        self._reader.join(timeout=30)
+        """Have what ranks wrote to the end."""
+        self._records.catch_up()
+
+
+def _with_files(plan: TrainingPlan, launch: Launch) -> tuple[str, bytes]:
+    """A shell script that unpacks the launch's files from its input and becomes the launcher."""
+    scratch = f"/run/stackyard/launch/{plan.label}"
+    files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
+    folders = f"{scratch} {plan.folder}/record {plan.save}"
+    script = f'(umask 077; mkdir -p {folders}; tar -x -C {scratch}); exec "$@" < /dev/null'
+    return script, pack(files, mode=0o600)
+
+
+def _records(mesh: Mesh) -> Records:
+    """The run's records, followed from its first training on."""
+    if mesh.records is None:
+        program = f"{PROBE_FOLDER}/follow.py"
+        mesh.records = Records(mesh.engine, mesh.first, program, f"{SHARED}/runs")
+    return mesh.records
 
 
 def train(
@@ -176,9 +183,8 @@ def train(
     mesh.lease.gone.clear()
     nodes = mesh.plan.nodes
     launch = materialize(smoke, plan, nodes, mesh.plan.port, port)
-    _write_files(mesh, plan, launch)
     limit = float(smoke.start_seconds + smoke.stall_seconds * 10)
-    follower = _Follower(mesh, plan, launch, limit)
+    follower = _Follower(mesh, plan, launch, limit, _records(mesh))
     watch = _Watch(smoke, plan, on_loss)
     stopped = watch.until_over(follower, lambda: _broken(mesh, watch))
     killed = stopped == "kill"
@@ -213,17 +219,6 @@ def train(
 def _broken(mesh: Mesh, watch: _Watch) -> str:
     """Why a training is not worth waiting for; empty while it is."""
     return mesh.lease.lost or mesh.lease.orphaned or watch.died(mesh.lease.gone)
-
-
-def _write_files(mesh: Mesh, plan: TrainingPlan, launch: Launch) -> None:
-    scratch = f"/run/stackyard/launch/{plan.label}"
-    files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
-    script = f"umask 077; mkdir -p {scratch} {plan.folder}/record {plan.save}; tar -x -C {scratch}"
-    done = mesh.engine.exec(
-        mesh.first, ["sh", "-c", script], seconds=30, stdin=pack(files, mode=0o600)
-    )
-    if done.code != 0:
-        raise EngineError(f"the files of {plan.label} could not be written", why=done.output)
 
 
 class _Watch:

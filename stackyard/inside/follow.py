@@ -1,35 +1,61 @@
-"""Print the lines of a growing folder of record files, each with its file's name, as they come.
+"""Print the lines of a run's record files as they come, each with its launch and its file's name.
 
-Owns only the reading; ends when a stop file appears and everything has been printed.
+Owns only the reading. Twenty times a second it looks at every file; a line on its standard input
+is printed again once everything that was there before it has been printed; at the end of its
+input it ends.
 
-    follow.py FOLDER STOP_FILE
+    follow.py FOLDER     prints LAUNCH/NAME<tab>LINE for FOLDER/LAUNCH/record/NAME.jsonl
 """
 
 from __future__ import annotations
 
+import os
+import select
 import sys
-import time
 from pathlib import Path
 
+PAUSE_SECONDS = 0.05
 
-def follow(folder: Path, stop: Path) -> None:
-    """Print `NAME<tab>LINE` for every complete line below `folder`."""
-    offsets: dict[Path, int] = {}
-    while True:
-        last_round = stop.exists()
-        for path in sorted(folder.glob("*.jsonl")):
+
+class Follower:
+    """What has been printed of every file so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+
+    def look(self) -> None:
+        """Print every complete line that has not been printed yet."""
+        for path in sorted(self._folder.glob("*/record/*.jsonl")):
+            done = self._offsets.get(path, 0)
+            if path.stat().st_size == done:
+                continue
+            name = f"{path.parent.parent.name}/{path.stem}"
             with path.open("rb") as file:
-                file.seek(offsets.get(path, 0))
+                file.seek(done)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    offsets[path] = offsets.get(path, 0) + len(line)
-                    sys.stdout.write(f"{path.stem}\t{line.decode(errors='replace')}")
+                    done += len(line)
+                    sys.stdout.write(f"{name}\t{line.decode(errors='replace')}")
+            self._offsets[path] = done
         sys.stdout.flush()
-        if last_round:
+
+
+def follow(folder: Path, source: int) -> None:
+    """Look until the input from descriptor `source` ends."""
+    follower = Follower(folder)
+    while True:
+        follower.look()
+        if not select.select([source], [], [], PAUSE_SECONDS)[0]:
+            continue
+        asked = os.read(source, 4096)
+        follower.look()
+        if not asked:
             return
-        time.sleep(0.05)
+        sys.stdout.write(asked.decode(errors="replace"))
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    follow(Path(sys.argv[1]), Path(sys.argv[2]))
+    follow(Path(sys.argv[1]), 0)

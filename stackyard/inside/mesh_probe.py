@@ -7,12 +7,17 @@ that a login that fails for another reason (no sshd, no name) is not taken for a
     mesh_probe.py reach NODE...            one JSON line: what each login answered
     mesh_probe.py refuse NODE PORT         one JSON line: what each forbidden login answered
     mesh_probe.py impostor                 run an sshd with a foreign authority's certificate
+
+`refuse` and `impostor` take the strangers' keys from their first line of input (a JSON object of
+base64 by file name) into memory. `impostor` says `ready`, and ends with its input.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -88,11 +93,16 @@ def refuse(node: str, port: str) -> dict[str, dict[str, object]]:
     return answers
 
 
-def impostor(port: int) -> None:
-    """Run an sshd with another authority's host certificate, which lets this run's users in.
+def take_keys() -> None:
+    """Write the strangers' keys beside the probes."""
+    for name, text in json.loads(sys.stdin.readline()).items():
+        target = os.open(f"{PROBE}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(target, "wb") as file:
+            file.write(base64.b64decode(text))
 
-    It ends when the file `stop` appears beside its keys.
-    """
+
+def impostor(port: int) -> None:
+    """Run an sshd with another authority's host certificate, which lets this run's users in."""
     config = f"{PROBE}/sshd_config"
     with open(config, "w", encoding="utf-8") as file:
         file.write(
@@ -103,10 +113,20 @@ def impostor(port: int) -> None:
             "AuthorizedKeysFile none\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\n"
         )
     child = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", config])
-    while child.poll() is None and not os.path.exists(f"{PROBE}/stop"):
-        time.sleep(0.05)
+    while child.poll() is None and not _listens(port):
+        time.sleep(0.02)
+    print("ready", flush=True)
+    sys.stdin.read()
     child.terminate()
     child.wait()
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":
@@ -114,8 +134,10 @@ if __name__ == "__main__":
     if verb == "reach":
         print(json.dumps(reach(rest)))
     elif verb == "refuse":
+        take_keys()
         print(json.dumps(refuse(rest[0], rest[1])))
     elif verb == "impostor":
+        take_keys()
         impostor(IMPOSTOR_PORT)
     else:
         raise SystemExit(__doc__)

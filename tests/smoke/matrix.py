@@ -147,6 +147,7 @@ class Run:
         assert self.child.poll() is None, "".join(self.lines[-30:])
         found = self.engine._api.containers(filters={"label": OWNER_LABEL})
         mine = [c for c in found if c["Labels"][OWNER_LABEL].split()[1] == str(self.child.pid)]
+        assert mine, f"it ended: {''.join(self.lines[-30:])}"
         self.run = mine[0]["Labels"][RUN_LABEL]
         self.nodes = {c["Labels"][NODE_LABEL]: c["Id"] for c in mine}
 

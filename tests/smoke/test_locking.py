@@ -18,7 +18,7 @@ DEFINITIONS = load_project().definitions
 def base(built):
     """As ngc is declared, but with an image that is here."""
     return dataclasses.replace(
-        DEFINITIONS.bases["ngc"], reference=built.info.tags[0], python="3.11", torch_index=""
+        DEFINITIONS.bases["ngc"], reference=built.tag, python="3.11", torch_index=""
     )
 
 

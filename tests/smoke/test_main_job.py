@@ -33,7 +33,28 @@ def main_job():
 
 
 def test_the_main_job_passes(main_job):
-    assert main_job.returncode == 0, main_job.stdout[-3000:] + main_job.stderr[-3000:]
+    assert main_job.returncode == 0, what_failed(main_job)
+
+
+def what_failed(done):
+    """The checks that did not pass, with what was measured and the last lines of trainings."""
+    try:
+        reports = json.loads(done.stdout)["reports"]
+    except (ValueError, KeyError):
+        return f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    lines = []
+    for report in reports:
+        if report["outcome"] == "passed":
+            continue
+        lines += [
+            f"{report['stack']}: {check['name']} {check['outcome']}: {check['why']}"
+            for check in report["checks"]
+            if check["outcome"] != "passed"
+        ]
+        lines += [
+            f"{report['stack']}: {name}: {tail}" for name, tail in report["last_lines"].items()
+        ]
+    return "\n".join(lines)
 
 
 def test_standard_output_is_the_result_and_nothing_else(main_job):

@@ -6,6 +6,7 @@ Owns the strategies; what must hold of their examples is `test_fuzz_definitions`
 from __future__ import annotations
 
 import copy
+import shutil
 
 import yaml
 from hypothesis import strategies as st
@@ -18,9 +19,9 @@ SCALARS = [
     "!!bool {}", "!!binary aGk=", "!!set {a}", "!!omap [a: b]",
     "!!python/object/apply:os.system [a]",
     "!x y", "<<", "=", "? a", "|\n  a\n  b", ">-\n  a", "# a", "@a", "`a", "%a", "\t", "\x00",
-    "\x07", "\x7f", "\x85", "\u2028", "\ufeff", "\ufffe", "é", "中", "😀", "{data}", "{nothing}", "{",
-    "{0}",     "{data!r:>9999999}", "{data.__class__}", "(a+)+$", "a{99999999999}", "(" * 500, "[" * 5000,
-    "a" * 70_000, "../../x",
+    "\x07", "\x7f", "\x85", "\u2028", "\ufeff", "\ufffe", "é", "中", "😀", "{data}", "{nothing}",
+    "{", "{0}", "{data!r:>9999999}", "{data.__class__}", "(a+)+$", "a{99999999999}", "[[a]",
+    "(" * 500, "[" * 5000, "a" * 70_000, "../../x",
     "/etc", "-e .", "$HOME", "`id`", "a==1", "a==1; " + "(" * 3000, "==" + "9" * 5000, "===x",
     "~=1",
     "9!1.0", "1.0+a.b", "one", "two", "cpu", "ngc", "fairseq", "all",
@@ -129,16 +130,16 @@ def broken_structure(draw, document):
 def grown(draw, examples):
     """A value like one of the examples: keys and leaves of theirs, few of them wrong."""
     like = draw(st.sampled_from(examples))
-    if draw(st.integers(0, 49)) == 7:
+    if draw(st.integers(0, 199)) == 77:
         return draw(nested())
     if isinstance(like, dict):
         known = [example for example in examples if isinstance(example, dict)]
         keys = dict.fromkeys(key for example in known for key in example)
-        kept = [key for key in keys if key in like or draw(st.integers(0, 3)) == 1]
+        kept = [key for key in keys if key in like or draw(st.integers(0, 19)) == 11]
         return {
             key: draw(grown([example[key] for example in known if key in example]))
             for key in kept
-            if draw(st.integers(0, 49)) != 7
+            if draw(st.integers(0, 199)) != 77
         }
     if isinstance(like, list):
         items = [item for example in examples if isinstance(example, list) for item in example]
@@ -148,3 +149,40 @@ def grown(draw, examples):
 
 def written(document):
     return yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
+
+
+# What becomes of a folder: an action on a path that is there, and maybe another name beside it
+
+ODD = ["é.yml", "A.yml", ".yml", "a b.yml", "a\n.yml", "-a.yml", "a.yaml", "a" * 200 + ".yml",
+       "a.lock",
+       "cpu.x.lock", "*.yml", "..yml", "\udc80.yml", "\x1b[2J.yml"]  # fmt: skip
+
+
+def remove(path, other=None):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def replace(make):
+    def act(path, other):
+        remove(path)
+        make(path)
+
+    return act
+
+
+ACTIONS = {
+    "remove": remove,
+    "rename": lambda path, other: path.rename(other),
+    "copy": lambda path, other: shutil.copy(path, other),
+    "copy a folder": lambda path, other: shutil.copytree(
+        path.parent, other.with_suffix(""), symlinks=True
+    ),
+    "not text": lambda path, other: path.write_bytes(b"name: \xff\n"),
+    "add what is not text": lambda path, other: other.write_bytes(b"\xff\xfe\x00"),
+    "empty": lambda path, other: path.write_bytes(b""),
+    "folder": replace(lambda path: path.mkdir()),
+    "file": replace(lambda path: path.write_text("a: b")),
+    "loop": replace(lambda path: path.symlink_to(path.name)),
+    "loop of folders": lambda path, other: other.symlink_to(path.parent, target_is_directory=True),
+    "dangling link": replace(lambda path: path.symlink_to("nothing")),
+}

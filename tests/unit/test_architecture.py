@@ -29,7 +29,7 @@ ORDER = [
     # Run --> raw logs --judge--> Outcome --> report
     "mesh", "record", "judge", "outcome", "diagnose", "report", "page",
     # the edges
-    "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "warden",
+    "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "follow", "warden",
     "resolve", "foundation", "build", "host",
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "training", "smoke",

@@ -197,11 +197,13 @@ def test_a_build_gets_its_context_on_standard_input_and_its_secrets_as_private_f
         (source,) = [word for word in argv if word.startswith("id=uv.toml")]
         path = Path(source.partition("src=")[2])
         seen.update(secret=path.read_bytes(), mode=path.stat().st_mode & 0o777, path=path)
+        Path(argv[argv.index("--iidfile") + 1]).write_text("sha256:abc\n")
 
     monkeypatch.setattr(build.process, "run", run)
     proxies = {"https_proxy": "http://me:pw@proxy"}
     caller = CallerSettings(secrets={"uv.toml": b"hunter2"}, wheel_folders=(), proxies=proxies)
-    build.build(made(), Client(path="docker", buildx=False), "t", caller, print)
+    client = Client(path="docker", buildx=False)
+    assert build.build(made(), client, "t", caller, print) == "sha256:abc"
     assert (seen["secret"], seen["mode"]) == (b"hunter2", 0o600)
     assert not seen["path"].exists()
     assert seen["env"] == {"DOCKER_BUILDKIT": "1", **proxies}

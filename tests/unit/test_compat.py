@@ -26,6 +26,20 @@ def test_another_version_is_named(version):
     assert compat.version_problem(version) == f"Invalid version: {version!r}"
 
 
+def test_a_version_or_specifier_of_thousands_of_digits_is_refused_and_not_computed():
+    assert compat.version_problem("9" * 5000) == "it has more than 200 characters"
+    assert compat.specifier_problem("==" + "9" * 5000) == "it has more than 200 characters"
+
+
+@pytest.mark.parametrize("version", [" 1.0", "1.0\n"])
+def test_a_version_has_no_space_around_it(version):
+    assert compat.version_problem(version) == f"there is space around it: {version!r}"
+
+
+def test_a_fix_does_not_apply_to_what_is_no_version():
+    assert compat.why_not(samples.fix(), {"alpha": "new"}) == "alpha new is not ==1.2.0"
+
+
 @pytest.mark.parametrize(
     ("version", "specifier", "answer"),
     [

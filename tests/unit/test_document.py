@@ -2,7 +2,7 @@
 
 import pytest
 
-from stackyard.document import nearest, parse_document
+from stackyard.document import nearest, parse_document, pattern_problem
 
 
 def read(text, use=lambda top: None, *, done=True):
@@ -70,6 +70,15 @@ def test_a_value_of_the_right_kind_is_returned_without_a_problem(text, getter, e
         ("k: 1.5", "integer", "must be a whole number"),
         ("k: 1:30", "integer", "must be a whole number, in at most 18 decimal digits"),
         ("k: 0x1f", "integer", "must be a whole number, in at most 18 decimal digits"),
+        ("k: 012", "integer", "must be a whole number, in at most 18 decimal digits"),
+        (f"k: {'9' * 5000}", "integer", "must be a whole number, in at most 18 decimal digits"),
+        ("k: !!int [1]", "integer", "must be a whole number"),
+        ("k: !!bool [true]", "flag", "must be true or false"),
+        ("k: !!null [a]", "text", "must be text"),
+        ('k: "a\\nb"', "single_line", "must be one line without control characters, not 'a\\nb'"),
+        ('k: [a, "\\e[2J"]', "single_lines", "must be one line without control characters, not"
+         " '\\x1b[2J'"),
+        ("k: a", "single_lines", "must be a list"),
         ("k: 1", "flag", "must be true or false"),
         ("k: 'true'", "flag", "must be true or false"),
         ("k: many", "number", "must be a number"),
@@ -186,3 +195,52 @@ def test_a_mapping_that_holds_itself_is_no_endless_loop():
 def test_a_tower_of_brackets_is_a_problem_and_no_exception():
     (said,) = read("[" * 4_000)
     assert said.startswith("a.yml:1: ")
+
+
+def test_an_empty_key_is_refused():
+    assert read('"": a\n') == ["a.yml:1: a key must not be empty"]
+
+
+def test_variables_of_an_environment_have_names_that_a_shell_takes():
+    said = read("k: {A_1: a, b c: d, $(x): e}\n", lambda top: top.env("k"))
+    assert said == [
+        "a.yml:1: k.b c: must be the name of a variable",
+        "a.yml:1: k.$(x): must be the name of a variable",
+    ]
+    assert value("k: {A: b}", "env") == ({"A": "b"}, [])
+    assert value("a: b", "env")[0] == {}
+
+
+def test_a_value_of_an_environment_is_one_line():
+    (said,) = value('k: {A: "b\\nRUN c"}', "env")[1]
+    assert said.startswith("a.yml:1: k.A: must be one line")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "".join(f"{' ' * n}a:\n" for n in range(99))],
+)
+def test_what_nests_without_end_is_refused_at_once(text):
+    (said,) = read(text)
+    assert "not YAML: nested more than 32 deep" in said
+
+
+def test_nesting_as_deep_as_allowed_is_read():
+    assert read(f"k: {'[' * 31}{']' * 31}", lambda top: top.has("k")) == []
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key():
+    assert read("\ufeffk: a", lambda top: top.text("k")) == []
+
+
+def test_words_too_long_to_compare_are_not():
+    assert nearest("a" * 100_000, ["b" * 100_000, "abc"]) == "known: abc"
+
+
+@pytest.mark.parametrize("pattern", ["[a", "(" * 5000, "a{99999999999}", "[[a]"])
+def test_a_pattern_that_python_cannot_use_or_warns_of_is_a_problem(pattern):
+    assert pattern_problem(pattern)
+
+
+def test_a_good_pattern_is_no_problem():
+    assert pattern_problem("^(a|b)+$") == ""

@@ -45,3 +45,12 @@ def test_problems_are_sorted_by_place_and_counted():
     found = errors.DefinitionError(made)
     assert found.what == "3 problems in the definitions"
     assert found.why == "a:9: k: m\na:10: k: m\nb:1: m"
+
+
+def test_a_problem_is_one_short_line_whatever_a_file_says():
+    problem = errors.Problem(
+        file="a\n.yml", line=1, key="\x1b[2J", message="b\r\udc80" + "c" * 9000
+    )
+    said = str(problem)
+    assert said.startswith("a\\n.yml:1: \\x1b[2J: b\\r\\udc80ccc")
+    assert said.isprintable() and said.endswith("c...") and len(said) < 600

@@ -100,6 +100,67 @@ def test_a_file_that_is_no_text_is_refused(tree):
     assert said.startswith("images/fixes/more.yml:1: cannot be read: 'utf-8' codec can't decode")
 
 
+def test_a_lock_that_is_no_text_is_refused(tree):
+    tree.write("images/toy/cpu.lock", b"\xff")
+    (said, *_) = tree.problems()
+    assert said.startswith("images/toy/cpu.lock:1: cannot be read: 'utf-8' codec can't decode")
+
+
+@pytest.mark.parametrize("path", ["images/toy/cpu.lock", FIX])
+def test_a_folder_in_place_of_a_file_is_refused(tree, path):
+    (tree.root / path).unlink()
+    (tree.root / path).mkdir()
+    assert f"{path}:1: cannot be read: Is a directory" in tree.problems()
+
+
+def test_a_link_to_itself_is_refused(tree):
+    (tree.root / FIX).unlink()
+    (tree.root / FIX).symlink_to(tree.root / FIX)
+    assert f"{FIX}:1: cannot be read: Too many levels of symbolic links" in tree.problems()
+
+
+def test_a_lock_with_something_else_than_a_version_is_named_with_its_line(tree):
+    path = "images/toy/cpu.lock"
+    tree.change(path, "alpha==1.2.0", "alpha==new")
+    assert f"{path}:3: alpha: not a version: Invalid version: 'new'" in tree.problems()
+
+
+def test_the_version_of_what_a_base_provides_must_be_one(tree):
+    tree.change(BASE, "env:\n", "provides:\n  torch: {value: new, source: a guess}\nenv:\n")
+    said = f"{BASE}:12: provides: torch: not a version: Invalid version: 'new'"
+    assert said in tree.problems()
+
+
+def test_a_reference_that_is_no_image_is_refused(tree):
+    tree.change(BASE, "device: cpu", "reference: a b\ndevice: cpu")
+    assert f"{BASE}:3: reference: not the name of an image: 'a b'" in tree.problems()
+
+
+def test_a_value_cannot_become_an_instruction_of_the_dockerfile(tree):
+    tree.change(STACK, "imports: [alpha]", 'imports: ["alpha\\nRUN b"]')
+    (said,) = tree.problems()
+    assert said.startswith(f"{STACK}:8: imports: must be one line without control characters")
+
+
+def test_a_list_of_the_wrong_kind_is_one_problem(tree):
+    tree.change(STACK, "fixes: [alpha-old]", "fixes: alpha-old")
+    assert tree.problems() == [f"{STACK}:7: fixes: must be a list"]
+
+
+def test_a_wheel_may_be_named_stack(tree):
+    wheel = 'package: stack\nversion: "1.0"\nrequires: []\n'
+    tree.write("images/wheels/stack.yml", wheel)
+    found = tree.load()
+    assert (sorted(found.wheels), sorted(found.stacks)) == (["beta", "stack"], ["toy"])
+
+
+def test_a_file_without_a_name_is_refused(tree):
+    tree.write("images/wheels/.yml", samples.FILES["images/wheels/beta.yml"])
+    assert "images/wheels/.yml:1: package: a name is lower-case letters, digits and dashes" in (
+        tree.problems()
+    )
+
+
 def test_a_missing_common_file_is_named(tree):
     (tree.root / "images/common.yml").unlink()
     assert tree.problems() == ["images/common.yml:1: cannot be read: no such file"]

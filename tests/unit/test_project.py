@@ -52,3 +52,18 @@ def test_this_projects_default_base_is_declared():
     found = load_project(locks_required=False)
     assert found.root == ROOT
     assert found.default_base in found.definitions.bases
+
+
+@pytest.mark.parametrize("content", [b"default_base = \xff", None])
+def test_settings_that_cannot_be_read_are_refused(tmp_path, content):
+    samples.Tree(tmp_path)
+    path = tmp_path / "stackyard.toml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"stackyard\.toml: cannot be read"):
+        load_project(tmp_path)
+
+
+def test_settings_may_begin_with_a_byte_order_mark(tmp_path):
+    samples.Tree(tmp_path)
+    (tmp_path / "stackyard.toml").write_bytes(b'\xef\xbb\xbfdefault_base = "cpu"')
+    assert load_project(tmp_path).default_base == "cpu"

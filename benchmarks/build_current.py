@@ -1,0 +1,117 @@
+"""`invoke build` with nothing changed, against three `docker build` typed in a row, all cached.
+
+Owns both command lines and that neither side builds anything while it is timed. Images of the
+by-hand side carry names of their own and are removed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import common
+from stackyard import build, catalog, dockerfile, foundation, process, settings
+from stackyard.console import Terminal
+from stackyard.engine import Engine
+from stackyard.errors import BuildError
+from stackyard.project import ROOT, Project, load_project
+
+BASE = "cpu"
+RUNS = 10
+SECONDS = 0.5
+
+
+def by_hand(project: Project, engine: Engine) -> list[list[str]]:
+    """What a person types for each image, as the head of its Dockerfile says."""
+    client = build.find_client(os.environ["PATH"])
+    base = project.definitions.bases[BASE]
+    caller = settings.collect(os.environ, distribution=base.distribution)
+    found = []
+    for stack in sorted(project.definitions.stacks):
+        provided = catalog.resolve(project.definitions, stack, BASE).provided
+        wanted = [(name, setting.value) for name, setting in provided.items()]
+        tools = foundation.ensure_tools(engine, caller, wanted)
+        path = dockerfile.dockerfile_path(stack, BASE)
+        found.append([client.path, "build", "--build-arg", f"TOOLS={tools}", "-f", path,
+                      "-t", f"stackyard-benchmark/{stack}:{BASE}", "."])  # fmt: skip
+    return found
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Wall seconds that an action takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def measure(terminal: Terminal, engine: Engine) -> common.Measured:
+    """Both sides in turn, after one run of each that is not counted.
+
+    Raises:
+        BuildError: an image was built while the runs were timed.
+    """
+    project = load_project()
+    ours = [str(Path(sys.executable).with_name("invoke")), "build", "--base", BASE, "--json"]
+    typed = by_hand(project, engine)
+    made: list[str] = []
+
+    def build_ours() -> None:
+        said = process.run(ours, cwd=ROOT).output
+        images = json.loads(said[said.index("{\n") :])["images"]
+        made.extend(image["stack"] for image in images if image["made"])
+
+    def build_by_hand() -> None:
+        for argv in typed:
+            process.run(argv, cwd=ROOT, env={"DOCKER_BUILDKIT": "1"})
+
+    sides = {"invoke build": build_ours, "docker build, 3 times": build_by_hand}
+    try:
+        for action in sides.values():
+            action()
+        made.clear()
+        runs = []
+        for number in range(RUNS):
+            runs.append({name: seconds(action) for name, action in sides.items()})
+            terminal.say("build_current", f"run {number + 1}: {runs[-1]}")
+    finally:
+        process.run([typed[0][0], "rmi", *(argv[-2] for argv in typed)], check=False)
+    if made:
+        raise BuildError(f"built while it was timed: {', '.join(sorted(set(made)))}")
+    found = result(runs, engine)
+    medians = {name: statistics.median(run[name] for run in runs) for name in sides}
+    ratio = found.verdicts[-1].value
+    terminal.text(json.dumps({"median_seconds": medians, "ratio": ratio}, indent=1))
+    return found
+
+
+def result(runs: list[dict[str, float]], engine: Engine) -> common.Measured:
+    """The medians, their ratio, and whether they are good enough."""
+    ours, theirs = ([run[name] for run in runs] for name in runs[0])
+    panel = common.Panel(
+        title="three images, nothing changed",
+        unit="s",
+        x=["wall time"],
+        series={name: [[run[name] for run in runs]] for name in runs[0]},
+        limit=[SECONDS],
+    )
+    verdicts = [
+        common.Verdict(what="invoke build, median s", value=statistics.median(ours), goal=SECONDS),
+        common.Verdict(
+            what="of docker build, median", value=common.median_ratio(ours, theirs), goal=1.0
+        ),
+    ]
+    return common.Measured(
+        title=f"A build with nothing to do (engine {engine.version})",
+        runs=runs,
+        panels=[panel],
+        verdicts=verdicts,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(common.main("build_current", measure))

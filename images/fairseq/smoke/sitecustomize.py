@@ -1,1 +1,0 @@
-../../megatron/smoke/sitecustomize.py
