@@ -1,7 +1,8 @@
 """From a stack's name to an image that is there: foundation, plan, build, all in one.
 
 Owns what several builds share (base, tools, caller's settings, client) and that they may run at
-the same time. What is built is `stackyard.plan`'s, driving BuildKit `stackyard.build`'s.
+the same time. What is built is `stackyard.plan`'s, driving BuildKit `stackyard.build`'s;
+what only a build needs is imported when there is one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stackyard import build, catalog, foundation, host, lock, plan, process, settings
+from stackyard import catalog, foundation, lock, plan, process
 from stackyard.catalog import ResolvedImage
 from stackyard.engine import Engine
 from stackyard.errors import NothingToRunOn, StackyardError, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
+
+if TYPE_CHECKING:
+    from stackyard import build, settings
 
 Say = Callable[[str, str], None]
 
@@ -99,6 +104,8 @@ class Builder:
         )
 
     def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
+        from stackyard import build, host
+
         with self._shared:
             host.require_space(self._engine)
             caller = self._caller(image)
@@ -122,6 +129,8 @@ class Builder:
             )
 
     def _caller(self, image: ResolvedImage) -> settings.CallerSettings:
+        from stackyard import settings
+
         key = image.base.distribution
         if key not in self._callers:
             self._callers[key] = settings.collect(os.environ, distribution=key)

@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Callable, Iterable
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -24,8 +25,10 @@ from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.exclusive import exclusive
 from stackyard.image import ImageInfo
-from stackyard.settings import CallerSettings
 from stackyard.spec import Base, Common
+
+if TYPE_CHECKING:
+    from stackyard.settings import CallerSettings
 
 # Everything a bootstrap leaves that is not content: identity, keys, caches, logs.
 _CLEAN = r"""

@@ -245,6 +245,6 @@ def _json(done: ExecResult, what: str) -> dict[str, Any]:
 
 
 def session_environment(encoded: str) -> dict[str, str]:
-    """The environment that a login saw, from `env -0 | base64`."""
+    """The environment that a login saw, from the base64 of its /proc/self/environ."""
     entries = base64.b64decode(encoded).decode("utf-8", errors="replace").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)

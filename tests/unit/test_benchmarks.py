@@ -139,6 +139,22 @@ def test_rows_are_found_after_progress():
     assert cold_build.built_rows(output) == [{"stack": "x"}]
 
 
+def test_time_and_bytes_are_judged_against_by_hand():
+    def run(side, seconds, size):
+        each = {"all": seconds, "x": seconds / 2}
+        return {"side": side, "seconds": each, "bytes": size, "content": {"x": content(einops="1")}}
+
+    runs = [
+        run(cold_build.OURS, 60.0, 8e9),
+        run(cold_build.SERIAL, 100.0, 9e9),
+        run(cold_build.AT_ONCE, 70.0, 9e9),
+    ]
+    measured = cold_build.summarise(runs, ["x"])
+    assert [round(verdict.value, 2) for verdict in measured.verdicts] == [0.6, 0.86, 0.89]
+    assert [verdict.met for verdict in measured.verdicts] == [True, False, False]
+    assert measured.panels[0].series[cold_build.SERIAL] == [[100.0], [50.0]]
+
+
 def saved(path):
     """An archive as older engines write it: the second layer is a link to the first."""
     config = json.dumps({"rootfs": {"diff_ids": ["sha256:1", "sha256:2", "sha256:3"]}}).encode()
