@@ -108,16 +108,19 @@ class Builder:
 
         with self._shared:
             host.require_space(self._engine)
-            caller = self._caller(image)
-            if image.base.name not in self._tools:
-                wanted = [(name, setting.value) for name, setting in image.provided.items()]
-                tools = foundation.ensure_tools(self._engine, caller, wanted)
-                self._tools[image.base.name] = tools
+            caller, tools = self._caller(image), self._ensure_tools(image)
             if self._client is None:
                 self._client = build.find_client(os.environ.get("PATH", ""))
-        tools = self._tools[image.base.name]
         say = self._say
         return build.build(made, self._client, tools, caller, lambda s: say(made.stack, short(s)))
+
+    def _ensure_tools(self, image: ResolvedImage) -> str:
+        name = image.base.name
+        if name not in self._tools:
+            wanted = [(package, setting.value) for package, setting in image.provided.items()]
+            tools = foundation.ensure_tools(self._engine, self._caller(image), wanted)
+            self._tools[name] = tools
+        return self._tools[name]
 
     def _require_lock(self, image: ResolvedImage) -> None:
         if not image.locked:
@@ -149,12 +152,17 @@ class Builder:
         return self._foundations[base.name]
 
     def _make_foundation(self, image: ResolvedImage) -> ImageInfo:
-        base = image.base
+        base, caller = image.base, self._caller(image)
         try:
-            return foundation.ensure_base(
-                self._engine, base, image.common, self._caller(image),
-                lambda text: self._say(base.name, text),
-            )  # fmt: skip
+            # A bootstrap leaves a core idle, and the tools (a torch wheel) take seconds to pack.
+            with ThreadPoolExecutor(1) as beside:
+                tools = beside.submit(self._ensure_tools, image)
+                info = foundation.ensure_base(
+                    self._engine, base, image.common, caller,
+                    lambda text: self._say(base.name, text),
+                )  # fmt: skip
+            tools.result()
+            return info
         except StackyardError as error:
             if base.bootstrap is not None:
                 raise

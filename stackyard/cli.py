@@ -242,8 +242,11 @@ def _smoke_each(
     for built in images:
         if built.made:
             terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
-    for run in nodes.sweep(held):
-        terminal.note(f"removed what an earlier run left: {run}")
+    for run, why in nodes.sweep(held).items():
+        if why:
+            terminal.note(f"something that run {run} left cannot be removed: {why}")
+        else:
+            terminal.note(f"removed what an earlier run left: {run}")
     watchers = [_watcher(built, terminal) for built in images]
     return smokes.smoke_all(project, held, images, node_count, watchers)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def _translated(doing: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         text = str(error.explanation or error)
         hint = ""
+        if "has active endpoints" in text:
+            hint = (
+                "nothing is attached to that network any more, but the engine miscounts (a fault"
+                " of some versions): it goes when the engine is restarted, and harms nobody"
+            )
         if "no space left" in text.lower():
             hint = "free space where the engine keeps its data (docker system df), then again"
         raise EngineError(f"the engine refused while {doing}", why=text, hint=hint) from error
@@ -311,20 +317,23 @@ class Engine:
         with _translated(f"copying into {container[:12]}"):
             self._api.put_archive(container, folder, archive)
 
-    def remove_run(self, label: str) -> list[str]:
+    def remove_run(self, label: str, *, patience: float = 5.0) -> list[str]:
         """Remove every container, network and volume carrying `label`; names what was removed.
 
         Somebody else may be removing the same ones: returns when they are gone.
+
+        Args:
+            patience: seconds that networks and volumes may still be in use.
         """
         with _translated(f"removing what carries {label}"):
             containers, networks, volumes = self._found(label)
             if containers:
-                with ThreadPoolExecutor(min(16, len(containers))) as pool:
+                with ThreadPoolExecutor(min(8, len(containers))) as pool:
                     list(pool.map(self._remove_container, containers))
             for network in networks:
-                _until_gone(lambda: self._api.remove_network(network))  # noqa: B023
+                _until_gone(partial(self._api.remove_network, network), patience)
             for volume in volumes:
-                _until_gone(lambda: self._api.remove_volume(volume, force=True))  # noqa: B023
+                _until_gone(partial(self._api.remove_volume, volume, force=True), patience)
         return [*containers, *networks, *volumes]
 
     def _remove_container(self, name: str) -> None:

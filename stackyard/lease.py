@@ -83,8 +83,14 @@ class Lease:
         return self._answers.pop(number, {})
 
     def close(self) -> None:
-        """Stop renewing: the nodes end by themselves, if nobody removes them before."""
+        """Give the lease up: the nodes are about to be removed, and are not to end by themselves.
+
+        (An engine that removes a container which is just ending was seen to miscount what is
+        attached to its network, which then cannot be removed.)
+        """
         self._closing = True
+        if self._line.send("rest"):
+            self._line.over.wait(3)
         self._stop.set()
         self._line.close()
         self._beats.join(timeout=5)

@@ -18,7 +18,7 @@ from typing import Any
 from stackyard import guard, mesh
 from stackyard.archive import pack
 from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
-from stackyard.errors import MeshError
+from stackyard.errors import EngineError, MeshError
 from stackyard.follow import Records
 from stackyard.lease import Lease
 from stackyard.process import last_lines
@@ -60,7 +60,7 @@ class Mesh:
     records: Records | None = None
 
     def close(self) -> None:
-        """End what talks to the nodes; without the lease they end, too."""
+        """End what talks to the nodes, which are about to be removed."""
         for conversation in (self.records, self.lease):
             if conversation is not None:
                 conversation.close()
@@ -86,16 +86,23 @@ def remove(engine: Engine, run: str) -> None:
     engine.remove_run(run_label(run))
 
 
-def sweep(engine: Engine) -> list[str]:
+def sweep(engine: Engine) -> dict[str, str]:
     """Remove the runs whose owner on this machine is gone and whose warden was, too.
 
+    What cannot be removed harms no other run, and is only told.
+
     Returns:
-        Their names.
+        By run: empty, or why something of it is still there.
     """
-    gone = [run for run, owner in engine.runs().items() if guard.owner_is_gone(owner)]
-    for run in gone:
-        remove(engine, run)
-    return gone
+    found: dict[str, str] = {}
+    for run, owner in engine.runs().items():
+        if guard.owner_is_gone(owner):
+            found[run] = ""
+            try:
+                engine.remove_run(run_label(run), patience=0)
+            except EngineError as error:
+                found[run] = f"{error.why} ({error.hint})" if error.hint else error.why
+    return found
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ all nodes, which live on. Nothing is ever killed by name.
     lease.py hold SECONDS NODE...   on node 1; commands on standard input, events as JSON lines
     lease.py keep SECONDS           on every other node, started by `hold` over ssh
 
-Commands: `beat` renews; `list N` and `kill N` are answered with the processes found, by node.
+Commands: `beat` renews; `list N` and `kill N` are answered with the processes found, by node;
+`rest` gives the lease up without ending anything: the nodes are about to be removed.
 """
 
 from __future__ import annotations
@@ -35,13 +36,26 @@ Process = dict[str, object]
 Event = dict[str, object]
 
 
-def _ranked(pid: int) -> bool:
-    """Whether a launcher made this process, or one that descends from it, a rank."""
+def _environment(pid: int) -> list[bytes]:
+    """A process's environment; empty for one that has ended, or is about to be waited for."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return [entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry]
     except OSError:
-        return False
+        return []
+
+
+def _ranked(environment: list[bytes]) -> bool:
     return any(entry.startswith(b"RANK=") for entry in environment)
+
+
+def launched(pid: int, parent: int) -> bool:
+    """Whether a launcher, alive, holds this process as a rank.
+
+    What a rank starts inherits its environment; a rank that is ending shows none any more, and is
+    not to be taken for a launcher.
+    """
+    holder = _environment(parent) if parent > 1 else []
+    return bool(holder) and not _ranked(holder) and _ranked(_environment(pid))
 
 
 def end_node() -> None:
@@ -119,7 +133,7 @@ class Keeper:
         self._ranks -= gone
         self._ranks |= {
             pid for pid, parent in parents.items()
-            if parent > 1 and pid not in self._ranks and _ranked(pid) and not _ranked(parent)
+            if pid not in self._ranks and launched(pid, parent)
         }  # fmt: skip
         orphans = {pid for pid in self._ranks if parents[pid] == 1}
         sure, self._suspects = orphans & self._suspects, orphans
@@ -130,7 +144,7 @@ class Keeper:
 
 
 def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str], None]) -> None:
-    """Pass lines on and call `tick` at least every beat, until it answers False."""
+    """Pass lines on and call `tick` every beat and at every `rest`, until it answers False."""
     with selectors.DefaultSelector() as selector:
         for line in lines:
             selector.register(line.source, selectors.EVENT_READ, line)
@@ -139,6 +153,7 @@ def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str],
             for key, _ in selector.select(max(0.0, min(BEAT_SECONDS, due - time.monotonic()))):
                 for text in key.data.read():
                     take(key.data, text)
+                    due = 0.0 if text == "rest" else due
                 if key.data.closed:
                     selector.unregister(key.fileobj)
             if time.monotonic() >= due or any(line.closed for line in lines):
@@ -149,8 +164,11 @@ def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str],
 def keep(seconds: float) -> None:
     """The part of a node that does not hold the lease."""
     line, keeper = Line("node1", 0, 1), Keeper()
+    resting = False
 
     def take(_: Line, text: str) -> None:
+        nonlocal resting
+        resting = resting or text == "rest"
         found = keeper.answer(text)
         if found is not None:
             line.write(json.dumps({"answer": text.partition(" ")[2], "found": found}))
@@ -159,10 +177,11 @@ def keep(seconds: float) -> None:
         line.write("beat")
         for event in keeper.look():
             line.write(json.dumps(event))
-        return not line.lost(seconds)
+        return not resting and not line.lost(seconds)
 
     run([line], tick, take)
-    end_node()
+    if not resting:
+        end_node()
 
 
 class Holder:
@@ -175,7 +194,7 @@ class Holder:
         self._nodes = {node: _connect(node, seconds) for node in nodes}
         self._joined: set[str] = set()
         self._wanted: dict[str, dict[str, list[Process]]] = {}
-        self._broken = False
+        self._broken = self._resting = False
 
     def hold(self) -> None:
         """Hold the lease until it is not renewed any more; then end this node.
@@ -186,12 +205,15 @@ class Holder:
         if not self._nodes:
             self._say(event="joined", nodes=[])
         run([self._controller, *self._nodes.values()], self._tick, self._take)
-        end_node()
+        if not self._resting:
+            end_node()
 
     def _say(self, **event: object) -> None:
         self._controller.write(json.dumps(event))
 
     def _tick(self) -> bool:
+        if self._resting:
+            return False
         for node, line in self._nodes.items():
             line.write("beat")
             why = line.lost(self._seconds if node in self._joined else JOIN_SECONDS)
@@ -227,6 +249,11 @@ class Holder:
             self._happened(node, event)
 
     def _command(self, text: str) -> None:
+        if text == "rest":
+            self._resting = True
+            for line in self._nodes.values():
+                line.write(text)
+            return
         found = self._keeper.answer(text)
         if found is None:
             return

@@ -15,13 +15,19 @@ from stackyard.inside import lease  # noqa: E402  (it imports its neighbour by i
 
 @pytest.fixture
 def node(monkeypatch):
-    """A made-up node: its training processes, by PID: parent and whether RANK is set."""
+    """A made-up node: its training processes, by PID: parent, and whether RANK is set.
+
+    None in its place is a process that is ending: it shows no environment any more.
+    """
     processes = {}
     monkeypatch.setattr(
         lease.strays, "strays", lambda: [{"pid": pid, "command": "x"} for pid in processes]
     )
     monkeypatch.setattr(lease.strays, "parent", lambda pid: processes.get(pid, (0, False))[0])
-    monkeypatch.setattr(lease, "_ranked", lambda pid: processes.get(pid, (0, False))[1])
+    environments = {False: [b"HOME=/root"], True: [b"HOME=/root", b"RANK=0"], None: []}
+    monkeypatch.setattr(
+        lease, "_environment", lambda pid: environments[processes.get(pid, (0, None))[1]]
+    )
     return processes
 
 
@@ -69,6 +75,15 @@ def test_what_a_rank_started_is_no_orphan_when_the_rank_has_ended(node):
     del node[RANK]
     node[HELPER] = (1, True)
     assert [seen(keeper) for _ in range(3)] == [[], [], []]
+
+
+def test_what_a_rank_started_as_it_ended_is_no_rank(node):
+    keeper = lease.Keeper()
+    node.update({AGENT: (1, False), RANK: (AGENT, None), HELPER: (RANK, True)})
+    keeper.look()
+    del node[RANK]
+    node[HELPER] = (1, True)
+    assert [keeper.look() for _ in range(3)] == [[], [], []]
 
 
 def test_a_process_that_no_launcher_started_is_no_orphan(node):
@@ -204,6 +219,24 @@ def test_a_lease_that_is_not_renewed_ends(node_one):
     assert node_one._tick()
     node_one._controller.why = "nothing was heard for 6 s"
     assert not node_one._tick()
+
+
+def test_a_lease_that_is_given_up_ends_nothing(node_one, monkeypatch):
+    monkeypatch.setattr(lease, "end_node", lambda: pytest.fail("ended"))
+    monkeypatch.setattr(lease, "_wait_listening", lambda node: None)
+    monkeypatch.setattr(lease, "run", lambda lines, tick, take: take(node_one._controller, "rest"))
+    node_one.hold()
+    assert [line.sent for line in node_one._nodes.values()] == [["rest"], ["rest"]]
+    assert not node_one._tick()
+
+
+def test_a_lease_that_is_lost_ends_the_node(node_one, monkeypatch):
+    ended = []
+    monkeypatch.setattr(lease, "end_node", lambda: ended.append(True))
+    monkeypatch.setattr(lease, "_wait_listening", lambda node: None)
+    monkeypatch.setattr(lease, "run", lambda lines, tick, take: None)
+    node_one.hold()
+    assert ended == [True]
 
 
 def test_a_beat_is_passed_on_and_answered(node_one):
