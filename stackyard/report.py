@@ -76,7 +76,10 @@ def smoke_report(
         "commands": {name: list(training.command) for name, training in trainings.items()},
         "last_lines": {
             name: training.tail
-            for name, training in trainings.items()
+            for name, training in [
+                *trainings.items(),
+                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
+            ]
             if outcome.verdict != "passed"
         },
     }

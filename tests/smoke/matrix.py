@@ -226,9 +226,11 @@ def play(engine: Engine, tree: Path, stack: str, target: str, name: str, node: s
                 seconds = round(time.monotonic() - struck, 2)
                 break
             time.sleep(0.05)
+        told = (" failed: ", " not run: ", "interrupted", "error: ")
+        said = "".join(line for line in run.lines if any(word in line for word in told))
         return Cell(
             stack=stack, target=target, signal=name, node=node, seconds=seconds,
-            left=tuple(left), code=code, said="".join(run.lines[-12:]),
+            left=tuple(left), code=code, said=said[:4000],
         )  # fmt: skip
     finally:
         run.end()

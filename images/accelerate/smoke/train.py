@@ -107,6 +107,9 @@ def main() -> None:
     )
     progress = Progress()
     train(options, accelerator, recorder, progress)
+    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
+    # interpreter's end, they sometimes abort it after all is done.
+    accelerator.free_memory()
     accelerator.end_training()
     recorder.end(progress.step)
 

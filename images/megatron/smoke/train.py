@@ -7,6 +7,7 @@ save folder, and then follows the same data and the same updates as a run that n
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 
@@ -156,6 +157,10 @@ def main() -> None:
     check_rank_order(pipeline)
     train(build_engine(pipeline, options.dp), recorder, options)
     dist.barrier()
+    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
+    # interpreter's end, they sometimes abort it after all is done.
+    del pipeline
+    gc.collect()
     dist.destroy_process_group()
 
 
