@@ -224,6 +224,7 @@ def play(engine: Engine, tree: Path, stack: str, target: str, name: str, node: s
             left = run.left()
             if not left:
                 seconds = round(time.monotonic() - struck, 2)
+                code = run.child.wait(timeout=10)
                 break
             time.sleep(0.05)
         told = (" failed: ", " not run: ", "interrupted", "error: ")
