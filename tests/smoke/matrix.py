@@ -23,6 +23,7 @@ import yaml
 
 from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
 from stackyard.project import ROOT
+from tests.smoke.trees import copy_tree
 
 STACKS = ("accelerate", "fairseq", "megatron")
 TARGETS = ("invoke", "launcher", "agent", "rank", "container")
@@ -58,11 +59,7 @@ class Cell:
 
 def endless_tree(folder: Path) -> Path:
     """A copy of the project whose smokes begin with the layout that goes on until it is killed."""
-    tree = folder / "stackyard"
-    for name in ("images", "stackyard", "templates"):
-        shutil.copytree(ROOT / name, tree / name)
-    for name in ("tasks.py", "stackyard.toml"):
-        shutil.copy2(ROOT / name, tree / name)
+    tree = copy_tree(folder)
     for stack in STACKS:
         path = tree / "images" / stack / "stack.yml"
         value = yaml.safe_load(path.read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from stackyard import guard, nodes
 from stackyard.engine import OWNER_LABEL, RUN_LABEL
 from stackyard.project import ROOT
 from tests.smoke import matrix
+from tests.smoke.trees import copy_tree
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -24,15 +24,6 @@ def start(tree, *words, **env):
         [INVOKE, *words], cwd=tree, env={**os.environ, **env}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-
-
-def copy_tree(tmp_path):
-    folder = tmp_path / "stackyard"
-    for name in ("images", "stackyard", "templates"):
-        shutil.copytree(ROOT / name, folder / name)
-    for name in ("tasks.py", "stackyard.toml"):
-        shutil.copy2(ROOT / name, folder / name)
-    return folder
 
 
 @pytest.fixture

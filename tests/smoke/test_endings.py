@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from stackyard.engine import RUN_LABEL
 from stackyard.project import ROOT
+from tests.smoke.trees import copy_tree
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -69,15 +69,6 @@ def test_an_interrupted_build_ends_at_once_and_the_next_one_works(tmp_path):
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     subprocess.run(["docker", "rmi", "-f", "stackyard/slow:cpu"], capture_output=True, check=True)
-
-
-def copy_tree(tmp_path):
-    folder = tmp_path / "stackyard"
-    for name in ("images", "stackyard", "templates"):
-        shutil.copytree(ROOT / name, folder / name)
-    for name in ("tasks.py", "stackyard.toml"):
-        shutil.copy2(ROOT / name, folder / name)
-    return folder
 
 
 def test_a_build_step_that_fails_is_named_with_its_last_lines(tmp_path):
