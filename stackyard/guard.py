@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-Kind = str
 RUN, PATH, GROUP = "run", "path", "group"
 
 
@@ -36,7 +35,7 @@ class _Guard:
         self._pipe: Pipe | None = None
         self._lock = threading.Lock()
 
-    def tell(self, sign: str, kind: Kind, value: str) -> None:
+    def tell(self, sign: str, kind: str, value: str) -> None:
         with self._lock:
             if self.start is None:
                 return
@@ -66,18 +65,18 @@ def guarded(start: Callable[[], Pipe]) -> Iterator[None]:
         _GUARD.finish()
 
 
-def promise(kind: Kind, value: str) -> None:
+def promise(kind: str, value: str) -> None:
     """Say that `value` is to be undone, before it is made."""
     _GUARD.tell("+", kind, value)
 
 
-def kept(kind: Kind, value: str) -> None:
+def kept(kind: str, value: str) -> None:
     """Say that `value` has been undone."""
     _GUARD.tell("-", kind, value)
 
 
 @contextlib.contextmanager
-def undoing(kind: Kind, value: str) -> Iterator[None]:
+def undoing(kind: str, value: str) -> Iterator[None]:
     """Have `value` undone if this process dies inside the block."""
     promise(kind, value)
     try:

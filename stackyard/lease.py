@@ -42,7 +42,6 @@ class Lease:
         self, engine: Engine, container: str, others: Sequence[str], on_lost: Callable[[], None]
     ) -> None:
         self._on_lost = on_lost
-        self._others = tuple(others)
         self._changed = threading.Condition()
         self._answers: dict[str, Processes] = {}
         self._numbers = itertools.count(1)

@@ -6,6 +6,7 @@ reports. One smoke is `stackyard.smoke`'s.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import secrets
@@ -18,6 +19,7 @@ from typing import Any
 from stackyard import nodes, page, report, resolve, smoke
 from stackyard.builder import Built
 from stackyard.engine import Engine
+from stackyard.errors import EngineError
 from stackyard.project import Project
 
 
@@ -62,7 +64,9 @@ def smoke_all(
                 watcher.stop.set()
                 job.cancel()
             for run in runs:
-                nodes.remove(engine, run)
+                # What cannot be removed now its own smoke tries again, and then the warden.
+                with contextlib.suppress(EngineError):
+                    nodes.remove(engine, run)
             raise
     return [job.result() for job in jobs]
 
