@@ -15,7 +15,7 @@ from stackyard import positional
 # invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
 sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 positional.install()
-for _name in ("build", "lock", "render", "smoke"):
+for _name in ("build", "bundle", "lock", "render", "smoke"):
     positional.default(_name, "stack", "all")
 
 STACK = "a stack's name, or all"
@@ -63,18 +63,55 @@ def lock(c: Context, stack: str, base: str = "", json: bool = False) -> None:
     _exit(cli.lock(stack, base, as_json=json))
 
 
+@task(positional=["name"], help={"name": "a base's name (see `invoke list`)", "json": JSON})
+def base(c: Context, name: str, json: bool = False) -> None:
+    """Make or pull a base; does nothing when it is as it would be made now."""
+    from stackyard import cli
+
+    _exit(cli.base(name, as_json=json))
+
+
 @task(
     positional=["stack"],
-    help={"stack": STACK, "base": BASE, "again": "build even if nothing changed", "json": JSON},
+    help={
+        "stack": STACK,
+        "base": BASE,
+        "out": "the file to write (stackyard-BASE.bundle.tar here unless given)",
+        "json": JSON,
+    },
 )
-def build(c: Context, stack: str, base: str = "", again: bool = False, json: bool = False) -> None:
+def bundle(c: Context, stack: str, base: str = "", out: str = "", json: bool = False) -> None:
+    """Fetch what builds on a base need into one file, for a machine without a network."""
+    from stackyard import cli
+
+    _exit(cli.bundle(stack, base, out, as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": STACK,
+        "base": BASE,
+        "again": "build even if nothing changed",
+        "offline": "a bundle to build from, without a network",
+        "json": JSON,
+    },
+)
+def build(
+    c: Context,
+    stack: str,
+    base: str = "",
+    again: bool = False,
+    offline: str = "",
+    json: bool = False,
+) -> None:
     """Build an image; does nothing when its recipe has not changed."""
     from stackyard import cli
 
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
-    _exit(cli.build(stack, base, again=again, as_json=json))
+    _exit(cli.build(stack, base, again=again, offline=offline, as_json=json))
 
 
 @task(
@@ -83,17 +120,24 @@ def build(c: Context, stack: str, base: str = "", again: bool = False, json: boo
         "stack": STACK,
         "base": BASE,
         "gpus": "GPUs of the whole run; 0 trains on CPU ranks",
-        "nodes": "containers of the run",
+        "nodes": "containers of the run (1 with GPUs, 2 on CPU ranks)",
+        "placement": "how several containers share a host's GPUs (docs/gpus.md); the best one",
         "json": JSON,
     },
 )
 def smoke(
-    c: Context, stack: str, base: str = "", gpus: int = -1, nodes: int = 2, json: bool = False
+    c: Context,
+    stack: str,
+    base: str = "",
+    gpus: int = -1,
+    nodes: int = 0,
+    placement: str = "",
+    json: bool = False,
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
-    from stackyard import cli
+    from stackyard import cli_smoke
 
-    _exit(cli.smoke(stack, base, gpus, nodes, as_json=json))
+    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, as_json=json))
 
 
 @task(positional=["file"], help={"file": "a log, or - for standard input", "json": JSON})
@@ -102,6 +146,14 @@ def diagnose(c: Context, file: str, json: bool = False) -> None:
     from stackyard import cli
 
     _exit(cli.diagnose(file, as_json=json))
+
+
+@task(help={"json": JSON})
+def doctor(c: Context, json: bool = False) -> None:
+    """Look at this machine: engine, GPUs, driver, and what a run on it would meet."""
+    from stackyard import cli_doctor
+
+    _exit(cli_doctor.examine(as_json=json))
 
 
 @task(help={"json": JSON})

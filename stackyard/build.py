@@ -71,11 +71,19 @@ def find_client(path: str) -> Client:
 
 
 def arguments(
-    plan: BuildPlan, client: Client, tools: str, caller: CallerSettings, secrets: Path
+    plan: BuildPlan,
+    client: Client,
+    tools: str,
+    caller: CallerSettings,
+    secrets: Path,
+    *,
+    offline: bool = False,
 ) -> list[str]:
     """The exact build command; secrets are files under `secrets`, values never in argv."""
     words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
     words += ["--progress=plain", "-f", plan.dockerfile, "-t", plan.tag]
+    if offline:
+        words += ["--network", "none"]
     words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
     for name in sorted(caller.proxies):
         words += ["--build-arg", name]  # the value comes from the environment
@@ -87,11 +95,21 @@ def arguments(
 
 
 def build(
-    plan: BuildPlan, client: Client, tools: str, caller: CallerSettings, on_step: Step
+    plan: BuildPlan,
+    client: Client,
+    tools: str,
+    caller: CallerSettings,
+    on_step: Step,
+    *,
+    offline: bool = False,
 ) -> str:
     """Build the plan's image and name it; returns its id.
 
     The id is what this build made: the name may already be that of somebody else's later build.
+
+    Args:
+        tools: the image that steps take their tools from, and offline everything else.
+        offline: steps run without a network.
 
     Raises:
         BuildError: naming the step, with its last lines.
@@ -99,7 +117,8 @@ def build(
     context = pack({path: text.encode() for path, text in plan.context.items()})
     progress = Progress(on_step)
     with _secret_files(caller) as folder:
-        *command, context_on_stdin = arguments(plan, client, tools, caller, folder)
+        words = arguments(plan, client, tools, caller, folder, offline=offline)
+        *command, context_on_stdin = words
         made = folder / "image-id"
         try:
             process.run(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stackyard import catalog, foundation, lock, plan, process
@@ -23,7 +24,7 @@ from stackyard.image import ImageInfo
 from stackyard.project import Project
 
 if TYPE_CHECKING:
-    from stackyard import build, settings
+    from stackyard import build, bundle, settings
 
 Say = Callable[[str, str], None]
 
@@ -50,8 +51,13 @@ class Builder:
     and single-threaded steps of one fill the cores that another leaves idle.
     """
 
-    def __init__(self, project: Project, engine: Engine, say: Say) -> None:
+    def __init__(
+        self, project: Project, engine: Engine, say: Say, offline: Path | None = None
+    ) -> None:
+        """Build with `offline`, a bundle, and no network; or with the caller's package sources."""
         self._project, self._engine, self._say = project, engine, say
+        self._offline = offline
+        self._manifest: bundle.Manifest | None = None
         self._shared = threading.Lock()
         self._client: build.Client | None = None
         self._tools: dict[str, str] = {}
@@ -86,8 +92,9 @@ class Builder:
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
         with self._shared:
+            self._require_sources(image)
             base_info, reference = self._foundation(image)
-        self._require_lock(image)
+        require_lock(image)
         files = {
             path: (self._project.root / path).read_text(encoding="utf-8")
             for path in plan.context_paths(image)
@@ -106,34 +113,51 @@ class Builder:
     def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
         from stackyard import build, host
 
+        if image.base.unpack and self._offline is None:
+            stack, base = image.stack.name, image.base.name
+            raise UsageError(
+                f"{stack} on {base} is built from a bundle, and none was named",
+                why="the base's own package sources do not hold what is to be installed",
+                hint=f"invoke build {stack} --base {base} --offline FILE; invoke bundle --base"
+                f" {base} makes the file where there is a network",
+            )
         with self._shared:
             host.require_space(self._engine)
             caller, tools = self._caller(image), self._ensure_tools(image)
             if self._client is None:
                 self._client = build.find_client(os.environ.get("PATH", ""))
         say = self._say
-        return build.build(made, self._client, tools, caller, lambda s: say(made.stack, short(s)))
+        return build.build(
+            made, self._client, tools, caller,
+            lambda step: say(made.stack, short(step)), offline=self._offline is not None,
+        )  # fmt: skip
 
     def _ensure_tools(self, image: ResolvedImage) -> str:
         name = image.base.name
+        if self._offline is not None and self._manifest is not None:
+            return foundation.ensure_bundle(self._engine, self._offline, self._manifest)
         if name not in self._tools:
             wanted = [(package, setting.value) for package, setting in image.provided.items()]
             tools = foundation.ensure_tools(self._engine, self._caller(image), wanted)
             self._tools[name] = tools
         return self._tools[name]
 
-    def _require_lock(self, image: ResolvedImage) -> None:
-        if not image.locked:
-            stack, base = image.stack.name, image.base.name
-            raise UsageError(
-                f"{stack} has no lock on {base}",
-                why=f"{lock.lock_path(stack, base)} is not there",
-                hint=f"invoke lock {stack} --base {base}",
-            )
+    def _require_sources(self, image: ResolvedImage) -> None:
+        """See that a build has what it takes: package sources, or a bundle that fits."""
+        from stackyard import bundle
+
+        if self._offline is None:
+            return
+        bundle.require_offline(image.base)
+        if self._manifest is None:
+            self._manifest = bundle.read(self._offline)
+        bundle.require_fit(self._offline, self._manifest, image)
 
     def _caller(self, image: ResolvedImage) -> settings.CallerSettings:
         from stackyard import settings
 
+        if self._offline is not None:
+            return settings.CallerSettings(secrets={}, wheel_folders=(), proxies={})
         key = image.base.distribution
         if key not in self._callers:
             self._callers[key] = settings.collect(os.environ, distribution=key)
@@ -164,9 +188,24 @@ class Builder:
             tools.result()
             return info
         except StackyardError as error:
-            if base.bootstrap is not None:
+            if base.bootstrap is not None or base.host is not None:
                 raise
             raise cannot_have(self._project, base.name, error) from error
+
+
+def require_lock(image: ResolvedImage) -> None:
+    """See that a stack has been locked on a base.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not image.locked:
+        stack, base = image.stack.name, image.base.name
+        raise UsageError(
+            f"{stack} has no lock on {base}",
+            why=f"{lock.lock_path(stack, base)} is not there",
+            hint=f"invoke lock {stack} --base {base}",
+        )
 
 
 def short(step: str) -> str:

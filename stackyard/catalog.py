@@ -43,6 +43,8 @@ class ResolvedImage:
         left_out: declared fixes that do not apply here, with the reason.
         packages: every locked distribution of the stack's own, with its origin.
         provided: distributions of the base that must be unchanged afterwards.
+        system: system packages that the base lacks.
+        build_system: those that compiling wheels needs and the base lacks.
         locked: whether this combination has a lock (a base nobody has built yet has none).
     """
 
@@ -54,6 +56,7 @@ class ResolvedImage:
     packages: Mapping[str, Setting]
     provided: Mapping[str, Setting]
     system: tuple[str, ...]
+    build_system: tuple[str, ...]
     env: Mapping[str, Setting]
     wheels: tuple[ResolvedWheel, ...]
     locks: Mapping[str, str]
@@ -97,9 +100,9 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         _resolve_wheel(definitions, definitions.wheels[name], base, versions)
         for name in stack.builds
     )
-    present: set[str] = set()
+    present = set(base.given_system)
     if base.bootstrap is not None:
-        present = {*base.bootstrap.packages, *definitions.common.system}
+        present |= {*base.bootstrap.packages, *definitions.common.system}
     wanted = (*definitions.common.system, *stack.system)
     return ResolvedImage(
         stack=stack,
@@ -110,6 +113,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         packages=packages,
         provided=provided,
         system=tuple(p for p in wanted if p not in present),
+        build_system=tuple(p for p in definitions.common.build_system if p not in present),
         env=_environment(definitions.common, base, stack, fixes),
         wheels=wheels,
         locks=locks,

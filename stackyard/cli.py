@@ -15,18 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stackyard import guard, process
 from stackyard.catalog import choose
 from stackyard.console import Terminal
 from stackyard.engine import Engine
-from stackyard.errors import NothingToRunOn, StackyardError, UsageError
+from stackyard.errors import StackyardError, UsageError
 from stackyard.project import ROOT, Project, load_project
-
-if TYPE_CHECKING:
-    from stackyard.builder import Built
-    from stackyard.smoke import Watcher
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
@@ -46,7 +42,7 @@ def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int
     except StackyardError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         found = _recognised(error)
-        _show(found, lambda text: print(text, file=sys.stderr, flush=True))
+        show_diagnoses(found, lambda text: print(text, file=sys.stderr, flush=True))
         result = {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
         result["diagnoses"] = found
         code = error.exit_code
@@ -74,7 +70,8 @@ def _recognised(error: StackyardError) -> list[dict[str, Any]]:
     return found
 
 
-def _show(found: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+def show_diagnoses(found: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+    """Say each recognised failure with its cause and remedy."""
     from stackyard.diagnose import diagnosis_text
 
     for value in found:
@@ -168,24 +165,31 @@ def lock(stack: str, base: str, *, as_json: bool) -> int:
     return run(command, as_json=as_json)
 
 
-def build(stack: str, base: str, *, again: bool, as_json: bool) -> int:
+def build(stack: str, base: str, *, again: bool, as_json: bool, offline: str = "") -> int:
     """`invoke build [STACK]`."""
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
-        names = _stacks(project, stack)
+        names = chosen_stacks(project, stack)
+        bundle = Path(offline) if offline else None
         with Engine() as held:
-            return {"images": _build_each(project, held, names, base, again, terminal)}, 0
+            return {"images": _build_each(project, held, names, base, again, bundle, terminal)}, 0
 
     return run(command, as_json=as_json)
 
 
 def _build_each(
-    project: Project, held: Engine, names: list[str], base: str, again: bool, terminal: Terminal
+    project: Project,
+    held: Engine,
+    names: list[str],
+    base: str,
+    again: bool,
+    bundle: Path | None,
+    terminal: Terminal,
 ) -> list[dict[str, Any]]:
     from stackyard.builder import Builder
 
-    builder = Builder(project, held, terminal.say)
+    builder = Builder(project, held, terminal.say, bundle)
     rows = []
     for built in builder.build_all(names, base or project.default_base, again=again):
         name = built.image.stack.name
@@ -205,98 +209,45 @@ def _build_each(
     return rows
 
 
-def _stacks(project: Project, stack: str) -> list[str]:
-    return [choose("stack", name, project.definitions.stacks) for name in project.stacks(stack)]
-
-
-def smoke(stack: str, base: str, gpus: int, nodes: int, *, as_json: bool) -> int:
-    """`invoke smoke [STACK] --gpus N`."""
-    from stackyard import commands, report, tables
+def base(name: str, *, as_json: bool) -> int:
+    """`invoke base NAME`."""
+    from stackyard import commands
 
     def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        names = _stacks(project, stack)
-        target = "smoke" if stack == "all" else f"smoke {stack}"
-        _require_cpu(gpus, nodes, f"invoke {target}")
-        chosen = commands.smoke_base(project, base, gpus)
         with Engine() as held:
-            reports = _smoke_each(project, held, names, chosen, nodes, terminal)
-        terminal.table(tables.phase_table(reports))
-        terminal.table(tables.smoke_table(reports))
-        for value in reports:
-            _explain(value, terminal)
-        answer = report.together(reports)
-        return answer, EXIT_CODES[answer["outcome"]]
+            made = commands.make_base(load_project(), held, name, terminal.say)
+        done = "made" if made["made"] else "is current"
+        terminal.done(name, f"{made['reference']} {done} ({made['size_bytes'] / 1e9:.2f} GB)")
+        return made, 0
 
     return run(command, as_json=as_json)
 
 
-def _smoke_each(
-    project: Project, held: Engine, names: list[str], base: str, node_count: int, terminal: Terminal
-) -> list[dict[str, Any]]:
-    from stackyard import nodes, smokes
-    from stackyard.builder import Builder
+def bundle(stack: str, base: str, out: str, *, as_json: bool) -> int:
+    """`invoke bundle [STACK] --base BASE`."""
+    from stackyard import commands
 
-    builder = Builder(project, held, terminal.say)
-    images = builder.build_all(names, base)
-    for built in images:
-        if built.made:
-            terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
-    for run, why in nodes.sweep(held).items():
-        if why:
-            terminal.note(f"something that run {run} left cannot be removed: {why}")
-        else:
-            terminal.note(f"removed what an earlier run left: {run}")
-    watchers = [_watcher(built, terminal) for built in images]
-    return smokes.smoke_all(project, held, images, node_count, watchers)
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        chosen_stacks(project, stack)
+        chosen = base or project.default_base
+        path = Path(out or f"stackyard-{chosen}.bundle.tar")
+        made = commands.make_bundle(project, stack, chosen, path, terminal.say)
+        parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in made["bytes"].items())
+        total = f"{made['files']} files, {made['size_bytes'] / 1e6:.1f} MB"
+        terminal.done(chosen, f"{path}: {total} ({parts})")
+        return made, 0
+
+    return run(command, as_json=as_json)
 
 
-def _require_cpu(gpus: int, nodes: int, typed: str) -> None:
-    from stackyard import host
+def chosen_stacks(project: Project, stack: str) -> list[str]:
+    """The stacks that a command was told: one, or all.
 
-    if gpus < 0:
-        hint = f"{typed} --gpus 0 (CPU) or --gpus 2"
-        raise UsageError("say how many GPUs the run is to use", why="--gpus is missing", hint=hint)
-    if gpus:
-        host.require_gpus(gpus, typed)
-        raise NothingToRunOn(
-            f"{gpus} GPUs are here, but no base for GPUs has been built yet",
-            why="ngc is rendered only: see `invoke list`",
-            hint=f"{typed} --gpus 0",
-        )
-    if nodes != 2:
-        raise UsageError(
-            f"a CPU smoke runs on 2 nodes, not on {nodes}",
-            why="its layouts compare 1 process with 2 nodes of one rank each",
-            hint=f"{typed} --gpus 0",
-        )
-
-
-def _watcher(built: Built, terminal: Terminal) -> Watcher:
-    from stackyard.smoke import Watcher
-
-    name, total = built.image.stack.name, built.image.stack.smoke.updates
-    return Watcher(
-        phase=lambda text: terminal.say(name, text),
-        loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),
-        over=lambda outcome, seconds: terminal.done(name, f"smoke {outcome} in {seconds:.1f} s"),
-    )
-
-
-def _explain(value: dict[str, Any], terminal: Terminal) -> None:
-    from stackyard import report
-
-    for check in value["checks"]:
-        if check["outcome"] != "passed":
-            terminal.text(f"{value['stack']}: {check['name']} {check['outcome']}: {check['why']}")
-    _show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
-    if value["outcome"] == "failed":
-        for layout, tail in value["last_lines"].items():
-            if tail:
-                shown = "\n".join(tail.splitlines()[-40:])
-                terminal.text(f"{value['stack']}: last lines of {layout}:\n{shown}")
-    page = report.path_of(value["stack"], value["base"], value["kind"], "html")
-    terminal.text(f"{value['stack']}: report in {page}")
+    Raises:
+        UsageError: there is none of that name.
+    """
+    return [choose("stack", name, project.definitions.stacks) for name in project.stacks(stack)]
 
 
 def diagnose(file: str, *, as_json: bool) -> int:
@@ -305,7 +256,7 @@ def diagnose(file: str, *, as_json: bool) -> int:
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         found = commands.diagnose_text(ROOT, _read_log(file))
-        _show(found["diagnoses"], terminal.text)
+        show_diagnoses(found["diagnoses"], terminal.text)
         if not found["diagnoses"]:
             known = f"{found['known']} failures are known (images/failures)"
             terminal.text(f"nothing was recognised in {file}: {known}, and it shows none of them")

@@ -140,6 +140,8 @@ def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str
         say(base.name, "resolving the shared layer")
         files |= resolve.lock_base(base, caller)
         given = lock.versions(lock.parse_lock(files[lock.base_lock_path(base.name)]))
+    elif base.host is not None:
+        given = base.provided
     else:
         say(base.name, f"reading the inventory of {base.reference}")
         given = _inventory(project, base_name)
@@ -153,6 +155,72 @@ def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str
             definitions.stacks[name], base, definitions.fixes, given, caller
         )
     return resolve.write_files(project.root, files)
+
+
+def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str, Any]:
+    """Make (or pull) a base unless the engine holds it as it would be made now.
+
+    Raises:
+        NothingToRunOn: it cannot be pulled here.
+    """
+    from stackyard import build, foundation, hostbase, settings
+    from stackyard.builder import cannot_have
+
+    definitions = project.definitions
+    base = definitions.bases[catalog.choose("base", name, definitions.bases)]
+    reference = foundation.base_reference(base, definitions.common)
+    before = engine.image(reference)
+
+    def tell(text: str) -> None:
+        say(base.name, text)
+
+    if base.host is not None:
+        info = hostbase.ensure(
+            engine, base, lambda: build.find_client(os.environ.get("PATH", "")), tell
+        )
+    else:
+        caller = settings.collect(os.environ, distribution=base.distribution)
+        try:
+            info = foundation.ensure_base(engine, base, definitions.common, caller, tell)
+        except StackyardError as error:
+            raise error if base.bootstrap else cannot_have(project, name, error) from error
+    return {
+        "base": base.name,
+        "reference": reference,
+        "image": info.id,
+        "made": before is None or before.id != info.id,
+        "size_bytes": info.size,
+    }
+
+
+def make_bundle(
+    project: Project, stack: str, base_name: str, out: Path, say: Say
+) -> dict[str, Any]:
+    """Fetch what stacks on a base are built from and pack it; what the bundle holds.
+
+    Raises:
+        UsageError: a stack has no lock on the base, or the base cannot be built offline.
+    """
+    from stackyard import bundle, fetch, settings
+    from stackyard.builder import require_lock
+
+    definitions = project.definitions
+    base = definitions.bases[catalog.choose("base", base_name, definitions.bases)]
+    bundle.require_offline(base)
+    images = [catalog.resolve(definitions, name, base.name) for name in project.stacks(stack)]
+    for image in images:
+        require_lock(image)
+    caller = settings.collect(os.environ, distribution=base.unpack)
+    made = fetch.make(project.root, images, out, caller, lambda text: say(base.name, text))
+    return {
+        "base": base.name,
+        "stacks": list(made.stacks),
+        "file": str(out),
+        "size_bytes": out.stat().st_size,
+        "files": len(made.files),
+        "bytes": made.bytes_by_folder(),
+        "digest": made.digest,
+    }
 
 
 def _inventory(project: Project, base_name: str) -> dict[str, str]:

@@ -58,8 +58,12 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "tools": TOOLS,
         "secrets": SECRETS,
         "text_packages": image.common.text_packages,
-        "build_system": image.common.build_system,
+        "build_system": image.build_system,
         "system": image.system,
+        # Packages of another distribution are unpacked, with what they need and the base lacks.
+        "install_system": "unpack_system" if image.base.unpack else "apt_install",
+        "unpack_with": image.base.unpack_with if image.base.unpack else (),
+        "provided": [f"{n}=={v}" if v else n for n, v in sorted(image.base.provided.items())],
         "lock": lock.lock_path(stack, base),
         "fixes": fixes_path(stack, base),
         "wheels": [_wheel_values(wheel, image) for wheel in image.wheels],
@@ -71,7 +75,12 @@ def _values(image: ResolvedImage) -> dict[str, object]:
 
 def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, object]:
     wheel, base = resolved.wheel, image.base
-    site = f"/usr/local/lib/python{base.python}/dist-packages" if wheel.torch else ""
+    # A base's own torch is there in every stage; a layer's is lent to the wheels that want it.
+    lent = wheel.torch and bool(base.torch)
+    site = f"/usr/local/lib/python{base.python}/dist-packages" if lent else ""
+    env = {"TORCH_SITE": site} if lent else {}
+    if not wheel.torch and not base.torch:
+        env = {"HIDE_TORCH": "1"}
     return {
         "package": wheel.package,
         "compiler": wheel.compiler,
@@ -79,7 +88,7 @@ def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, ob
         "lock": lock.wheel_lock_path(wheel.package, base.name),
         "build_lock": lock.wheel_lock_path(wheel.package, base.name, "build"),
         "fixes": wheel_fixes_path(resolved, base.name),
-        "env": {**resolved.env, **({"TORCH_SITE": site} if site else {})},
+        "env": {**resolved.env, **env},
     }
 
 

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import docker
 import docker.errors
 import requests
+from docker.types import DeviceRequest, Ulimit
 
 from stackyard import guard
 from stackyard.errors import EngineError
@@ -34,7 +35,17 @@ CONTROL = {"STACKYARD_CONTROL": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """A container to start, with the least it needs."""
+    """A container to start, with the least it needs.
+
+    Attributes:
+        network: a network by name, or `host`.
+        hosts: addresses by name, beyond what the network itself resolves.
+        devices: device nodes of the host.
+        requests: devices by driver (`cdi`, `nvidia`) and the ids these understand.
+        binds: read-only files of the host, by their place in the container.
+        ipc: the IPC namespace: `private`, `shareable`, `host` or `container:ID`.
+        limits: resource limits by name; -1 is none.
+    """
 
     name: str
     image: str
@@ -47,6 +58,12 @@ class ContainerSpec:
     tmpfs: Mapping[str, str]
     shm_bytes: int
     command: tuple[str, ...] | None = None
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    requests: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    binds: Mapping[str, str] = field(default_factory=dict)
+    ipc: str = "private"
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +91,11 @@ def _translated(doing: str) -> Iterator[None]:
         raise EngineError(f"the engine refused while {doing}", why=text, hint=hint) from error
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         raise EngineError(f"no answer from the engine while {doing}", why=str(error)) from error
+
+
+def _request(driver: str, ids: Sequence[str]) -> DeviceRequest:
+    capabilities = [] if driver == "cdi" else [["gpu"]]
+    return DeviceRequest(driver=driver, device_ids=list(ids), capabilities=capabilities)
 
 
 class Engine:
@@ -125,6 +147,12 @@ class Engine:
             "storage_driver": str(info["Driver"]),
             "architecture": str(info["Architecture"]),
         }
+
+    def info(self) -> Mapping[str, object]:
+        """Everything that the engine says about itself (`docker info`)."""
+        with _translated("asking for its facts"):
+            found: dict[str, object] = self._client.info()
+            return found
 
     def data_folder(self) -> str:
         """Where the engine keeps images, on its own machine."""
@@ -209,19 +237,37 @@ class Engine:
                 hostname=spec.hostname,
                 environment=dict(spec.env),
                 labels=dict(spec.labels),
-                volumes={k: {"bind": v, "mode": "rw"} for k, v in spec.volumes.items()},
+                volumes={
+                    **{k: {"bind": v, "mode": "rw"} for k, v in spec.volumes.items()},
+                    **{at: {"bind": place, "mode": "ro"} for place, at in spec.binds.items()},
+                },
                 cap_drop=["ALL"],
                 cap_add=list(spec.capabilities),
                 security_opt=["no-new-privileges"],
                 tmpfs=dict(spec.tmpfs),
-                shm_size=spec.shm_bytes,
-                network=spec.network,
-                networking_config={
-                    spec.network: self._api.create_endpoint_config(aliases=[spec.hostname])
-                },
+                ipc_mode=spec.ipc,
+                extra_hosts=dict(spec.hosts),
+                devices=[f"{node}:{node}:rw" for node in spec.devices],
+                device_requests=[_request(driver, ids) for driver, ids in spec.requests],
+                ulimits=[Ulimit(name=n, soft=v, hard=v) for n, v in spec.limits.items()],
+                **self._network_of(spec),
             )
             container.start()
         return str(container.id)
+
+    def _network_of(self, spec: ContainerSpec) -> dict[str, Any]:
+        # A container that joins another's IPC namespace has no /dev/shm of its own to size.
+        found: dict[str, Any] = {}
+        if not spec.ipc.startswith("container:"):
+            found["shm_size"] = spec.shm_bytes
+        if spec.network == "host":
+            return {**found, "network_mode": "host"}
+        aliases = self._api.create_endpoint_config(aliases=[spec.hostname])
+        return {
+            **found,
+            "network": spec.network,
+            "networking_config": {spec.network: aliases},
+        }
 
     def run_once(self, image: str, argv: Sequence[str], *, seconds: float) -> str:
         """Run one command in a throw-away container without a network; returns its output.

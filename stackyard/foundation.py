@@ -22,12 +22,13 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from stackyard import guard, process
 from stackyard.engine import Engine
-from stackyard.errors import StackyardError
+from stackyard.errors import NothingToRunOn, StackyardError
 from stackyard.exclusive import exclusive
 from stackyard.image import ImageInfo
 from stackyard.spec import Base, Common
 
 if TYPE_CHECKING:
+    from stackyard.bundle import Manifest
     from stackyard.settings import CallerSettings
 
 # Everything a bootstrap leaves that is not content: identity, keys, caches, logs.
@@ -73,12 +74,19 @@ def ensure_base(
     """The base image, bootstrapped or pulled if the engine does not hold it yet.
 
     Raises:
+        NothingToRunOn: it is made from files of a machine, on demand only.
         StackyardError: it cannot be made or pulled here; says what can.
     """
     reference = base_reference(base, common)
     found = engine.image(reference)
     if found is not None:
         return found
+    if base.host is not None:
+        raise NothingToRunOn(
+            f"base {base.name} has not been made on this machine",
+            why="it is a copy of this machine's own files, so it is made only when asked for",
+            hint=f"invoke base {base.name}",
+        )
     if base.bootstrap is None:
         say(f"pulling {reference}")
         return engine.pull(reference)
@@ -162,6 +170,21 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
             for wheel in wheels:
                 archive.add(wheel, f"wheels/{wheel.name}", filter=_plain)
         engine.import_tar(path, reference, [])
+    return reference
+
+
+def ensure_bundle(engine: Engine, path: Path, manifest: Manifest) -> str:
+    """The tools image of a bundle: uv, wheels, sources and packages; returns its name."""
+    from stackyard import bundle  # what only a build without a network needs
+
+    key = manifest.digest[:12]
+    reference = f"stackyard/tools:bundle-{key}"
+    if engine.image(reference) is not None:
+        return reference
+    with exclusive(f"tools-{key}", lambda: None), guard.folder("tools") as folder:
+        tools = folder / "tools.tar"
+        bundle.write_tools(path, tools)
+        engine.import_tar(tools, reference, [])
     return reference
 
 

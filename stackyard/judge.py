@@ -11,27 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stackyard.checks import FAILED, NOT_RUN, PASSED, Check, check, not_run, verdict
+from stackyard.judge_gpu import GpuObservation, judge_gpu
 from stackyard.record import Training
 from stackyard.spec import Smoke
 
-PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 MIN_UPDATES = 40
 LOSS_RATIO = 0.7
+__all__ = ["FAILED", "NOT_RUN", "PASSED", "Check", "Observation", "judge", "verdict"]
 # Set by the shell, sshd or the exec for each process: no part of a node's environment.
 _PER_SESSION = {"HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM",
                 "USER", "_", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY",
                 "STACKYARD_CONTROL"}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One named check. `measured` and `expected` are plain data, for the report."""
-
-    name: str
-    outcome: str
-    measured: Any
-    expected: Any
-    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +31,8 @@ class Observation:
 
     Attributes:
         environment: what every node's containers were started with.
+        own: settings of single nodes, beyond those.
+        gpu: what only a smoke on GPUs sees; None on CPU ranks.
         reach: answers of the logins that must work, by source and target node.
         refusals: answers of the logins that must not, by name.
         trainings: the uninterrupted training of each layout.
@@ -56,6 +49,8 @@ class Observation:
     killed: Training | None = None
     resumed: Training | None = None
     broken: str = ""
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gpu: GpuObservation | None = None
 
 
 def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
@@ -63,32 +58,14 @@ def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
     checks: Sequence[Callable[[Smoke, Observation], Check]] = (
         mesh, world_size, loss_falls, ranks_agree, parity, resume_equal, no_strays,
     )  # fmt: skip
-    return tuple(check(smoke, seen) for check in checks)
-
-
-def verdict(checks: Sequence[Check]) -> str:
-    """`failed` when any check failed, `not run` when any was not run, else `passed`."""
-    outcomes = {check.outcome for check in checks}
-    for outcome in (FAILED, NOT_RUN):
-        if outcome in outcomes:
-            return outcome
-    return PASSED if checks else NOT_RUN
-
-
-def _check(name: str, measured: Any, expected: Any, wrong: Sequence[str]) -> Check:
-    return Check(
-        name=name,
-        outcome=FAILED if wrong else PASSED,
-        measured=measured,
-        expected=expected,
-        why="; ".join(wrong),
-    )
+    found = tuple(one(smoke, seen) for one in checks)
+    if seen.gpu is None:
+        return found
+    return (*found, *judge_gpu(seen.gpu, _all(seen), seen.broken))
 
 
 def _not_run(name: str, expected: Any, seen: Observation, missing: str) -> Check:
-    return Check(
-        name=name, outcome=NOT_RUN, measured=None, expected=expected, why=seen.broken or missing
-    )
+    return not_run(name, expected, seen.broken or missing)
 
 
 # What a refused login must say, so that it was refused for this reason and no other.
@@ -112,7 +89,7 @@ def mesh(smoke: Smoke, seen: Observation) -> Check:
     }
     if not seen.reach or not seen.refusals:
         if seen.broken:  # the nodes never became a mesh: that is this check's own failure
-            return _check("mesh", None, expected, [seen.broken])
+            return check("mesh", None, expected, [seen.broken])
         return _not_run("mesh", expected, seen, "no login was tried")
     wrong, logins = [], []
     for a, b in seen.pairs:
@@ -142,7 +119,7 @@ def mesh(smoke: Smoke, seen: Observation) -> Check:
         "refused": sorted(refused),
         "said": {name: answer["says"] for name, answer in sorted(seen.refusals.items())},
     }
-    return _check("mesh", measured, expected, wrong)
+    return check("mesh", measured, expected, wrong)
 
 
 def _environment_differences(seen: Observation) -> list[str]:
@@ -152,7 +129,7 @@ def _environment_differences(seen: Observation) -> list[str]:
         if (a, b) not in seen.sessions
     ]
     for (a, b), session in seen.sessions.items():
-        for name, value in seen.environment.items():
+        for name, value in {**seen.environment, **seen.own.get(b, {})}.items():
             if name not in _PER_SESSION and session.get(name) != value:
                 wrong.append(f"{name} is {session.get(name)!r} in a login from {a} to {b}")
     return wrong
@@ -169,7 +146,7 @@ def _all(seen: Observation) -> list[tuple[str, Training]]:
 
 def world_size(smoke: Smoke, seen: Observation) -> Check:
     """Every rank took part, and by its own view: launchers can start lone jobs and exit 0."""
-    expected = {layout.name: layout.nodes for layout in smoke.layouts}
+    expected = {layout.name: layout.ranks for layout in smoke.layouts}
     if not seen.trainings:
         return _not_run("world_size", expected, seen, "nothing was trained")
     wrong, measured = [], {}
@@ -178,14 +155,15 @@ def world_size(smoke: Smoke, seen: Observation) -> Check:
         measured[name] = views
         for rank in range(training.wanted):
             if rank not in training.ranks:
-                wrong.append(f"{name}: rank {rank} (node{rank + 1}) never joined")
+                node = training.nodes[rank * len(training.nodes) // training.wanted]
+                wrong.append(f"{name}: rank {rank} ({node}) never joined")
         hosts = {record.host for record in training.ranks.values()}
-        if len(training.ranks) == training.wanted and len(hosts) != training.wanted:
+        if len(training.ranks) == training.wanted and len(hosts) != len(training.nodes):
             wrong.append(f"{name}: all ranks ran on {', '.join(sorted(hosts))}")
         for view, size in views.items():
             if size != training.wanted:
                 wrong.append(f"{name}: {view} sees a world of {size}, not {training.wanted}")
-    return _check("world_size", measured, expected, wrong)
+    return check("world_size", measured, expected, wrong)
 
 
 def loss_falls(smoke: Smoke, seen: Observation) -> Check:
@@ -219,7 +197,7 @@ def loss_falls(smoke: Smoke, seen: Observation) -> Check:
             wrong.append(f"{name}: {len(steps)} updates")
         elif not ratio <= LOSS_RATIO:
             wrong.append(f"{name}: the loss went from {first:.4f} to {last:.4f} only")
-    return _check("loss_falls", measured, expected, wrong)
+    return check("loss_falls", measured, expected, wrong)
 
 
 def _finite(value: float) -> float | str:
@@ -277,7 +255,7 @@ def ranks_agree(smoke: Smoke, seen: Observation) -> Check:
         return _not_run("ranks_agree", expected, seen, "")
     if not compared and not wrong:
         wrong.append("no two ranks recorded the same group of parameters")
-    return _check("ranks_agree", measured, expected, wrong)
+    return check("ranks_agree", measured, expected, wrong)
 
 
 def _difference(
@@ -295,7 +273,12 @@ def _difference(
 
 def parity(smoke: Smoke, seen: Observation) -> Check:
     """The same global batch gives the same loss in every layout, at every update."""
-    expected = {"largest_difference": f"<= {smoke.tolerance}", "updates": smoke.updates}
+    limits = {layout.name: smoke.tolerance_of(layout.name) for layout in smoke.layouts}
+    expected: dict[str, Any] = {
+        "largest_difference": f"<= {smoke.tolerance}",
+        "updates": smoke.updates,
+        **{name: f"<= {limit}" for name, limit in limits.items() if limit != smoke.tolerance},
+    }
     reference = seen.trainings.get(smoke.reference)
     others = {n: t for n, t in seen.trainings.items() if n != smoke.reference}
     if reference is None or not others:
@@ -312,9 +295,9 @@ def parity(smoke: Smoke, seen: Observation) -> Check:
         }
         if len(steps) < smoke.updates:
             wrong.append(f"{name}: only {len(steps)} updates to compare with {smoke.reference}")
-        if worst > smoke.tolerance:
+        if worst > limits[name]:
             wrong.append(f"{name}: loss differs by {worst:.3g} at update {where}")
-    return _check("parity", measured, expected, wrong)
+    return check("parity", measured, expected, wrong)
 
 
 def resume_equal(smoke: Smoke, seen: Observation) -> Check:
@@ -322,7 +305,7 @@ def resume_equal(smoke: Smoke, seen: Observation) -> Check:
     expected = {
         "resumed_from": smoke.save_at,
         "updates": smoke.updates - smoke.save_at,
-        "largest_difference": f"<= {smoke.tolerance}",
+        "largest_difference": f"<= {smoke.tolerance_of(smoke.resume)}",
     }
     whole = seen.trainings.get(smoke.resume)
     if whole is None or seen.killed is None or seen.resumed is None:
@@ -343,7 +326,7 @@ def resume_equal(smoke: Smoke, seen: Observation) -> Check:
         wrong.append(f"update {min(early)} was trained again")
     if len(steps) < len(wanted):
         wrong.append(f"only {len(steps)} of {len(wanted)} updates to compare")
-    if worst > smoke.tolerance:
+    if worst > smoke.tolerance_of(smoke.resume):
         wrong.append(f"loss differs by {worst:.3g} at update {where}")
     measured = {
         "layout": smoke.resume,
@@ -353,7 +336,7 @@ def resume_equal(smoke: Smoke, seen: Observation) -> Check:
         "largest_difference": _finite(worst),
         "at_update": where,
     }
-    return _check("resume_equal", measured, expected, wrong)
+    return check("resume_equal", measured, expected, wrong)
 
 
 def no_strays(smoke: Smoke, seen: Observation) -> Check:
@@ -368,4 +351,4 @@ def no_strays(smoke: Smoke, seen: Observation) -> Check:
             for process in list(found)[:5]:
                 wrong.append(f"{name}: {node} still runs {process['pid']}: {process['command']}")
     measured = {"processes_left": count, "trainings": len(_all(seen))}
-    return _check("no_strays", measured, expected, wrong)
+    return check("no_strays", measured, expected, wrong)

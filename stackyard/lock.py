@@ -87,8 +87,14 @@ def versions(locked: Iterable[Locked]) -> dict[str, str]:
 
 
 def base_inputs(base: Base) -> str:
-    """Digest of everything that decides the shared layer's lock."""
-    return _digest({"python": base.python, "platform": base.platform, "torch": base.torch})
+    """Digest of everything of a base that decides locks on it."""
+    decided: dict[str, object] = {
+        "python": base.python, "platform": base.platform, "torch": base.torch,
+    }  # fmt: skip
+    if base.host is not None:
+        # What a pulled base provides is read from the image when a lock is made.
+        decided["provides"] = sorted(base.provided.items())
+    return _digest(decided)
 
 
 def wheel_inputs(wheel: Wheel, base: Base) -> str:

@@ -8,8 +8,9 @@ and sshd(8) known_hosts (`@cert-authority`), through the `cryptography` library.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -36,12 +37,15 @@ class MeshPlan:
         run: the run's name; user certificates are bound to it as principal.
         port: where every node's sshd listens.
         seconds: how long certificates last.
+        addresses: of each node, where the network does not resolve names itself (the host's);
+            every sshd then listens on its own address only.
     """
 
     run: str
     nodes: tuple[str, ...]
     port: int
     seconds: int
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 def _public(key: Ed25519PrivateKey) -> bytes:
@@ -86,6 +90,16 @@ class Authority:
         return builder.sign(self._key).public_bytes() + b"\n"
 
 
+def loopback_addresses(run: str, nodes: Sequence[str]) -> dict[str, str]:
+    """Addresses of the nodes of a run that shares the host's network: loopback, the run's own.
+
+    Nobody outside the host reaches them, and runs beside each other do not meet.
+    """
+    digest = hashlib.sha256(run.encode()).digest()
+    prefix = f"127.{64 + digest[0] % 128}.{digest[1]}"
+    return {node: f"{prefix}.{number + 1}" for number, node in enumerate(nodes)}
+
+
 def known_hosts(plan: MeshPlan, authority: Authority) -> bytes:
     """One line: whoever shows this authority's certificate for one of the names is trusted."""
     names = [f"{name},[{name}]:{plan.port}" for name in plan.nodes]
@@ -118,6 +132,7 @@ def _material_of(node: str, plan: MeshPlan, authority: Authority, now: int) -> d
         "principals": f"{plan.run}\n".encode(),
         "ssh_config": client_config(plan).encode(),
         "port": f"{plan.port}\n".encode(),
+        "address": f"{plan.addresses.get(node, '')}\n".encode(),
     }
 
 

@@ -11,11 +11,12 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from stackyard import guard, mesh
+from stackyard.access import Access, NodeHardware
 from stackyard.archive import pack
 from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine, ExecResult
 from stackyard.errors import EngineError, MeshError
@@ -40,6 +41,8 @@ class NodeSettings:
         files: copied into every node below /srv/smoke, by relative path.
         probes: the controller's own programs, by name.
         shm_bytes: size of /dev/shm; the engine's default of 64 MiB is too small for training.
+        hardware: what each node gets of the machine's GPUs; empty on CPU ranks.
+        network: `bridge` (an internal network of the run's own) or `host`.
     """
 
     image: str
@@ -47,6 +50,8 @@ class NodeSettings:
     files: Mapping[str, bytes]
     probes: Mapping[str, bytes]
     shm_bytes: int = 2**30
+    hardware: tuple[NodeHardware, ...] = ()
+    network: str = "bridge"
 
 
 @dataclass
@@ -131,25 +136,35 @@ def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: i
     """Start the nodes with their material; returns when every sshd has been given its keys."""
     labels = {RUN_LABEL: plan.run, OWNER_LABEL: guard.owner()}
     network = volume = f"stackyard-{plan.run}"
-    engine.create_network(network, labels, internal=True)
+    if settings.network == "host":
+        network = "host"
+    else:
+        engine.create_network(network, labels, internal=True)
     engine.create_volume(volume, labels)
     authority = mesh.Authority()
     material = mesh.node_material(plan, authority, now=now)
     files = {f"{SMOKE_FOLDER[1:]}/{path}": data for path, data in settings.files.items()}
     archive = pack({**files, f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
 
-    def one(node: str) -> str:
+    def one(node: str, first: str = "") -> str:
+        hardware = _hardware_of(settings, plan.nodes.index(node))
         spec = ContainerSpec(
             name=f"stackyard-{plan.run}-{node}",
             image=settings.image,
             hostname=node,
             network=network,
-            env=settings.env,
+            env={**settings.env, **hardware.env},
             labels={**labels, NODE_LABEL: node},
             volumes={volume: SHARED},
             capabilities=CAPABILITIES,
             tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
             shm_bytes=settings.shm_bytes,
+            hosts=plan.addresses,
+            devices=hardware.access.devices,
+            requests=hardware.access.requests,
+            binds=hardware.access.binds,
+            ipc=f"container:{first}" if hardware.ipc == "first" else hardware.ipc,
+            limits=hardware.limits,
         )
         container = engine.start(spec)
         engine.put(container, "/", archive)
@@ -157,12 +172,23 @@ def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: i
         _install(engine, container, node, {**material[node], **programs})
         return container
 
-    with ThreadPoolExecutor(min(8, len(plan.nodes))) as pool:
-        started: dict[str, Future[str]] = {n: pool.submit(one, n) for n in plan.nodes}
-        containers = {node: future.result() for node, future in started.items()}
     first, *others = plan.nodes
+    with ThreadPoolExecutor(min(8, len(plan.nodes))) as pool:
+        if any(hardware.ipc == "first" for hardware in settings.hardware):
+            containers = {first: one(first)}
+            rest = {n: pool.submit(one, n, containers[first]) for n in others}
+        else:
+            containers = {}
+            rest = {n: pool.submit(one, n) for n in plan.nodes}
+        containers |= {node: future.result() for node, future in rest.items()}
     lease = Lease(engine, containers[first], others, lambda: kill_all(engine, containers.values()))
     return Mesh(engine=engine, plan=plan, containers=containers, lease=lease)
+
+
+def _hardware_of(settings: NodeSettings, number: int) -> NodeHardware:
+    if not settings.hardware:
+        return NodeHardware(access=Access(how="none"), ipc="private", env={}, limits={})
+    return settings.hardware[number]
 
 
 def kill_all(engine: Engine, containers: Iterable[str]) -> None:

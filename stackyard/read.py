@@ -7,7 +7,6 @@ mapping being read, never an exception; what is returned then is only fit to loo
 from __future__ import annotations
 
 import re
-import string
 from collections import Counter
 from pathlib import Path
 
@@ -15,23 +14,21 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from stackyard import compat
 from stackyard.document import Mapping, nearest, pattern_problem
-from stackyard.launch import LAUNCHERS, OPTIONS
+from stackyard.read_smoke import read_smoke
 from stackyard.spec import (
     Base,
     Bootstrap,
     Common,
     Fact,
     Fix,
-    Layout,
+    HostBase,
     Remedy,
     Replacement,
-    Smoke,
     Stack,
     Wheel,
     Witness,
 )
 
-PLACEHOLDERS = ("text", "data", "save", "record", "updates", "horizon", "save_at", "nodes")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _DEVICES = ("cpu", "cuda")
@@ -56,21 +53,44 @@ def _named(top: Mapping, key: str, name: str) -> str:
     return name
 
 
-def _facts(top: Mapping, key: str) -> dict[str, Fact]:
+def _facts(top: Mapping, key: str, *, blank: bool = False) -> dict[str, Fact]:
     facts = {}
     for name, entry in top.entries(key).items():
-        facts[name] = Fact(value=entry.text("value"), source=entry.text("source"))
+        value = entry.text("value", "" if blank else None)
+        facts[name] = Fact(value=value, source=entry.text("source"))
         entry.done()
     return facts
 
 
-def _provided(top: Mapping) -> dict[str, Fact]:
-    provided = _facts(top, "provides")
+def _provided(top: Mapping, *, blank: bool) -> dict[str, Fact]:
+    provided = _facts(top, "provides", blank=blank)
     for package, fact in provided.items():
         wrong = compat.version_problem(fact.value) if fact.value else ""
         if wrong:
             top.problem(f"{package}: not a version: {wrong}", key="provides")
     return provided
+
+
+def _read_host(top: Mapping) -> HostBase | None:
+    entry = top.mapping("host")
+    if entry is None:
+        return None
+    host = HostBase(
+        paths=entry.single_lines("paths"),
+        exclude=entry.single_lines("exclude", ()),
+        keep=entry.single_lines("keep", ()),
+        distributions=entry.single_lines("distributions"),
+    )
+    for path in host.paths:
+        if not path.startswith("/") or ".." in Path(path).parts or path == "/":
+            entry.problem(f"must be a path below /, not {path!r}", key="paths")
+    for key in ("paths", "distributions"):
+        if entry.has(key) and not getattr(host, key):
+            entry.problem("names nothing to carry", key=key)
+    if top.has("bootstrap"):
+        top.problem("a base is made of packages or of a host's files, not of both", key="host")
+    entry.done()
+    return host
 
 
 def read_base(top: Mapping, name: str) -> Base:
@@ -87,6 +107,7 @@ def read_base(top: Mapping, name: str) -> Base:
     torch = top.single_lines("torch", ())
     for requirement in torch:
         _check_pin(top, "torch", requirement)
+    host = _read_host(top)
     reference = top.single_line("reference", "") or f"stackyard/base:{name}"
     if not _IMAGE.fullmatch(reference):
         top.problem(f"not the name of an image: {reference!r}", key="reference")
@@ -104,9 +125,13 @@ def read_base(top: Mapping, name: str) -> Base:
         bootstrap=bootstrap,
         torch=torch,
         torch_index=top.single_line("torch_index", ""),
-        provides=_provided(top),
-        facts=_facts(top, "facts"),
+        provides=_provided(top, blank=host is not None),
+        facts=_facts(top, "facts", blank=True),
         env=top.env("env"),
+        host=host,
+        given_system=top.single_lines("given_system", ()),
+        unpack=top.single_line("unpack", ""),
+        unpack_with=top.single_lines("unpack_with", ()),
     )
 
 
@@ -238,6 +263,7 @@ def read_stack(top: Mapping, name: str) -> Stack:
             top.problem(f"{package}: not an exact version: {wrong}", key="packages")
     builds = top.texts("builds", ())
     fixes = top.texts("fixes", ())
+    smoke, gpu_smoke = read_smoke(top)
     for fix, count in Counter(fixes).items():
         if count > 1:
             top.problem(f"{fix!r} is named {count} times", key="fixes")
@@ -251,7 +277,8 @@ def read_stack(top: Mapping, name: str) -> Stack:
         env=top.env("env"),
         fixes=fixes,
         imports=top.single_lines("imports", ()),
-        smoke=_read_smoke(top),
+        smoke=smoke,
+        gpu_smoke=gpu_smoke,
     )
 
 
@@ -269,85 +296,3 @@ def read_wheel(top: Mapping, name: str) -> Wheel:
     for requirement in value.requires:
         _check_pin(top, "requires", requirement)
     return value
-
-
-def _read_smoke(top: Mapping) -> Smoke:
-    entry = top.mapping("smoke")
-    if entry is None:
-        top.problem("required key is missing", key="smoke")
-        return Smoke(
-            launcher="", env={}, prepare=(), program=(), updates=0, save_at=0, reference="",
-            resume="", tolerance=0.0, start_seconds=0, stall_seconds=0, layouts=(),
-        )  # fmt: skip
-    launcher = entry.one_of("launcher", LAUNCHERS)
-    layouts = tuple(
-        _read_layout(item, name, launcher) for name, item in entry.entries("layouts").items()
-    )
-    smoke = Smoke(
-        launcher=launcher,
-        env=entry.env("env"),
-        prepare=entry.texts("prepare"),
-        program=entry.texts("program"),
-        updates=entry.integer("updates", 40),
-        save_at=entry.integer("save_at", 20),
-        reference=entry.text("reference"),
-        resume=entry.text("resume"),
-        tolerance=entry.number("tolerance", 1e-3),
-        start_seconds=entry.integer("start_seconds", 90),
-        stall_seconds=entry.integer("stall_seconds", 60),
-        layouts=layouts,
-    )
-    _check_smoke(entry, smoke)
-    entry.done()
-    return smoke
-
-
-def _read_layout(entry: Mapping, name: str, launcher: str) -> Layout:
-    layout = Layout(
-        name=name,
-        nodes=entry.integer("nodes"),
-        args=entry.texts("args", ()),
-        launcher=entry.one_of("launcher", LAUNCHERS, launcher),
-        options=entry.table("options", {}),
-    )
-    wanted = OPTIONS.get(layout.launcher, ()) if layout.nodes > 1 else ()
-    if set(layout.options) != set(wanted):
-        say = f"exactly {', '.join(wanted)}" if wanted else "none"
-        entry.problem(f"{layout.launcher} on {layout.nodes} nodes takes {say}", key="options")
-    if not 1 <= layout.nodes <= 2:
-        entry.problem("must be 1 or 2", key="nodes")
-    if layout.launcher == "alone" and layout.nodes != 1:
-        entry.problem("`alone` starts one process: the layout must have 1 node", key="launcher")
-    _check_placeholders(entry, "args", layout.args)
-    entry.done()
-    return layout
-
-
-def _check_smoke(entry: Mapping, smoke: Smoke) -> None:
-    names = [layout.name for layout in smoke.layouts]
-    for key, name in (("reference", smoke.reference), ("resume", smoke.resume)):
-        if name and name not in names:
-            entry.problem(f"unknown layout {name!r}; {nearest(name, names)}", key=key)
-    for layout in smoke.layouts:
-        if layout.name == smoke.reference and layout.nodes != 1:
-            entry.problem(f"{layout.name!r} must have 1 node", key="reference")
-    if smoke.updates < 40:
-        entry.problem("a smoke has at least 40 updates", key="updates")
-    if not 0 < smoke.save_at < smoke.updates:
-        entry.problem("must lie between 0 and updates", key="save_at")
-    if not 0 < smoke.tolerance <= 0.1:
-        entry.problem("must lie between 0 and 0.1", key="tolerance")
-    for key, argv in (("prepare", smoke.prepare), ("program", smoke.program)):
-        _check_placeholders(entry, key, argv)
-
-
-def _check_placeholders(entry: Mapping, key: str, argv: tuple[str, ...]) -> None:
-    for word in argv:
-        try:
-            fields = [f for _, f, _, _ in string.Formatter().parse(word) if f is not None]
-        except ValueError as error:
-            entry.problem(f"{word!r}: {error}", key=key)
-            continue
-        for name in fields:
-            if name not in PLACEHOLDERS:
-                entry.problem(f"unknown {{{name}}}; {nearest(name, PLACEHOLDERS)}", key=key)

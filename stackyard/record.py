@@ -10,12 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stackyard.nccl import NcclLog
+
 
 @dataclass
 class RankRecord:
     """One rank, in its own words.
 
     Attributes:
+        gpu: UUID of the physical GPU; empty on a CPU rank.
+        times: when each update was done, in seconds since the epoch.
+        memory: peak bytes of GPU memory: `allocated` to tensors, `reserved` of the driver.
         losses: mean loss over the global batch, by update number.
         params: hash of the parameters, by update number and group.
     """
@@ -26,6 +31,9 @@ class RankRecord:
     pid: int = 0
     backend: str = ""
     device: str = ""
+    gpu: str = ""
+    memory: dict[str, int] = field(default_factory=dict)
+    times: dict[int, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     params: dict[tuple[int, str], str] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
@@ -45,10 +53,12 @@ class Training:
     Attributes:
         ranks: by rank number; a rank that never spoke is missing.
         wanted: how many ranks were to take part.
+        nodes: the nodes they were to run on.
         code: the launcher's exit code (None when it was killed on purpose).
         stopped: why the controller stopped it; empty when it ended by itself.
         strays: processes left on each node once it was over (after a grace).
         command: what node 1 ran.
+        nccl: what NCCL said about its channels; None on CPU ranks.
     """
 
     layout: str
@@ -61,6 +71,8 @@ class Training:
     tail: str
     seconds: float
     command: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    nccl: NcclLog | None = None
 
     @property
     def failed(self) -> bool:
@@ -103,8 +115,12 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
         host, backend, device = (str(event[key]) for key in ("host", "backend", "device"))
         record.world_size, record.pid = world_size, pid
         record.host, record.backend, record.device = host, backend, device
+        record.gpu = str(event.get("gpu", ""))
     elif kind == "step":
         record.losses[int(event["step"])] = float(event["loss"])
+        record.times[int(event["step"])] = float(event.get("time", 0.0))
+    elif kind == "memory":
+        record.memory = {key: int(event[key]) for key in ("allocated", "reserved")}
     elif kind == "params":
         record.params[int(event["step"]), str(event["group"])] = str(event["sha256"])
     elif kind == "saved":

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stackyard.catalog import ResolvedImage
+from stackyard.checks import Check
 from stackyard.diagnose import diagnose_all, diagnosis_value
 from stackyard.image import ImageInfo
-from stackyard.judge import Check
+from stackyard.judge_gpu import GpuObservation
 from stackyard.outcome import Outcome
 from stackyard.spec import Failure
 
@@ -22,6 +23,13 @@ SCHEMA = "stackyard.report/1"
 def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
     """Where a report lies, from the project's root; the newest run replaces the one before."""
     return f"reports/{stack}/{base}/{kind}.{suffix}"
+
+
+def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
+    """Where a record lies: one file for each placement of GPUs, `smoke` where there is one only."""
+    name = value.get("gpus", {}).get("placement", "together")
+    kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
+    return path_of(value["stack"], value["base"], kind, suffix)
 
 
 def smoke_report(
@@ -60,6 +68,7 @@ def smoke_report(
         "image": _image(image, info),
         "host": dict(host),
         "nodes": list(seen.nodes),
+        **({"gpus": _gpus(seen.gpu)} if seen.gpu else {}),
         "checks": [check_value(check) for check in outcome.checks],
         "diagnoses": _diagnoses(outcome, failures),
         "phases": [
@@ -82,6 +91,26 @@ def smoke_report(
             ]
             if outcome.verdict != "passed"
         },
+    }
+
+
+def _gpus(seen: GpuObservation) -> dict[str, Any]:
+    """The GPUs of a run, how they are spread over containers, and what they were measured to do."""
+    placement = seen.placement
+    return {
+        "placement": placement.name,
+        "why": placement.why,
+        "warnings": list(placement.warnings),
+        "transport": placement.transport,
+        "settings": dict(placement.env),
+        "driver": seen.driver,
+        "devices": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
+            for g in placement.gpus
+        ],
+        "measured": dict(seen.measured),
+        "bare": dict(seen.bare),
+        "no_bare": seen.no_bare,
     }
 
 
@@ -149,6 +178,11 @@ def _loss_figure(measured: Mapping[str, Any]) -> str:
     return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
 
 
+def _transport_figure(measured: Mapping[str, Any]) -> str:
+    found = {via for entry in measured.values() for p in entry["transports"].values() for via in p}
+    return ", ".join(sorted(found))
+
+
 def _parity_figure(measured: Mapping[str, Any]) -> str:
     return _largest([layout["largest_difference"] for layout in measured.values()])
 
@@ -166,6 +200,10 @@ _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "parity": _parity_figure,
     "resume_equal": lambda measured: _largest([measured["largest_difference"]]),
     "no_strays": lambda measured: f"{measured['processes_left']} left",
+    "transport": _transport_figure,
+    "bandwidth": lambda measured: f"{measured['busbw_gb_s'].get('1 GiB', 0):.1f} GB/s",
+    "throughput": lambda measured: f"{measured['gpt2_small_tokens_s']:,.0f} tokens/s",
+    "memory": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
 }
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import uv
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackyard import guard, lock, process
@@ -24,6 +26,8 @@ _INVENTORY = """
 import importlib.metadata as m, json
 print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))
 """
+# The newest glibc that a wheel may want: the oldest among the bases'.
+GLIBC = 34
 
 
 def inventory(engine: Engine, base: Base, reference: str) -> dict[str, str]:
@@ -50,6 +54,7 @@ def compile_requirements(
     overrides: Iterable[str] = (),
     exclude: Iterable[str] = (),
     dependencies: bool = True,
+    project: Path | None = None,
 ) -> tuple[Locked, ...]:
     """Resolve requirements for a base's Python and platform, with hashes.
 
@@ -57,6 +62,7 @@ def compile_requirements(
         constraints: versions that are given (what the base provides).
         overrides: requirements that replace what dependents ask for.
         exclude: distributions that are dropped wherever they are asked for.
+        project: a pyproject.toml whose requirements are resolved as well.
 
     Raises:
         CommandError: uv found no answer; its own words say why.
@@ -72,7 +78,8 @@ def compile_requirements(
             (folder / f"{kind}.txt").write_text(text + "\n")
         out = folder / "out.txt"
         command = [
-            uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"), "-o", str(out),
+            uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"),
+            *([str(project)] if project else []), "-o", str(out),
             "--generate-hashes", "--no-annotate", "--no-header", "--quiet",
             "--python-version", base.python, "--python-platform", _platform(base),
             "-c", str(folder / "constraints.txt"), "--overrides", str(folder / "overrides.txt"),
@@ -88,10 +95,32 @@ def compile_requirements(
         return lock.parse_lock(out.read_text())
 
 
+def find_sdists(locked: Iterable[Locked], base: Base, caller: CallerSettings) -> list[str]:
+    """Where the sources of locked packages lie on the caller's index: one address for each.
+
+    Raises:
+        CommandError: uv found none; its own words say why.
+    """
+    with guard.folder("sdists") as folder:
+        pins = "".join(f"{item.name}=={item.version}\n" for item in locked)
+        (folder / "in.txt").write_text(pins)
+        out = folder / "pylock.toml"
+        command = [
+            uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"), "-o", str(out),
+            "--format", "pylock.toml", "--no-deps", "--no-binary", ":all:", "--quiet",
+            "--python-version", base.python,
+        ]  # fmt: skip
+        process.run(command, env=_environment(caller, folder), timeout=600)
+        return re.findall(r'^sdist = \{.*?\burl = "([^"]+)"', out.read_text(), re.MULTILINE)
+
+
+def machine(base: Base) -> str:
+    """The base's processor, as Python's wheels name it."""
+    return {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[base.platform]
+
+
 def _platform(base: Base) -> str:
-    return {"linux/amd64": "x86_64-manylinux_2_34", "linux/arm64": "aarch64-manylinux_2_34"}[
-        base.platform
-    ]
+    return f"{machine(base)}-manylinux_2_{GLIBC}"
 
 
 def _environment(caller: CallerSettings, folder: Path) -> dict[str, str]:
@@ -112,13 +141,15 @@ def lock_base(base: Base, caller: CallerSettings) -> dict[str, str]:
 
 
 def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:
-    """The sdist of one built package, and what its build needs."""
+    """The sdist of one built package, and what its build needs and the base does not provide."""
     command = f"invoke lock --base {base.name}"
     inputs = lock.wheel_inputs(wheel, base)
     sdist = compile_requirements(
         [f"{wheel.package}=={wheel.version}"], base=base, caller=caller, dependencies=False
     )
-    needs = compile_requirements(wheel.requires, base=base, caller=caller)
+    given = base.provided
+    wanted = [r for r in wheel.requires if canonicalize_name(Requirement(r).name) not in given]
+    needs = compile_requirements(wanted, base=base, caller=caller, exclude=given)
     return {
         lock.wheel_lock_path(wheel.package, base.name): lock.render_lock(
             sdist, inputs=inputs, command=command
@@ -170,11 +201,12 @@ def _kept_by_base(stack: Stack, base: Base, provided: Mapping[str, str]) -> list
     pins = {canonicalize_name(name): version for name, version in stack.packages.items()}
     for name in sorted(set(pins) & set(provided)):
         if pins[name] != provided[name]:
+            there = provided[name] or "a version of its own"
             raise StackyardError(
-                f"{stack.name} wants {name} {pins[name]}, {base.name} provides {provided[name]}",
+                f"{stack.name} wants {name} {pins[name]}, {base.name} provides {there}",
                 why="what the base provides is never replaced",
-                hint=f"pin {name} to {provided[name]} in images/{stack.name}/stack.yml, or take"
-                " another base",
+                hint=f"leave {name} out of packages in images/{stack.name}/stack.yml (or pin what"
+                " the base has), or take another base",
             )
     return sorted(set(provided) - set(pins))
 

@@ -73,7 +73,7 @@ def make_settings(
     served = [link for link in links if "://" in link and not link.startswith("file://")]
     notes = (
         *(f"the local package index {url} is not carried into builds" for url in local),
-        *(f"the find-links address {_bare(url)} is not carried into builds" for url in served),
+        *(f"the find-links address {bare(url)} is not carried into builds" for url in served),
     )
     secrets = {"ca.pem": ca, "apt.sources": apt_sources}
     if index or remote:
@@ -93,7 +93,7 @@ def make_settings(
     )
 
 
-def _bare(url: str) -> str:
+def bare(url: str) -> str:
     """An address without the user and password it may hold."""
     return re.sub(r"//[^/@]*@", "//", url)
 

@@ -10,12 +10,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stackyard import judge, mesh, nodes, training
+from stackyard import judge, measure, mesh, nodes, training
 from stackyard.engine import Engine
 from stackyard.errors import EngineError, MeshError, StackyardError
+from stackyard.gpu_run import GpuRun
 from stackyard.outcome import Outcome, Phase
 from stackyard.record import Training
 from stackyard.spec import Smoke
@@ -24,6 +25,8 @@ from stackyard.spec import Smoke
 FIRST_PORT = 29500
 SSH_PORT = 2222
 MESH_SECONDS = 6 * 3600
+# Data loaders and NCCL hand tensors over through it; it takes memory only when used.
+GPU_SHM_BYTES = 8 * 2**30
 INSIDE = Path(__file__).resolve().parent / "inside"
 Say = Callable[[str], None]
 
@@ -62,18 +65,28 @@ class _Progress:
             self.phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
-def node_settings(image: str, smoke: Smoke, files: Mapping[str, bytes]) -> nodes.NodeSettings:
+def node_settings(
+    image: str, smoke: Smoke, files: Mapping[str, bytes], gpu: GpuRun | None = None
+) -> nodes.NodeSettings:
     """What the containers of a smoke are started with."""
     # Both lie beside the workload, which is on the path that Python imports from.
     beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
     probes = {name: (INSIDE / name).read_bytes() for name in ("mesh_probe.py", "follow.py")}
-    env = {
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "PYTHONPATH": nodes.SMOKE_FOLDER,
-        "PYTHONUNBUFFERED": "1",
-        **smoke.env,
-    }
-    return nodes.NodeSettings(image=image, env=env, files={**files, **beside}, probes=probes)
+    env = {"PYTHONPATH": nodes.SMOKE_FOLDER, "PYTHONUNBUFFERED": "1", **smoke.env}
+    everything = {**files, **beside}
+    if gpu is None:
+        env = {"GLOO_SOCKET_IFNAME": "eth0", **env}
+        return nodes.NodeSettings(image=image, env=env, files=everything, probes=probes)
+    everything[measure.PROGRAM] = (measure.FOLDER / measure.PROGRAM).read_bytes()
+    return nodes.NodeSettings(
+        image=image,
+        env=env,
+        files=everything,
+        probes=probes,
+        shm_bytes=GPU_SHM_BYTES,
+        hardware=gpu.hardware,
+        network=gpu.placement.network,
+    )
 
 
 def workload_files(folder: Path) -> dict[str, bytes]:
@@ -94,6 +107,7 @@ def run_smoke(
     node_count: int = 2,
     image_env: Mapping[str, str],
     watcher: Watcher | None = None,
+    gpu: GpuRun | None = None,
 ) -> Outcome:
     """Run a smoke to its verdict; everything of the run is removed however it ends.
 
@@ -103,9 +117,20 @@ def run_smoke(
     """
     progress = _Progress(watcher=watcher or Watcher())
     names = tuple(f"node{number + 1}" for number in range(node_count))
-    plan = mesh.MeshPlan(run=run, nodes=names, port=SSH_PORT, seconds=MESH_SECONDS)
+    on_host = settings.network == "host"
+    plan = mesh.MeshPlan(
+        run=run,
+        nodes=names,
+        port=SSH_PORT,
+        seconds=MESH_SECONDS,
+        addresses=mesh.loopback_addresses(run, names) if on_host else {},
+    )
     seen = judge.Observation(
-        nodes=names, environment={**image_env, **settings.env}, pairs=mesh.pairs(names)
+        nodes=names,
+        environment={**image_env, **settings.env},
+        own={name: own.env for name, own in zip(names, settings.hardware, strict=False)},
+        pairs=mesh.pairs(names),
+        gpu=gpu.observed() if gpu else None,
     )
     running: nodes.Mesh | None = None
     with contextlib.ExitStack() as stack:
@@ -114,12 +139,15 @@ def run_smoke(
                 started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
                 running = stack.enter_context(started)
             seen = _try_mesh(running, settings, seen, progress)
-            seen = _train_all(running, smoke, seen, progress)
+            seen = _train_all(running, smoke, seen, progress, gpu)
         except (MeshError, EngineError) as error:
             if progress.watcher.stop.is_set():
                 raise Stopped("the smoke was stopped") from error
             lost = running.lease.lost if running is not None else ""
             seen = _broken(seen, lost or str(error), progress)
+        if gpu and running is not None and not running.lease.lost:
+            with progress.phase("memory freed"):
+                seen = replace(seen, gpu=gpu.freed(seen.gpu))
         with progress.phase("remove nodes"):
             stack.close()
     return Outcome(
@@ -131,8 +159,7 @@ def run_smoke(
 
 
 def _broken(seen: judge.Observation, why: str, progress: _Progress) -> judge.Observation:
-    values = {**vars(seen), "trainings": progress.trainings, "broken": why}
-    return judge.Observation(**values)
+    return replace(seen, trainings=progress.trainings, broken=why)
 
 
 def _try_mesh(
@@ -148,29 +175,39 @@ def _try_mesh(
         for target, answer in answers.items()
         if answer["environment"]
     }
-    values = {**vars(seen), "reach": reach, "refusals": refusals, "sessions": sessions}
-    return judge.Observation(**values)
+    return replace(seen, reach=reach, refusals=refusals, sessions=sessions)
 
 
 def _train_all(
-    running: nodes.Mesh, smoke: Smoke, seen: judge.Observation, progress: _Progress
+    running: nodes.Mesh,
+    smoke: Smoke,
+    seen: judge.Observation,
+    progress: _Progress,
+    gpu: GpuRun | None,
 ) -> judge.Observation:
     with progress.phase("prepare data"):
         training.prepare(running, smoke)
     ports = iter(range(FIRST_PORT, FIRST_PORT + 100))
+    if gpu:
+        with progress.phase("measure"):
+            seen = replace(seen, gpu=gpu.measured(running, seen.gpu, next(ports)))
 
     def one(name: str, label: str, save: str, kill_after: int | None = None) -> Training:
+        layout = smoke.layout(name)
+        used, per_node = training.spread(layout.ranks, running.plan.nodes)
         plan = training.TrainingPlan(
-            layout=smoke.layout(name), label=label, save=save, kill_after=kill_after
+            layout=layout,
+            label=label,
+            save=save,
+            nodes=used,
+            per_node=per_node,
+            gpus=gpu.takes(len(used), per_node) if gpu else (),
+            kill_after=kill_after,
         )
         with progress.phase(f"train {label}"):
             return training.train(
                 running, smoke, plan, port=next(ports), on_loss=progress.watcher.loss
             )
-
-    def observation(**more: object) -> judge.Observation:
-        values = {**vars(seen), "trainings": progress.trainings}
-        return judge.Observation(**{**values, **more})
 
     for layout in smoke.layouts:
         # The layout that is resumed goes on past its last judged update, until it is killed: it
@@ -179,10 +216,11 @@ def _train_all(
         found = one(layout.name, layout.name, _checkpoints(layout.name), end)
         progress.trainings[layout.name] = found
         if found.failed:
-            return observation(broken=f"{layout.name} failed, and nothing was started after it")
+            why = f"{layout.name} failed, and nothing was started after it"
+            return replace(seen, trainings=progress.trainings, broken=why)
     killed = progress.trainings[smoke.resume]
     resumed = one(smoke.resume, f"{smoke.resume}-resumed", _checkpoints(smoke.resume))
-    return observation(killed=killed, resumed=resumed)
+    return replace(seen, trainings=progress.trainings, killed=killed, resumed=resumed)
 
 
 def _checkpoints(layout: str) -> str:

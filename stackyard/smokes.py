@@ -16,10 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from stackyard import nodes, page, report, resolve, smoke
+from stackyard import gpu_run, nodes, page, report, resolve, smoke
 from stackyard.builder import Built
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
+from stackyard.gpu_run import GpuPlan
 from stackyard.project import Project
 
 
@@ -38,14 +39,18 @@ def smoke_all(
     images: Sequence[Built],
     node_count: int,
     watchers: Sequence[smoke.Watcher],
+    plan: GpuPlan | None = None,
 ) -> list[dict[str, Any]]:
     """Smoke several images, some at the same time; their records, in the order given.
+
+    Args:
+        plan: the GPUs they run on, one smoke after another; None for CPU ranks.
 
     Raises:
         StackyardError: the first one that came to no verdict, once every other one has ended.
     """
     facts = engine.facts()
-    count = at_once(facts, len(images))
+    count = at_once(facts, len(images)) if plan is None else 1
     runs = [f"{built.image.stack.name}-{secrets.token_hex(4)}" for built in images]
     jobs: list[Future[dict[str, Any]]] = []
     with ThreadPoolExecutor(count) as pool:
@@ -54,7 +59,15 @@ def smoke_all(
                 host = {**facts, "smokes_at_once": str(count)}
                 jobs.append(
                     pool.submit(
-                        smoke_one, project, engine, built, node_count, watcher, run=run, host=host
+                        smoke_one,
+                        project,
+                        engine,
+                        built,
+                        node_count,
+                        watcher,
+                        run=run,
+                        host=host,
+                        plan=plan,
                     )
                 )
             wait(jobs)
@@ -80,22 +93,28 @@ def smoke_one(
     *,
     run: str,
     host: Mapping[str, str],
+    plan: GpuPlan | None = None,
 ) -> dict[str, Any]:
     """Smoke one image, write its reports, return the record."""
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
-    declared = image.stack.smoke
+    declared = image.stack.smoke_on(image.base.device)
+    assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / image.stack.name / "smoke"
     env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    gpu = None
+    if plan is not None:
+        gpu = gpu_run.start_run(plan, run, env.get("LD_LIBRARY_PATH", ""))
     outcome = smoke.run_smoke(
         engine,
         declared,
-        smoke.node_settings(built.info.id, declared, smoke.workload_files(folder)),
+        smoke.node_settings(built.info.id, declared, smoke.workload_files(folder), gpu),
         run=run,
         node_count=node_count,
         image_env=env,
         watcher=watcher,
+        gpu=gpu,
     )
     value = report.smoke_report(
         image,
@@ -114,8 +133,7 @@ def smoke_one(
 
 def write_reports(root: Path, value: dict[str, Any]) -> None:
     """The JSON record and the page, each written whole."""
-    stack, base, kind = value["stack"], value["base"], value["kind"]
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    files = {report.path_of(stack, base, kind, "json"): text}
-    files[report.path_of(stack, base, kind, "html")] = page.render_page(value)
+    files = {report.path_of_report(value, "json"): text}
+    files[report.path_of_report(value, "html")] = page.render_page(value)
     resolve.write_files(root, files)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from packaging.utils import canonicalize_name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bootstrap:
@@ -16,6 +18,24 @@ class Bootstrap:
     suite: str
     packages: tuple[str, ...]
     exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostBase:
+    """A base made out of files of the machine it is made on.
+
+    Attributes:
+        paths: folders, files and links that are carried, with all that is below; shell patterns.
+        exclude: what is left out of them: shell patterns of whole paths, or of a last name.
+        keep: patterns of what stays, whatever `exclude` says.
+        distributions: roots of the Python distributions that are carried; what they require comes
+            along, every other distribution of that Python stays behind.
+    """
+
+    paths: tuple[str, ...]
+    exclude: tuple[str, ...]
+    keep: tuple[str, ...]
+    distributions: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +56,13 @@ class Base:
         never_built: why no image has been built on it yet; empty once one has.
         torch: requirements of the layer that all stacks share, when the base has none itself.
         torch_index: package index that holds them when the caller's own do not.
-        provides: distributions inside the base that are never replaced, with their versions.
+        provides: distributions inside the base that are never replaced, with their versions. Those
+            of a host base may say less than there is: `2.5` stands for any 2.5.x, empty for any.
+        host: how the base is made out of the files of a machine.
+        given_system: wanted system packages that the base has already.
+        unpack: distribution whose binary packages are unpacked over the base, because its own
+            package sources cannot be used; empty where packages are installed.
+        unpack_with: packages that the unpacked ones need and the base lacks.
     """
 
     name: str
@@ -55,6 +81,15 @@ class Base:
     provides: Mapping[str, Fact]
     facts: Mapping[str, Fact]
     env: Mapping[str, str]
+    host: HostBase | None = None
+    given_system: tuple[str, ...] = ()
+    unpack: str = ""
+    unpack_with: tuple[str, ...] = ()
+
+    @property
+    def provided(self) -> dict[str, str]:
+        """What is never replaced: declared versions by canonical name."""
+        return {canonicalize_name(name): fact.value for name, fact in self.provides.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +163,19 @@ class Wheel:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way of spreading the same training over nodes."""
+    """One way of spreading the same training over ranks.
+
+    Attributes:
+        ranks: training processes, one a GPU (or CPU rank), spread evenly over the nodes.
+        tolerance: largest allowed difference of a logged loss; None where the smoke's own holds.
+    """
 
     name: str
-    nodes: int
+    ranks: int
     args: tuple[str, ...]
     launcher: str
     options: Mapping[str, str]
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +188,8 @@ class Smoke:
         reference: the layout of one process that parity compares the others with.
         resume: the layout that is killed after its last judged update, and resumed.
         tolerance: largest allowed absolute difference of a logged loss.
+        args: arguments of the program on this kind of device, before a layout's own.
+        device: what the ranks compute on: `cpu` or `cuda`.
         start_seconds: time within which every rank must have joined.
         stall_seconds: longest silence of a running training.
     """
@@ -163,6 +206,8 @@ class Smoke:
     start_seconds: int
     stall_seconds: int
     layouts: tuple[Layout, ...]
+    args: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def horizon(self) -> int:
@@ -173,10 +218,20 @@ class Smoke:
         """The layout of that name (the loader made sure that it exists)."""
         return next(layout for layout in self.layouts if layout.name == name)
 
+    def tolerance_of(self, name: str) -> float:
+        """Largest allowed absolute difference of a logged loss in a layout."""
+        own = self.layout(name).tolerance
+        return self.tolerance if own is None else own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """One declared training environment."""
+    """One declared training environment.
+
+    Attributes:
+        smoke: its training on CPU ranks.
+        gpu_smoke: its training on GPUs; None where nobody has declared one.
+    """
 
     name: str
     summary: str
@@ -188,6 +243,11 @@ class Stack:
     fixes: tuple[str, ...]
     imports: tuple[str, ...]
     smoke: Smoke
+    gpu_smoke: Smoke | None = None
+
+    def smoke_on(self, device: str) -> Smoke | None:
+        """The training that judges this stack on a kind of device."""
+        return self.smoke if device == "cpu" else self.gpu_smoke
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from stackyard.doctor import Finding
 from stackyard.report import figure
 
 STYLES = {"passed": "bold green", "failed": "bold red", "not run": "bold yellow"}
@@ -46,6 +47,18 @@ def plan_table(found: Mapping[str, Any]) -> Table:
     table.add_row("system packages", ", ".join(found["system"]) or "none beyond the base", "")
     table.add_row("compiler in the image", found["compiler_at_run_time"], "")
     table.add_row("Dockerfile", found["dockerfile"], found["tag"])
+    return table
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """What `invoke doctor` found, in the order in which one would repair."""
+    table = Table(title="this machine", title_justify="left")
+    for column in ("what", "", "found", "what to do"):
+        table.add_column(column, overflow="fold")
+    styles = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+    for finding in findings:
+        state = f"[{styles[finding.state]}]{finding.state}[/]"
+        table.add_row(finding.name, state, finding.what, finding.hint)
     return table
 
 

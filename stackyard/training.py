@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stackyard import nccl
 from stackyard.archive import pack
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
@@ -32,6 +33,7 @@ LAUNCHER_SECONDS = 25.0
 DEATH_SECONDS = 2.5
 # A launcher's own traceback fills 40 lines; why the rank died stands before it.
 TAIL_LINES = 200
+NCCL_LINES = 60
 OnLoss = Callable[[str, int, float], None]
 
 
@@ -40,6 +42,9 @@ class TrainingPlan:
     """One launch of a layout.
 
     Attributes:
+        nodes: the nodes that take part, in rank order.
+        per_node: ranks on each of them.
+        gpus: indexes of the GPUs that each node's ranks take; empty on CPU ranks.
         label: name of this launch, unique in its run; its records go to a folder of that name.
         save: folder of checkpoints; a resumed run shares it with the killed one.
         kill_after: SIGKILL everything once every rank has made this update and saved; until
@@ -49,6 +54,9 @@ class TrainingPlan:
     layout: Layout
     label: str
     save: str
+    nodes: tuple[str, ...]
+    per_node: int = 1
+    gpus: tuple[tuple[int, ...], ...] = ()
     kill_after: int | None = None
 
     @property
@@ -62,6 +70,15 @@ def fill(words: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...
     return tuple(word.format(**values) for word in words)
 
 
+def spread(ranks: int, nodes: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """The nodes that a layout's ranks are spread over, and the ranks on each: as many as can be.
+
+    A layout with fewer ranks than there are nodes leaves the last ones idle.
+    """
+    used = tuple(nodes[:ranks])
+    return used, -(-ranks // len(used))
+
+
 def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
     """The values of a launch's placeholders."""
     return {
@@ -72,26 +89,41 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
         "updates": smoke.updates if plan.kill_after is None else smoke.horizon,
         "horizon": smoke.horizon,
         "save_at": smoke.save_at,
-        "nodes": plan.layout.nodes,
+        "ranks": plan.layout.ranks,
     }
 
 
-def materialize(
-    smoke: Smoke, plan: TrainingPlan, nodes: tuple[str, ...], ssh_port: int, port: int
-) -> Launch:
+def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> Launch:
     """The exact command for node 1, by the layout's launcher."""
     values = placeholders(smoke, plan)
     request = LaunchRequest(
-        nodes=nodes[: plan.layout.nodes],
+        nodes=plan.nodes,
+        per_node=plan.per_node,
+        gpus=plan.gpus,
+        device=smoke.device,
         port=port,
-        program=fill((*smoke.program, *plan.layout.args), values),
-        env=dict(smoke.env),
+        program=fill((*smoke.program, *smoke.args, *plan.layout.args), values),
+        env=launch_env(smoke, plan),
         folder=SMOKE_FOLDER,
         scratch=f"/run/stackyard/launch/{plan.label}",
         ssh_port=ssh_port,
         options=plan.layout.options,
     )
     return LAUNCHERS[plan.layout.launcher](request)
+
+
+def launch_env(smoke: Smoke, plan: TrainingPlan) -> dict[str, str]:
+    """Environment of a launch's processes: the smoke's own, and where NCCL writes its log."""
+    if smoke.device == "cpu":
+        return dict(smoke.env)
+    return {"NCCL_DEBUG": "INFO", "STACKYARD_NCCL_LOGS": plan.folder, **smoke.env}
+
+
+def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
+    """What NCCL wrote on all nodes; the folder is shared."""
+    script = 'cat "$1"/nccl.* 2> /dev/null | tail -c 2000000'
+    done = mesh.engine.exec(mesh.first, ["sh", "-c", script, "nccl", plan.folder], seconds=20)
+    return done.output.splitlines()
 
 
 def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
@@ -101,7 +133,7 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
         EngineError: it failed; carries its last lines.
     """
     values = {"text": TEXT, "data": DATA, "updates": smoke.updates, "horizon": smoke.horizon}
-    argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "nodes": 2})
+    argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
     done = mesh.engine.exec(
         mesh.first, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env)
     )
@@ -181,8 +213,7 @@ def train(
     started = time.monotonic()
     mesh.lease.orphaned = ""
     mesh.lease.gone.clear()
-    nodes = mesh.plan.nodes
-    launch = materialize(smoke, plan, nodes, mesh.plan.port, port)
+    launch = materialize(smoke, plan, mesh.plan.port, port)
     limit = float(smoke.start_seconds + smoke.stall_seconds * 10)
     follower = _Follower(mesh, plan, launch, limit, _records(mesh))
     watch = _Watch(smoke, plan, on_loss)
@@ -202,17 +233,27 @@ def train(
     watch.drain(follower)
     if any(left.values()):
         mesh.strays(kill=True)
+    said = watch.said
+    log = None
+    if smoke.device != "cpu" and not mesh.lease.lost:
+        lines = nccl_lines(mesh, plan)
+        log = nccl.read_log(lines)
+        if not killed and (stopped or follower.code != 0):  # a hang is explained there, if anywhere
+            warned = [line for line in lines if " NCCL WARN " in line]
+            said = [*said, *(warned or lines)[-NCCL_LINES:]]
     return Training(
         layout=plan.layout.name,
         ranks=watch.ranks,
-        wanted=plan.layout.nodes,
+        wanted=plan.layout.ranks,
+        nodes=plan.nodes,
         code=None if stopped else follower.code,
         stopped="" if killed else stopped,
         killed=killed,
         strays=left,
-        tail=last_lines("\n".join(watch.said), TAIL_LINES),
+        tail=last_lines("\n".join(said), TAIL_LINES),
         seconds=time.monotonic() - started,
         command=launch.argv,
+        nccl=log,
     )
 
 
@@ -249,7 +290,7 @@ class _Watch:
     def all_ended(self) -> bool:
         """Whether every rank said that it is through."""
         ended = [rank for rank in self.ranks.values() if rank.ended is not None]
-        return len(ended) >= self._plan.layout.nodes
+        return len(ended) >= self._plan.layout.ranks
 
     def died(self, gone: Mapping[tuple[str, int], float]) -> str:
         """Which rank is gone without having said that it is through; the first one, by name.
@@ -288,7 +329,7 @@ class _Watch:
 
     def _ready_to_kill(self) -> bool:
         at = self._plan.kill_after
-        if at is None or len(self.ranks) < self._plan.layout.nodes:
+        if at is None or len(self.ranks) < self._plan.layout.ranks:
             return False
         return all(
             rank.last >= at and self._smoke.save_at in rank.saved for rank in self.ranks.values()
@@ -296,9 +337,10 @@ class _Watch:
 
     def _silence(self) -> str:
         now, smoke = time.monotonic(), self._smoke
-        missing = [n for n in range(self._plan.layout.nodes) if n not in self.ranks]
+        missing = [n for n in range(self._plan.layout.ranks) if n not in self.ranks]
         if missing and now - self._started > smoke.start_seconds:
-            names = ", ".join(f"rank {n} (node{n + 1})" for n in missing)
+            plan = self._plan
+            names = ", ".join(f"rank {n} ({plan.nodes[n // plan.per_node]})" for n in missing)
             return f"{names} did not join within {smoke.start_seconds} s"
         if self.all_ended():
             if now - self._heard <= LAUNCHER_SECONDS:

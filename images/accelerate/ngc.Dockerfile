@@ -57,12 +57,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
-    --mount=type=bind,from=torch,source=/usr/local/lib/python3.12/dist-packages,target=/usr/local/lib/python3.12/dist-packages \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
     --mount=type=bind,source=images/wheels/deepspeed.ngc.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/deepspeed.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/deepspeed.ngc.fixes.json,target=/mnt/fixes.json \
-export TORCH_SITE=/usr/local/lib/python3.12/dist-packages && . /mnt/build.sh \
+export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM torch AS image
@@ -80,6 +79,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=wheel-deepspeed,source=/wheels,target=/mnt/wheels/deepspeed \
     . /mnt/build.sh \
     && inventory > /mnt/before \
+    && assert_provided torch==2.10.0a0+b4e4ee81d3.nv25.12 \
     && install_locked /mnt/stack.lock \
     && install_built \
     && assert_unchanged /mnt/before \

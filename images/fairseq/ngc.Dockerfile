@@ -61,7 +61,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.ngc.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.ngc.fixes.json,target=/mnt/fixes.json \
-. /mnt/build.sh \
+export HIDE_TORCH=1 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM base AS wheel-fairscale
@@ -77,7 +77,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/fairscale.ngc.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/fairscale.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/fairscale.ngc.fixes.json,target=/mnt/fixes.json \
-. /mnt/build.sh \
+export HIDE_TORCH=1 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM compiler AS wheel-fairseq
@@ -93,7 +93,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/fairseq.ngc.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/fairseq.ngc.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/fairseq.ngc.fixes.json,target=/mnt/fixes.json \
-. /mnt/build.sh \
+export HIDE_TORCH=1 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 FROM torch AS image
@@ -113,6 +113,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=wheel-fairseq,source=/wheels,target=/mnt/wheels/fairseq \
     . /mnt/build.sh \
     && inventory > /mnt/before \
+    && assert_provided torch==2.10.0a0+b4e4ee81d3.nv25.12 \
     && install_locked /mnt/stack.lock \
     && install_built \
     && assert_unchanged /mnt/before \

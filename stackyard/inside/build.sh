@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sourced by the RUN steps of the rendered Dockerfiles; everything it uses is mounted below /mnt,
 # a tmpfs, so that no trace of it stays in a layer.
-#   /mnt/tools     uv, and wheels/ with the caller's local wheels, if any
+#   /mnt/tools     uv, and wheels/ with the caller's local wheels, if any; for a build without a
+#                  network also bundle.json, sdists/ and debs/ (all wheels are then in wheels/)
 #   /mnt/secrets   the caller's settings, each optional: ca.pem, uv.toml, pip.conf, apt.sources
 #   /mnt/cache     package caches kept by the engine
 set -euo pipefail
@@ -13,6 +14,9 @@ export PIP_CACHE_DIR=/mnt/cache/pip PIP_ROOT_USER_ACTION=ignore
 # Also what programs leave in /tmp (uv's locks, torch's caches) stays out of the layer.
 export TMPDIR=/mnt/tmp
 mkdir -p "$HOME" "$TMPDIR"
+# NVIDIA's images pin everything they hold by a constraint file that pip (not uv) reads in every call.
+# These steps install what locks name, by hash; assert_unchanged is what protects the base.
+unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 if [ -s $secrets/ca.pem ]; then
   export SSL_CERT_FILE=$secrets/ca.pem REQUESTS_CA_BUNDLE=$secrets/ca.pem PIP_CERT=$secrets/ca.pem
 fi
@@ -32,6 +36,8 @@ apt() {
   DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$@"
 }
 
+offline() { [ -f /mnt/tools/bundle.json ]; }
+
 # apt_install PACKAGE...
 apt_install() {
   apt update
@@ -39,13 +45,84 @@ apt_install() {
   rm -rf /var/log/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /etc/ssh/ssh_host_*
 }
 
+# fetch_packages OUT PACKAGE...: binary packages, from the bundle or from package sources.
+fetch_packages() {
+  local out=$1 package
+  shift
+  mkdir -p "$out"
+  if offline; then
+    for package in "$@"; do
+      if ! cp /mnt/tools/debs/"$package"_*.deb "$out"; then
+        echo "the bundle holds no package $package" >&2
+        return 1
+      fi
+    done
+  else
+    apt update
+    (cd "$out" && apt download "$@")
+  fi
+}
+
+# unpack_system PACKAGE...: put binary packages of another distribution beside what is there. No file
+# of the base is replaced, none of their scripts runs; a program that misses a library fails the build.
+unpack_system() {
+  local root=${UNPACK_ROOT:-/} top package
+  if ! offline; then
+    echo "this base is built from a bundle (invoke bundle, invoke build --offline FILE): its own" \
+      "package sources do not hold $*" >&2
+    return 1
+  fi
+  fetch_packages /mnt/debs "$@"
+  mkdir -p /mnt/unpacked && cd /mnt/unpacked
+  for package in /mnt/debs/*.deb; do dpkg-deb -x "$package" .; done
+  # Where /bin is a link to /usr/bin, what they have in /bin belongs there.
+  for top in bin sbin lib lib64; do
+    if [ -d "$top" ] && [ -L "$root/$top" ]; then
+      mkdir -p "usr/$top" && cp -a "$top/." "usr/$top/" && rm -r "$top"
+    fi
+  done
+  # iproute2's traffic control modules need libraries that it only recommends.
+  rm -rf usr/share/man usr/share/locale usr/share/lintian usr/share/info usr/lib/*/tc etc/ssh/ssh_host_*
+  find usr/share/doc ! -type d ! -name copyright -delete 2>/dev/null || true
+  find . -type f -perm /6000 -exec chmod a-s {} +
+  # Without its package's scripts vim would have no name.
+  if [ -e usr/bin/vim.tiny ]; then ln -sf vim.tiny usr/bin/vim; fi
+  # Without their folders: those of the base keep mode and owner.
+  find . ! -type d -print0 | tar -c --null --files-from=- | tar -x -C "$root" --skip-old-files
+  make_users "$root/etc"
+  ldconfig -r "$root"
+  assert_loadable usr
+}
+
+# make_users ETC: sshd's own user, and root without a password. Where no shadow file says so,
+# systemd's name service says that root is locked, and sshd refuses it whatever key it has.
+make_users() {
+  local id=999
+  if ! grep -q '^sshd:' "$1/passwd"; then
+    while cut -d: -f3 "$1/passwd" | grep -qx "$id"; do id=$((id - 1)); done
+    echo "sshd:x:$id:65534::/run/sshd:/usr/sbin/nologin" >> "$1/passwd"
+  fi
+  if [ ! -e "$1/shadow" ]; then (umask 077 && echo 'root:*:20000:0:99999:7:::' > "$1/shadow"); fi
+}
+
+# assert_loadable FOLDER: every unpacked program and library below finds the libraries it needs.
+assert_loadable() {
+  local missing
+  missing=$(find "$1" -type f | while read -r file; do
+    { ldd "/$file" 2>/dev/null || true; } | sed -n "s|^\s*\(.*\) => not found|$file needs \1|p"
+  done)
+  if [ -n "$missing" ]; then
+    printf 'libraries are missing, add their packages to unpack_with of the base:\n%s\n' "$missing" >&2
+    return 1
+  fi
+}
+
 # Unpack the text of Debian's fortune packages: unpack_text OUT PACKAGE...
 unpack_text() {
   local out=$1
   shift
-  apt update
-  mkdir -p /mnt/text "$out" && cd /mnt/text
-  apt download "$@"
+  fetch_packages /mnt/text "$@"
+  mkdir -p "$out" && cd /mnt/text
   for package in *.deb; do dpkg-deb -x "$package" unpacked; done
   local from=unpacked/usr/share/games/fortunes
   cat $from/tang300 $from/song100 | plain_lines > "$out/zh.txt"
@@ -59,33 +136,62 @@ plain_lines() {
   sed -e 's/\x1b\[[0-9;]*m//g' -e ':a' -e 's/[^\x08]\x08//' -e 'ta' -e '/^%$/d' -e 's/^[[:space:]]*//' -e '/^$/d'
 }
 
-# install_locked LOCK [INDEX]: exactly what a lock names, as wheels, hashes checked. INDEX serves
-# what neither the caller's folders nor the caller's index hold (CPU builds of torch).
+# uv_install LOCK OPTION...: exactly what a lock names, as wheels, hashes checked, for the python3 that
+# is first on PATH: a distribution's own, or that of a virtual environment.
+uv_install() {
+  local lock=$1
+  shift
+  local options=(--python "$(command -v python3)" --no-deps --require-hashes --only-binary :all: "$@")
+  if offline; then options+=(--offline --no-index); fi
+  if [ -d /mnt/tools/wheels ]; then options+=(--find-links /mnt/tools/wheels); fi
+  if grep -q '^[A-Za-z]' "$lock"; then /mnt/tools/uv pip install "${options[@]}" -r "$lock"; fi
+}
+
+# install_locked LOCK [INDEX]: into the image. INDEX serves what neither the caller's folders nor the
+# caller's index hold (CPU builds of torch).
 install_locked() {
-  local options=(--system --break-system-packages --no-deps --require-hashes --only-binary :all:)
-  if [ -d /mnt/tools/wheels ]; then
-    options+=(--find-links /mnt/tools/wheels)
-  elif [ -n "${2:-}" ]; then
+  local options=(--break-system-packages)
+  if [ -n "${2:-}" ] && [ ! -d /mnt/tools/wheels ]; then
     options+=(--extra-index-url "$2" --index-strategy unsafe-best-match)
   fi
-  if grep -q '^[A-Za-z]' "$1"; then /mnt/tools/uv pip install "${options[@]}" -r "$1"; fi
+  uv_install "$1" "${options[@]}"
 }
 
 # Wheels that earlier stages built, from /mnt/wheels/*/*.whl: their sources were checked there.
 install_built() {
-  /mnt/tools/uv pip install --system --break-system-packages --no-deps --no-index /mnt/wheels/*/*.whl
+  /mnt/tools/uv pip install --python "$(command -v python3)" --break-system-packages --no-deps \
+    --offline --no-index /mnt/wheels/*/*.whl
 }
 
-# build_wheel LOCK BUILD_LOCK FIXES OUT: fetch the sdist (hash checked), repair it, build it
-# with nothing but the locked build requirements. Environment: the build's own.
+# fetch_sdist LOCK OUT: the one sdist that a lock names, hash checked.
+fetch_sdist() {
+  local lock=$1 out=$2 file
+  mkdir -p "$out"
+  if ! offline; then
+    python3 -m pip download -q --no-deps --no-binary :all: --no-build-isolation --require-hashes \
+      -d "$out" -r "$lock"
+    return
+  fi
+  for file in /mnt/tools/sdists/*.tar.gz; do
+    if grep -q "sha256:$(sha256sum < "$file" | cut -d ' ' -f 1)" "$lock"; then cp "$file" "$out"; fi
+  done
+  if [ -z "$(ls "$out")" ]; then
+    echo "the bundle holds no sdist with the hash of $(grep '^[A-Za-z]' "$lock")" >&2
+    return 1
+  fi
+}
+
+# build_wheel LOCK BUILD_LOCK FIXES OUT: fetch the sdist, repair it, build it with nothing but the
+# locked build requirements. Environment: the build's own.
 build_wheel() {
   local lock=$1 build_lock=$2 fixes=$3 out=$4
-  mkdir -p /mnt/build /mnt/sdist /mnt/source "$out"
-  /mnt/tools/uv pip install --target /mnt/build --no-deps --require-hashes --only-binary :all: \
-    --python "$(command -v python3)" -r "$build_lock"
+  mkdir -p /mnt/build /mnt/source "$out"
+  uv_install "$build_lock" --target /mnt/build
+  if [ -n "${HIDE_TORCH:-}" ]; then
+    echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > /mnt/build/torch.py
+  fi
   export PYTHONPATH="/mnt/build${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="/mnt/build/bin:$PATH"
-  python3 -m pip download -q --no-deps --no-binary :all: --no-build-isolation --require-hashes \
-    -d /mnt/sdist -r "$lock"
+  fetch_sdist "$lock" /mnt/sdist
   tar -C /mnt/source -xzf /mnt/sdist/*.tar.gz --strip-components=1
   python3 /mnt/apply_fixes.py "$fixes" --stage source --root /mnt/source
   python3 -m pip wheel -q --no-deps --no-build-isolation --no-cache-dir -w "$out" /mnt/source
@@ -93,11 +199,20 @@ build_wheel() {
 }
 
 # warm MODULE...: import them once, so that the bytecode of what is really used (and only that)
-# is in the layer; also the first proof that the image works.
+# is in the layer; also the first proof that the image works. Modules inside torch and setuptools
+# are named for their bytecode only, and come and go with versions of the base.
 warm() {
-  local modules
-  modules=$(printf ', %s' "$@")
-  PYTHONDONTWRITEBYTECODE='' python3 -W ignore -c "import ${modules:2}"
+  PYTHONDONTWRITEBYTECODE='' python3 -W ignore - "$@" <<'PY'
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        inside = name.split(".")[0] in ("torch", "setuptools") and "." in name
+        if not inside or not f"{name}.".startswith(f"{error.name}.") or error.name in ("torch", "setuptools"):
+            raise
+        print(f"{name}: not in this base, left out")
+PY
 }
 
 # assert_unchanged BEFORE: what the base provided is still there, bit for bit the same version.
@@ -107,6 +222,25 @@ import importlib.metadata as m
 print("\n".join(sorted(f"{d.metadata['Name']}=={d.version}" for d in m.distributions())))
 PY
 }
+
+# assert_provided NAME[==VERSION]...: the base holds what its definition says that it provides.
+# A version may say less than there is: 2.5 stands for 2.5.1 and for 2.5+cu130.
+assert_provided() {
+  python3 - "$@" <<'PY'
+import importlib.metadata as m, re, sys
+plain = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+have = {plain(d.metadata["Name"]): d.version for d in m.distributions()}
+wrong = []
+for word in sys.argv[1:]:
+    name, _, version = word.partition("==")
+    found = have.get(plain(name))
+    if found is None or (version and found != version and not found.startswith((version + ".", version + "+"))):
+        wrong.append(f"{word} (found: {found or 'none'})")
+if wrong:
+    sys.exit("the base does not hold what it is to provide: " + ", ".join(wrong))
+PY
+}
+
 assert_unchanged() {
   local changed
   changed=$(comm -23 "$1" <(inventory)) || true

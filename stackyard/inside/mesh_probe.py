@@ -105,16 +105,19 @@ def take_keys() -> None:
 def impostor(port: int) -> None:
     """Run an sshd with another authority's host certificate, which lets this run's users in."""
     config = f"{PROBE}/sshd_config"
+    with open("/run/stackyard/mesh/address", encoding="utf-8") as file:
+        address = file.read().strip()
+    listen = f"ListenAddress {address}\n" if address else ""
     with open(config, "w", encoding="utf-8") as file:
         file.write(
-            f"Port {port}\nHostKey {PROBE}/impostor_key\n"
+            f"Port {port}\n{listen}HostKey {PROBE}/impostor_key\n"
             f"HostCertificate {PROBE}/impostor_key-cert.pub\n"
             "TrustedUserCAKeys /run/stackyard/mesh/user_ca.pub\n"
             "AuthorizedPrincipalsFile /run/stackyard/mesh/principals\n"
             "AuthorizedKeysFile none\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\n"
         )
     child = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", config])
-    while child.poll() is None and not _listens(port):
+    while child.poll() is None and not _listens(address or "127.0.0.1", port):
         time.sleep(0.02)
     print("ready", flush=True)
     sys.stdin.read()
@@ -122,9 +125,9 @@ def impostor(port: int) -> None:
     child.wait()
 
 
-def _listens(port: int) -> bool:
+def _listens(address: str, port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+        with socket.create_connection((address, port), timeout=2) as connection:
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

@@ -17,6 +17,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 
 ROOT = Path("/run/stackyard")
@@ -55,9 +56,11 @@ def serve() -> None:
     if not mesh.exists():
         os.close(os.open(_gate(), os.O_RDONLY))  # blocks until `install` opens the other end
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    settings = (mesh / "port").read_text().strip()
+    port = int((mesh / "port").read_text())
+    address = (mesh / "address").read_text().strip()
+    listen = f"ListenAddress {ip_address(address)}\n" if address else ""
     line = environment_line(os.environ)
-    (mesh / "sshd.conf").write_text(f"Port {int(settings)}\n{line}")
+    (mesh / "sshd.conf").write_text(f"Port {port}\n{listen}{line}")
     (ROOT / "sshd.pid").write_text(str(os.getpid()))
     os.execv("/usr/sbin/sshd", ["/usr/sbin/sshd", "-D", "-e", "-f", "/etc/ssh/sshd_config"])
 

@@ -12,9 +12,18 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
+
+
+def _uuid(device: str) -> str:
+    """The physical GPU behind a device's name; empty on a CPU rank."""
+    torch = sys.modules.get("torch")
+    if torch is None or not device.startswith("cuda"):
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 class Recorder:
@@ -42,6 +51,7 @@ class Recorder:
             pid=os.getpid(),
             backend=backend,
             device=device,
+            gpu=_uuid(device),
         )
 
     def step(self, step: int, loss: float) -> None:
@@ -71,6 +81,13 @@ class Recorder:
 
     def end(self, step: int) -> None:
         """This rank did all it was asked to and is about to exit with 0."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            self._write(
+                event="memory",
+                allocated=torch.cuda.max_memory_allocated(),
+                reserved=torch.cuda.max_memory_reserved(),
+            )
         self._write(event="end", step=step)
         self._file.close()
 

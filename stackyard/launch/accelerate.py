@@ -1,28 +1,64 @@
-"""`accelerate launch` on node 1: DeepSpeed through pdsh for several nodes, one process alone.
+"""`accelerate launch`: DeepSpeed through pdsh, plain data parallel, or one process alone.
 
-The configuration file is generated for each launch and named on the command line, so a stray
-default_config.yaml is never read. Option `zero_stage` (2 or 3) belongs to layouts of several nodes.
+The configuration of a DeepSpeed launch is generated and named on the command line, so a stray
+default_config.yaml is never read. Option `zero_stage` (2 or 3; 0: DDP without DeepSpeed) belongs to
+layouts of several ranks.
 """
 
 from __future__ import annotations
 
 from stackyard import template
-from stackyard.launch.deepspeed import environment_file, hostfile
+from stackyard.launch.deepspeed import environment_file, hostfile, inclusion
+from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
 
 
 def materialize(request: LaunchRequest) -> Launch:
     """The command for node 1 and the configuration it reads."""
+    if len(request.nodes) * request.per_node == 1:
+        return _alone(request)
+    if request.options["zero_stage"] == "0":
+        return _data_parallel(request)
+    return _deepspeed(request)
+
+
+def _alone(request: LaunchRequest) -> Launch:
     config = f"{request.scratch}/accelerate.yaml"
+    values: dict[str, object] = {"use_cpu": request.device == "cpu"}
+    text = template.render("runtime/accelerate-one.yaml.j2", values)
     argv = ("accelerate", "launch", "--config_file", config, *request.program)
+    return Launch(argv=argv, env=dict(request.env), files={config: text})
+
+
+def _data_parallel(request: LaunchRequest) -> Launch:
+    # accelerate starts nothing on other nodes: one of it on each, as its own documentation says.
+    words = [
+        "accelerate", "launch",
+        "--num_machines", str(len(request.nodes)),
+        "--num_processes", str(len(request.nodes) * request.per_node),
+        "--main_process_ip", request.nodes[0],
+        "--main_process_port", str(request.port),
+        "--same_network",
+        "--mixed_precision", "no",
+        "--dynamo_backend", "no",
+        *(["--cpu"] if request.device == "cpu" else ["--multi_gpu"]),
+        *request.program,
+    ]  # fmt: skip
     if len(request.nodes) == 1:
-        values: dict[str, object] = {"use_cpu": request.device == "cpu"}
-        text = template.render("runtime/accelerate-one.yaml.j2", values)
-        return Launch(argv=argv, env=dict(request.env), files={config: text})
+        return Launch(argv=tuple(words), env=dict(request.env))
+    # `accelerate launch` is two words; `env accelerate launch --machine_rank %n ...` is wanted.
+    first, second, *rest = words
+    return everywhere(request, [first, *rest], [second, f"--machine_rank={NUMBER}"])
+
+
+def _deepspeed(request: LaunchRequest) -> Launch:
+    config = f"{request.scratch}/accelerate.yaml"
     hosts, exported = f"{request.scratch}/hostfile", f"{request.scratch}/deepspeed_env"
-    values = {
+    several = len(request.nodes) > 1
+    values: dict[str, object] = {
         "use_cpu": request.device == "cpu",
-        "hostfile": hosts,
+        "hostfile": hosts if several else "",
+        "include": inclusion(request) if several else "",
         "zero_stage": int(request.options["zero_stage"]),
         "nodes": len(request.nodes),
         "processes": len(request.nodes) * request.per_node,
@@ -30,9 +66,10 @@ def materialize(request: LaunchRequest) -> Launch:
         "main_process_ip": request.nodes[0],
         "main_process_port": request.port,
     }
-    files = {
-        config: template.render("runtime/accelerate-deepspeed.yaml.j2", values),
-        hosts: hostfile(request),
-        exported: environment_file(request),
-    }
-    return Launch(argv=argv, env={**request.env, "DS_ENV_FILE": exported}, files=files)
+    files = {config: template.render("runtime/accelerate-deepspeed.yaml.j2", values)}
+    env = dict(request.env)
+    if several:
+        files |= {hosts: hostfile(request), exported: environment_file(request)}
+        env["DS_ENV_FILE"] = exported
+    argv = ("accelerate", "launch", "--config_file", config, *request.program)
+    return Launch(argv=argv, env=env, files=files)

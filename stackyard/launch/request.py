@@ -20,6 +20,8 @@ class LaunchRequest:
         device: `cpu` or `cuda`.
         options: the layout's own options for this launcher.
         per_node: training processes on each node.
+        gpus: indexes of the GPUs that each node's processes take, among those that the node sees,
+            in node order; empty on CPU ranks.
     """
 
     nodes: tuple[str, ...]
@@ -32,6 +34,7 @@ class LaunchRequest:
     device: str = "cpu"
     options: Mapping[str, str] = field(default_factory=dict)
     per_node: int = 1
+    gpus: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

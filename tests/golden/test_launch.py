@@ -1,5 +1,6 @@
 """Every launcher's materialisation, whole: command, environment and files."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,21 @@ from stackyard.launch import LAUNCHERS, LaunchRequest
 CASES = [(name, nodes) for name in sorted(LAUNCHERS) for nodes in (1, 2)
          if (name, nodes) != ("alone", 2)]  # fmt: skip
 FILES = [f"{name}-{nodes}.txt" for name, nodes in CASES]
+
+
+# On GPUs: one node with two, two nodes of one host that see both and take one each, and plain DDP.
+GPU_CASES = [(name, nodes, stage) for name, stage in
+             [("torchrun", ""), ("deepspeed", ""), ("accelerate", "3"), ("accelerate", "0")]
+             for nodes in (1, 2)]  # fmt: skip
+GPU_FILES = [f"{name}{f'-zero-{stage}' if stage else ''}-gpus-{nodes}.txt"
+             for name, nodes, stage in GPU_CASES]  # fmt: skip
+
+
+def on_gpus(nodes, stage):
+    takes = ((0, 1),) if nodes == 1 else ((0,), (1,))
+    changes = {"device": "cuda", "per_node": 2 // nodes, "gpus": takes}
+    asked = dataclasses.replace(request(nodes), **changes)
+    return dataclasses.replace(asked, options={"zero_stage": stage} if stage else {})
 
 
 def request(nodes):
@@ -36,3 +52,11 @@ def written(launch):
 @pytest.mark.parametrize(("name", "nodes"), CASES)
 def test_a_launch_is_what_is_committed(golden, name, nodes):
     golden.check(f"{name}-{nodes}.txt", written(LAUNCHERS[name](request(nodes))))
+
+
+@pytest.mark.parametrize(
+    ("case", "file"), list(zip(GPU_CASES, GPU_FILES, strict=True)), ids=GPU_FILES
+)
+def test_a_launch_on_gpus_is_what_is_committed(golden, case, file):
+    name, nodes, stage = case
+    golden.check(file, written(LAUNCHERS[name](on_gpus(nodes, stage))))

@@ -113,7 +113,10 @@ def test_a_node_that_is_killed_while_training_is_named(make_mesh, settings, exam
     running = make_mesh()
     nodes.wait_reachable(running)
     plan = training.TrainingPlan(
-        layout=example.layout("ddp-2"), label="killed-node", save=f"{nodes.SHARED}/c"
+        layout=example.layout("ddp-2"),
+        label="killed-node",
+        save=f"{nodes.SHARED}/c",
+        nodes=running.plan.nodes,
     )
     endless = dataclasses.replace(example, updates=10**6, stall_seconds=10, start_seconds=30)
     first_loss = threading.Event()

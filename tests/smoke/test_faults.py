@@ -25,6 +25,7 @@ def train(shared_mesh, example):
         declared = dataclasses.replace(quick, program=program)
         plan = training.TrainingPlan(
             layout=example.layout(layout),
+            nodes=NODES[: example.layout(layout).ranks],
             label=label,
             save=save or f"{nodes.SHARED}/checkpoints/{label}",
             kill_after=kill_after,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stackyard import load, lock
+from stackyard.bundle import Manifest
 from stackyard.errors import DefinitionError
 from stackyard.judge import Observation
 from stackyard.mesh import pairs
@@ -21,6 +22,7 @@ from stackyard.spec import (
     Fact,
     Failure,
     Fix,
+    HostBase,
     Layout,
     Remedy,
     Replacement,
@@ -37,9 +39,9 @@ UPDATES, SAVE_AT = 40, 20
 # Definitions, as values.
 
 
-def layout(name: str, nodes: int, **changes: Any) -> Layout:
+def layout(name: str, ranks: int, **changes: Any) -> Layout:
     values: dict[str, Any] = {"args": (), "launcher": "torchrun", "options": {}}
-    return Layout(name=name, nodes=nodes, **{**values, **changes})
+    return Layout(name=name, ranks=ranks, **{**values, **changes})
 
 
 def smoke(**changes: Any) -> Smoke:
@@ -105,6 +107,28 @@ def pulled(**changes: Any) -> Base:
         "env": {},
     }
     return base(**{**values, **changes})
+
+
+def carried(**changes: Any) -> Base:
+    """A base out of a machine's own files, whose system packages are unpacked."""
+    host: dict[str, Any] = {
+        "paths": ("/usr", "/etc/ssl/certs"),
+        "exclude": ("/usr/share/doc", "*.a"),
+        "keep": ("libgcc.a",),
+        "distributions": ("torch", "numpy"),
+    }
+    provides = {"Torch": ("2.11.0", "what it says"), "numpy": ("", "what it says")}
+    values: dict[str, Any] = {
+        "name": "far",
+        "reference": "stackyard/base:far",
+        "provides": {n: Fact(value=v, source=s) for n, (v, s) in provides.items()},
+        "env": {"A": "1"},
+        "host": HostBase(**{name: changes.pop(name, value) for name, value in host.items()}),
+        "given_system": ("openssh-server", "g++"),
+        "unpack": "debian/bookworm",
+        "unpack_with": ("libwrap0",),
+    }
+    return pulled(**{**values, **changes})
 
 
 def remedy(**changes: Any) -> Remedy:
@@ -196,6 +220,20 @@ def locks() -> dict[str, str]:
         "images/wheels/beta.cpu.lock": locked("beta==3.0"),
         "images/wheels/beta.cpu.build.lock": locked("setuptools==80.0.0"),
     }
+
+
+def manifest(**changes: Any) -> Manifest:
+    values: dict[str, Any] = {
+        "base": "far",
+        "stacks": ("toy",),
+        "python": "3.12",
+        "platform": "linux/amd64",
+        "locks": {},
+        "packages": (),
+        "files": {},
+        "sizes": {},
+    }
+    return Manifest(**{**values, **changes})
 
 
 def failure(**changes: Any) -> Failure:
@@ -297,8 +335,8 @@ smoke:
   reference: one
   resume: two
   layouts:
-    one: {nodes: 1}
-    two: {nodes: 2}
+    one: {ranks: 1}
+    two: {ranks: 2}
 """,
 }
 
@@ -377,6 +415,7 @@ def training(name: str = "two", nodes: int = 2, **changes: Any) -> Training:
         "tail": "the last line",
         "seconds": 2.5,
         "command": ("torchrun", "train.py"),
+        "nodes": NODES[:nodes],
     }
     return Training(layout=name, **{**values, **changes})
 

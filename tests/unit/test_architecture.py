@@ -21,29 +21,30 @@ ORDER = [
     "errors", "spec", "image", "archive", "template", "positional",
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
     "document", "compat", "lock",
-    "launch.request", "launch.alone", "launch.torchrun", "launch.deepspeed",
+    "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch",
-    "read", "failures", "references", "load", "project",
+    "read_smoke", "read", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
-    "catalog", "dockerfile", "plan",
+    "catalog", "dockerfile", "plan", "hostfiles",
     # Run --> raw logs --judge--> Outcome --> report
-    "mesh", "record", "judge", "outcome", "diagnose", "report", "page",
+    "placement", "access", "nccl", "checks", "doctor",
+    "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
     # the edges
     "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "follow", "warden",
-    "resolve", "foundation", "build", "host",
+    "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
     # BuildPlan --engine--> Image --launch, mesh--> Run
-    "nodes", "training", "smoke",
+    "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
     # arguments in, terminal and exit code out
-    "tables", "console", "builder", "smokes", "commands", "cli",
+    "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
-    "catalog", "diagnose",
-    "dockerfile", "plan", "launch", "launch.request", "launch.alone", "launch.torchrun",
-    "launch.deepspeed", "launch.accelerate", "mesh", "record", "judge", "outcome", "image",
-    "report", "page", "archive",
-    "template", "positional",
+    "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
+    "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
+    "launch.everywhere", "mesh", "record", "judge", "judge_gpu", "checks", "placement", "access",
+    "nccl", "read_smoke", "doctor", "outcome", "image", "report", "page", "archive", "template",
+    "positional",
 ]  # fmt: skip
 
 # The one module that may import each.

@@ -127,6 +127,15 @@ def test_without_buildx_the_same_is_asked_of_the_client_itself():
     assert old[2:] == new[4:]
 
 
+def test_a_build_from_a_bundle_has_no_network():
+    client = Client(path="d", buildx=False)
+    without = arguments(made(), client, "t", NOBODY, Path("/s"))
+    offline = arguments(made(), client, "t", NOBODY, Path("/s"), offline=True)
+    at = offline.index("--network")
+    assert offline[at : at + 2] == ["--network", "none"]
+    assert offline[:at] + offline[at + 2 :] == without
+
+
 # The progress
 
 

@@ -34,6 +34,13 @@ def test_what_the_base_provides_is_named_as_pip_compares_names():
     assert image().provided["numpy"] == Setting(value="2.1.0", source="images/bases/cpu.lock")
 
 
+def test_system_packages_that_a_base_has_are_not_installed_again():
+    found = resolve(samples.definitions(bases={"far": samples.carried()}), "toy", "far")
+    assert (found.system, found.build_system) == (("tini", "rsync"), ())
+    assert image("gpu").system == ("openssh-server", "tini", "rsync")
+    assert image("gpu").build_system == ("g++",)
+
+
 def test_only_the_locks_of_this_image_are_its_own():
     others = {"images/other/cpu.lock": "", "images/bases/far.lock": ""}
     found = image(locks={**samples.locks(), **others})

@@ -1,5 +1,6 @@
 """The command line, whole: what is typed to what is called, printed, and exited with."""
 
+import dataclasses
 import importlib
 import io
 import json
@@ -11,13 +12,13 @@ from invoke.collection import Collection
 from invoke.program import Program
 
 import tasks
-from stackyard import cli, commands, console, host, positional
+from stackyard import cli, cli_smoke, commands, console, host, positional
 from stackyard.errors import BuildError, NothingToRunOn, UsageError
 from stackyard.load import load_failures
 from stackyard.project import ROOT
 from tests.unit import reports
 
-TASKS = ("show", "render", "lock", "build", "smoke", "diagnose", "engine")
+TASKS = ("show", "render", "lock", "base", "bundle", "build", "smoke", "diagnose", "engine")
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def typed(monkeypatch):
             calls.append((name, *args, named))
             return code
 
-        monkeypatch.setattr(cli, name, called)
+        monkeypatch.setattr(cli_smoke if name == "smoke" else cli, name, called)
 
     def type_(line, **codes):
         calls.clear()
@@ -51,7 +52,8 @@ def typed(monkeypatch):
 
 
 PLAIN, JSON = {"as_json": False}, {"as_json": True}
-ONCE, AGAIN = {"again": False, **PLAIN}, {"again": True, **PLAIN}
+ONCE = {"again": False, "offline": "", **PLAIN}
+AGAIN = {**ONCE, "again": True}
 LINES = [
     ("list", [("list_images", PLAIN)]),
     ("list --json", [("list_images", JSON)]),
@@ -67,26 +69,34 @@ LINES = [
     ("build fairseq --base cpu --again", [("build", "fairseq", "cpu", AGAIN)]),
     ("build --base cpu", [("build", "all", "cpu", ONCE)]),
     ("build --base=cpu fairseq", [("build", "fairseq", "cpu", ONCE)]),
-    ("build --json", [("build", "all", "", {"again": False, **JSON})]),
-    ("smoke", [("smoke", "all", "", -1, 2, PLAIN)]),
-    ("smoke --gpus 2", [("smoke", "all", "", 2, 2, PLAIN)]),
-    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 2, PLAIN)]),
-    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 2, PLAIN)]),
-    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, PLAIN)]),
+    ("build --json", [("build", "all", "", {**ONCE, **JSON})]),
+    ("build --base far --offline a.tar", [("build", "all", "far", {**ONCE, "offline": "a.tar"})]),
+    ("base far", [("base", "far", PLAIN)]),
+    ("base far --json", [("base", "far", JSON)]),
+    ("bundle", [("bundle", "all", "", "", PLAIN)]),
+    ("bundle toy --base far --out b.tar", [("bundle", "toy", "far", "b.tar", PLAIN)]),
+    ("base cpu build --base cpu", [("base", "cpu", PLAIN), ("build", "all", "cpu", ONCE)]),
+    ("smoke", [("smoke", "all", "", -1, 0, "", PLAIN)]),
+    ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", PLAIN)]),
+    ("smoke --gpus 2 --nodes 2 --placement host-network",
+     [("smoke", "all", "", 2, 2, "host-network", PLAIN)]),
+    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 0, "", PLAIN)]),
+    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 0, "", PLAIN)]),
+    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, "", PLAIN)]),
     ("build smoke --gpus 0",
-     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 2, PLAIN)]),
+     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
     ("build fairseq smoke --gpus 0",
-     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 2, PLAIN)]),
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
     ("build fairseq smoke fairseq --gpus 0",
-     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 2, PLAIN)]),
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 0, "", PLAIN)]),
     ("build smoke --gpus 2",
-     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 2, PLAIN)]),
+     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 0, "", PLAIN)]),
     ("build smoke --gpus 0 --base ngc",
-     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 2, PLAIN)]),
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 0, "", PLAIN)]),
     ("build --base ngc smoke --gpus 0",
-     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 2, PLAIN)]),
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
     ("smoke --gpus 0 build",
-     [("smoke", "all", "", 0, 2, PLAIN), ("build", "all", "cpu", ONCE)]),
+     [("smoke", "all", "", 0, 0, "", PLAIN), ("build", "all", "cpu", ONCE)]),
     ("lock build", [("lock", "all", "", PLAIN), ("build", "all", "", ONCE)]),
     ("diagnose train.log", [("diagnose", "train.log", PLAIN)]),
     ("diagnose - --json", [("diagnose", "-", JSON)]),
@@ -263,12 +273,13 @@ def test_a_smoke_that_cannot_be_is_refused_with_what_to_type(
 ):
     monkeypatch.setattr(host, "gpu_count", lambda: 0)
     with pytest.raises(kind) as caught:
-        cli._require_cpu(gpus, nodes, "invoke smoke")
+        cli_smoke._node_count(gpus, nodes, "", "invoke smoke")
+        host.require_gpus(gpus, "invoke smoke")
     assert (caught.value.what, caught.value.hint) == (what, hint)
 
 
 def test_a_smoke_on_cpu_ranks_may_begin():
-    assert cli._require_cpu(0, 2, "invoke smoke") is None
+    assert cli_smoke._node_count(0, 0, "", "invoke smoke") == 2
 
 
 @pytest.mark.parametrize("line", ["smoke nothing --gpus 0", "build nothing"])
@@ -316,7 +327,7 @@ def test_diagnose_says_that_a_log_is_not_there(capsys):
 def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
     value = reports.BROKEN["recognised"]()
     with console.Terminal(live=False) as terminal:
-        cli._explain(value, terminal)
+        cli_smoke._explain(value, terminal)
     said = capsys.readouterr().out
     assert "toy: loss_falls failed" in said
     assert "toy: recognised: a GPU is out of memory [oom]" in said
@@ -339,3 +350,42 @@ def test_a_smokes_base_is_cpu_without_gpus_unless_told_otherwise(tmp_path):
     assert commands.smoke_base(project, "", 0) == "cpu"
     assert commands.smoke_base(project, "", 2) == project.default_base
     assert commands.smoke_base(project, "other", 0) == "other"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "placement", "what"),
+    [
+        (0, 0, "isolated", "--placement is about GPUs"),
+        (4, 0, "", "a smoke runs on 2 GPUs, not on 4"),
+        (1, 0, "", "a smoke runs on 2 GPUs, not on 1"),
+    ],
+)
+def test_numbers_that_fit_no_smoke_are_refused(gpus, nodes, placement, what):
+    with pytest.raises(UsageError) as caught:
+        cli_smoke._node_count(gpus, nodes, placement, "invoke smoke")
+    assert caught.value.what == what
+
+
+@pytest.mark.parametrize(("gpus", "nodes", "count"), [(2, 0, 1), (2, 1, 1), (2, 2, 2), (0, 2, 2)])
+def test_a_smoke_on_gpus_has_one_container_unless_told_otherwise(gpus, nodes, count):
+    assert cli_smoke._node_count(gpus, nodes, "", "invoke smoke") == count
+
+
+@pytest.mark.parametrize(
+    ("base", "gpus", "hint"),
+    [("cpu", 2, "--gpus 2 --base ngc"), ("ngc", 0, "--gpus 0 --base cpu")],
+)
+def test_a_base_for_the_other_device_is_refused_with_one_that_fits(base, gpus, hint):
+    project = cli.load_project(locks_required=False)
+    with pytest.raises(UsageError) as caught:
+        cli_smoke._require_device(project, ["fairseq"], base, gpus, "invoke smoke")
+    assert hint in caught.value.hint
+
+
+def test_a_stack_without_a_smoke_on_gpus_is_named():
+    project = cli.load_project(locks_required=False)
+    stack = dataclasses.replace(project.definitions.stacks["fairseq"], gpu_smoke=None)
+    definitions = dataclasses.replace(project.definitions, stacks={"fairseq": stack})
+    project = dataclasses.replace(project, definitions=definitions)
+    with pytest.raises(UsageError, match="fairseq has no smoke on GPUs"):
+        cli_smoke._require_device(project, ["fairseq"], "ngc", 2, "invoke smoke")

@@ -63,6 +63,36 @@ def test_a_wheel_that_needs_torch_sees_the_shared_layer():
     assert site not in text()
 
 
+def far(**changes):
+    return text("far", bases={"far": samples.carried()}, **changes)
+
+
+def test_packages_of_another_distribution_are_unpacked_with_what_they_need():
+    assert ". /mnt/build.sh && unpack_system tini rsync libwrap0\n" in far()
+    assert "apt_install" not in far()
+
+
+def test_a_compiler_that_the_base_has_needs_no_stage():
+    found = far(wheels={"beta": samples.wheel(compiler=True)})
+    assert "AS compiler" not in found
+    assert "FROM base AS wheel-beta\n" in found
+
+
+def test_a_bases_own_torch_is_there_for_the_wheels_that_want_it_and_hidden_from_others():
+    wants = far(wheels={"beta": samples.wheel(torch=True)})
+    assert "TORCH_SITE" not in wants
+    assert "from=torch" not in wants
+    assert "HIDE_TORCH" not in wants
+    assert "export HIDE_TORCH=1 && . /mnt/build.sh" in far()
+    assert "HIDE_TORCH" not in text()
+
+
+def test_what_a_base_provides_is_asserted_before_anything_is_installed():
+    assert "    && assert_provided numpy torch==2.11.0 \\\n    && install_locked" in far()
+    assert "assert_provided torch==2.1.0a0+nv \\\n" in text("gpu")
+    assert "assert_provided" not in text()
+
+
 def test_a_stack_without_wheels_of_its_own_installs_none():
     assert "install_built" in text()
     assert "install_built" not in text(stacks={"toy": samples.stack(builds=())})

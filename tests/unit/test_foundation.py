@@ -4,7 +4,8 @@ import tarfile
 
 import pytest
 
-from stackyard import foundation
+from stackyard import bundle, foundation
+from stackyard.errors import NothingToRunOn
 from stackyard.settings import CallerSettings
 from stackyard.spec import Bootstrap, Common
 from tests.unit import samples
@@ -131,6 +132,23 @@ def test_the_tools_hold_uv_and_the_wanted_wheels_and_are_made_once(folder, monke
     assert foundation.ensure_tools(engine, caller(folder), wanted) == name
     assert len(engine.imported) == 1
     assert foundation.ensure_tools(engine, caller(), wanted) != name
+
+
+def test_the_tools_of_a_bundle_are_made_once_for_its_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "write_tools", lambda path, out: tarfile.open(out, "w").close())
+    engine = Holding()
+    manifests = [samples.manifest(files={"wheels/a.whl": digit * 64}) for digit in "01"]
+    one, other = (foundation.ensure_bundle(engine, tmp_path, found) for found in manifests)
+    assert one.startswith("stackyard/tools:bundle-")
+    assert one != other
+    assert foundation.ensure_bundle(engine, tmp_path, manifests[0]) == one
+    assert len(engine.imported) == 2
+
+
+def test_a_base_out_of_files_is_made_only_when_asked_for():
+    with pytest.raises(NothingToRunOn) as caught:
+        foundation.ensure_base(Holding(), samples.carried(), samples.common(), caller(), print)
+    assert caught.value.hint == "invoke base far"
 
 
 def test_a_base_that_the_engine_holds_is_not_made_again():

@@ -1,5 +1,6 @@
 """The shell functions of image builds that can be tried without building one."""
 
+import hashlib
 import os
 import subprocess
 
@@ -18,10 +19,10 @@ def bash(tmp_path):
     script = tmp_path / "build.sh"
     script.write_text(text)
 
-    def run(line, stdin=""):
+    def run(line, stdin="", **env):
         return subprocess.run(
             ["bash", "-c", f". {script}; {line}"],
-            env={"PATH": os.environ["PATH"]}, input=stdin, capture_output=True, text=True,
+            env={"PATH": os.environ["PATH"], **env}, input=stdin, capture_output=True, text=True,
             timeout=20, check=False,
         )  # fmt: skip
 
@@ -69,9 +70,62 @@ def test_a_build_fails_when_a_package_of_the_base_was_replaced(bash, tmp_path, a
     assert (done.returncode, done.stderr) == (code, said)
 
 
-def test_the_modules_to_warm_are_imported_together(bash):
-    done = bash("python3() { printf '%s|' \"$@\"; }; warm json xml.dom")
-    assert done.stdout == "-W|ignore|-c|import json, xml.dom|"
+@pytest.mark.parametrize(
+    ("modules", "code", "said"),
+    [
+        ("json xml.dom", 0, ""),
+        ("json no_such_module", 1, "No module named 'no_such_module'"),
+        ("json.no_such_part", 1, "No module named 'json.no_such_part'"),
+        ("torch.gone setuptools.far.gone", 0, "torch.gone: not in this base, left out"),
+        ("torch.wants", 1, "No module named 'what_it_wants'"),
+        ("torch", 1, "broken on purpose"),
+    ],
+)
+def test_what_is_warmed_must_import_but_for_parts_of_torch_that_come_and_go(
+    bash, tmp_path, modules, code, said
+):
+    site = tmp_path / "site"
+    for package in ("torch", "setuptools"):
+        (site / package).mkdir(parents=True)
+        (site / package / "__init__.py").write_text("")
+    (site / "torch" / "wants.py").write_text("import what_it_wants")
+    if modules == "torch":
+        (site / "torch" / "__init__.py").write_text("raise RuntimeError('broken on purpose')")
+    done = bash(f"export PYTHONPATH={site}; warm {modules}")
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A site of two distributions."""
+    for name, version in (("torch", "2.11.0+cu130"), ("nvidia_nccl.cu13", "2.28.9")):
+        folder = tmp_path / "site" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("torch==2.11.0 nvidia-nccl-cu13", ""),
+        ("torch==2 nvidia-nccl-cu13==2.28.9", ""),
+        ("torch==2.11.0+cu130", ""),
+        ("torch==2.1", "torch==2.1 (found: 2.11.0+cu130)"),
+        ("torch==2.11.0+cu126", "torch==2.11.0+cu126 (found: 2.11.0+cu130)"),
+        ("torch nosuch triton==3", "nosuch (found: none), triton==3 (found: none)"),
+    ],
+)
+def test_a_base_without_what_it_is_to_provide_fails_the_build(bash, installed, words, wrong):
+    done = bash(f"export PYTHONPATH={installed}; assert_provided {words}")
+    assert done.returncode == (1 if wrong else 0)
+    wanted = f"the base does not hold what it is to provide: {wrong}\n" if wrong else ""
+    assert done.stderr == wanted
+
+
+def test_a_constraint_file_of_the_image_does_not_reach_our_steps(bash):
+    assert bash('echo "${PIP_CONSTRAINT-unset}"', PIP_CONSTRAINT="/etc/x").stdout == "unset\n"
 
 
 def uv(bash, tmp_path, call, lock="alpha==1 --hash=sha256:0\n"):
@@ -101,6 +155,152 @@ def test_an_index_for_torch_is_asked_only_where_no_local_wheels_are(bash, tmp_pa
     words = uv(bash, tmp_path, "install_locked {lock} https://torch.example")
     assert "--extra-index-url" not in words
     assert words[words.index("--find-links") + 1] == str(tmp_path / "tools" / "wheels")
+
+
+def test_packages_go_to_the_python_that_is_first_on_the_path(bash, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to("/bin/true")
+    call = f"PATH={tmp_path}/bin:$PATH; install_locked {{lock}}; install_built"
+    (tmp_path / "wheels" / "x").mkdir(parents=True)
+    words = uv(bash, tmp_path, call)
+    chosen = [words[n + 1] for n, word in enumerate(words) if word == "--python"]
+    assert chosen == [f"{tmp_path}/bin/python3"] * 2
+
+
+# A build from a bundle
+
+
+@pytest.fixture
+def offline(tmp_path):
+    """Tools with a bundle in them."""
+    for name in ("wheels", "sdists", "debs"):
+        (tmp_path / "tools" / name).mkdir(parents=True)
+    (tmp_path / "tools" / "bundle.json").write_text("{}")
+    return tmp_path / "tools"
+
+
+def test_from_a_bundle_no_index_is_asked(bash, tmp_path, offline):
+    words = uv(bash, tmp_path, "install_locked {lock} https://torch.example")
+    assert {"--offline", "--no-index"} <= set(words)
+    assert words[words.index("--find-links") + 1] == str(offline / "wheels")
+    assert "--extra-index-url" not in words
+    assert "--offline" not in uv(
+        bash, tmp_path, f"rm {offline}/bundle.json; install_locked {{lock}}"
+    )
+
+
+def test_from_a_bundle_a_sdist_is_found_by_its_hash(bash, tmp_path, offline):
+    (offline / "sdists" / "other-1.tar.gz").write_bytes(b"other")
+    (offline / "sdists" / "alpha-1.tar.gz").write_bytes(b"alpha")
+    digest = hashlib.sha256(b"alpha").hexdigest()
+    (tmp_path / "x.lock").write_text(f"alpha==1 --hash=sha256:{digest}\n")
+    done = bash(f"fetch_sdist {tmp_path}/x.lock {tmp_path}/out; ls {tmp_path}/out")
+    assert (done.returncode, done.stdout) == (0, "alpha-1.tar.gz\n")
+
+
+def test_from_a_bundle_without_the_sdist_the_build_fails_and_names_it(bash, tmp_path, offline):
+    (offline / "sdists" / "alpha-1.tar.gz").write_bytes(b"tampered")
+    (tmp_path / "x.lock").write_text("alpha==1 --hash=sha256:0\n")
+    done = bash(f"fetch_sdist {tmp_path}/x.lock {tmp_path}/out")
+    assert done.returncode == 1
+    assert "no sdist with the hash of alpha==1" in done.stderr
+
+
+def test_from_a_bundle_a_package_that_is_not_there_is_named(bash, tmp_path, offline):
+    (offline / "debs" / "tini_1_amd64.deb").write_text("deb")
+    done = bash(f"fetch_packages {tmp_path}/out tini tin")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "the bundle holds no package tin"
+    assert (tmp_path / "out" / "tini_1_amd64.deb").exists()
+
+
+def test_packages_are_unpacked_from_a_bundle_only(bash):
+    done = bash("unpack_system tini")
+    assert done.returncode == 1
+    assert "this base is built from a bundle" in done.stderr
+
+
+@pytest.fixture
+def unpack(bash, tmp_path, offline):
+    """Unpack one made-up package over a small root; what the step said, and the root."""
+    root = tmp_path / "root"
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/there").write_text("the base's")
+    (root / "usr/bin").chmod(0o751)
+    (root / "bin").symlink_to("usr/bin")
+    (root / "etc").mkdir()
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nmany:x:999:999::/:/bin/false\n")
+    (offline / "debs" / "alpha_1_amd64.deb").write_text("deb")
+    content = tmp_path / "content"
+    for name in (
+        "bin/there",
+        "bin/new",
+        "usr/bin/vim.tiny",
+        "etc/ssh/ssh_host_rsa_key",
+        "usr/share/man/x",
+        "usr/share/doc/alpha/copyright",
+        "usr/share/doc/alpha/NEWS",
+    ):
+        (content / name).parent.mkdir(parents=True, exist_ok=True)
+        (content / name).write_text("the package's")
+    (content / "bin/new").chmod(0o4755)
+
+    def run(loads="true"):
+        fakes = (
+            f'dpkg-deb() {{ cp -a {content}/. "$3"; }}; ldconfig() {{ :; }};'
+            f" assert_loadable() {{ {loads}; }}"
+        )
+        done = bash(f"{fakes}; unpack_system alpha", UNPACK_ROOT=str(root))
+        return done, root
+
+    return run
+
+
+def test_unpacked_files_come_beside_the_bases_and_replace_none(unpack):
+    done, root = unpack()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (root / "usr/bin/there").read_text() == "the base's"
+    assert (root / "usr/bin").stat().st_mode & 0o777 == 0o751
+    assert (root / "bin").is_symlink()
+    assert (root / "usr/bin/new").stat().st_mode & 0o7777 == 0o755
+    assert (root / "usr/bin/vim").readlink().name == "vim.tiny"
+
+
+def test_of_unpacked_packages_licences_stay_and_keys_and_manuals_do_not(unpack):
+    _, root = unpack()
+    assert (root / "usr/share/doc/alpha/copyright").exists()
+    assert not (root / "usr/share/doc/alpha/NEWS").exists()
+    assert not (root / "usr/share/man").exists()
+    assert not (root / "etc/ssh").exists()
+
+
+def test_sshd_gets_a_user_with_a_free_id_once(unpack):
+    _, root = unpack()
+    wanted = "sshd:x:998:65534::/run/sshd:/usr/sbin/nologin"
+    assert (root / "etc/passwd").read_text().splitlines()[-1] == wanted
+    unpack()
+    assert (root / "etc/passwd").read_text().count("\nsshd:") == 1
+
+
+def test_root_has_no_password_and_is_not_locked(unpack):
+    _, root = unpack()
+    assert (root / "etc/shadow").read_text() == "root:*:20000:0:99999:7:::\n"
+    assert (root / "etc/shadow").stat().st_mode & 0o777 == 0o600
+    (root / "etc/shadow").write_text("the base's")
+    unpack()
+    assert (root / "etc/shadow").read_text() == "the base's"
+
+
+def test_a_program_without_its_library_fails_the_build(bash, tmp_path, unpack):
+    assert unpack(loads="false")[0].returncode == 1
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "tool").write_text("")
+    fake = "ldd() { printf '\\tlibgone.so.1 => not found\\n'; }"
+    done = bash(f"{fake}; cd {tmp_path}; assert_loadable dir")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["dir/tool needs libgone.so.1"]
+    assert bash(f"cd {tmp_path}; assert_loadable dir").returncode == 0
+    assert bash(f"cd {tmp_path}; assert_loadable nosuch").returncode == 1
 
 
 def test_a_lock_without_entries_installs_nothing(bash, tmp_path):

@@ -44,7 +44,7 @@ def test_a_rank_begins_with_who_it_is(recorder, tmp_path):
     assert isinstance(start.pop("time"), float)
     assert start == {
         "event": "start", "rank": 1, "world_size": 2, "host": socket.gethostname(),
-        "pid": os.getpid(), "backend": "gloo", "device": "cpu",
+        "pid": os.getpid(), "backend": "gloo", "device": "cpu", "gpu": "",
     }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_torchrun_environment_reaches_the_node_as_it_is(value):
     found = launch("torchrun", env={"V": value})
     words = remote_words(found, 1)[1]
     assert words[:3] == ["env", f"V={value}", "torchrun"]
-    assert words[4] == "--node-rank=1"
+    assert words[3] == "--node-rank=1"
 
 
 def test_torchrun_passes_processes_per_node_and_the_port():

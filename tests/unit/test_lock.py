@@ -100,6 +100,12 @@ def test_a_pulled_bases_reference_decides_and_a_made_ones_does_not():
     assert stack_inputs(base=there) != stack_inputs(base=samples.pulled())
 
 
+def test_what_a_base_out_of_files_provides_decides_its_locks():
+    one, other = samples.carried(), samples.carried(provides={})
+    assert lock.base_inputs(one) != lock.base_inputs(other)
+    assert lock.base_inputs(samples.pulled()) == lock.base_inputs(samples.pulled(provides={}))
+
+
 @pytest.mark.parametrize("changes", [{"version": "3.1"}, {"requires": ()}, {"package": "other"}])
 def test_what_decides_a_wheels_lock_changes_its_digest(changes):
     base = samples.base()

@@ -41,8 +41,8 @@ def test_every_node_gets_every_file(material):
     assert list(material) == ["node1", "node2"]
     for files in material.values():
         assert sorted(files) == [
-            "host_key", "host_key-cert.pub", "known_hosts", "port", "principals", "ssh_config",
-            "user_ca.pub", "user_key", "user_key-cert.pub",
+            "address", "host_key", "host_key-cert.pub", "known_hosts", "port", "principals",
+            "ssh_config", "user_ca.pub", "user_key", "user_key-cert.pub",
         ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from stackyard import read
 from stackyard.document import parse_document
-from stackyard.spec import Layout, Replacement, Witness
+from stackyard.spec import HostBase, Layout, Replacement, Witness
 from tests.unit import samples
 
 READERS = {
@@ -126,6 +126,60 @@ def test_what_is_wrong_with_a_base_is_said(old, new, said):
     assert said in problems("images/bases/cpu.yml", (old, new))
 
 
+HOST = """host:
+  paths: [/usr, /opt/*]
+  distributions: [torch]
+provides:
+  torch: {value: "2", source: seen}
+  numpy: {source: seen}
+given_system: [g++]
+unpack: debian/bookworm
+unpack_with: [libwrap0]
+"""
+BOOTSTRAP = """bootstrap:
+  suite: bookworm
+  packages: [python3]
+"""
+
+
+def test_a_base_out_of_a_machines_files_is_read():
+    value, said = look("images/bases/cpu.yml", (BOOTSTRAP, HOST))
+    assert said == []
+    assert value.host == HostBase(
+        paths=("/usr", "/opt/*"), exclude=(), keep=(), distributions=("torch",)
+    )
+    assert value.provided == {"torch": "2", "numpy": ""}
+    assert (value.given_system, value.unpack, value.unpack_with) == (
+        ("g++",),
+        "debian/bookworm",
+        ("libwrap0",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("/usr, /opt/*", "usr", "host.paths: must be a path below /, not 'usr'"),
+        ("/usr, /opt/*", "/", "host.paths: must be a path below /, not '/'"),
+        ("/usr, /opt/*", "/usr/../root", "host.paths: must be a path below /, not '/usr/../root'"),
+        ("[/usr, /opt/*]", "[]", "host.paths: names nothing to carry"),
+        ("[torch]", "[]", "host.distributions: names nothing to carry"),
+        ("  distributions: [torch]\n", "", "host.distributions: required key is missing"),
+        ("host:\n", BOOTSTRAP + "host:\n",
+         "host: a base is made of packages or of a host's files, not of both"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_base_out_of_files_is_said(old, new, said):
+    assert HOST.count(old) == 1
+    assert problems("images/bases/cpu.yml", (BOOTSTRAP, HOST.replace(old, new))) == [said]
+
+
+def test_only_a_base_out_of_files_may_leave_a_provided_version_open():
+    pulled = HOST[HOST.index("provides") :]
+    found = problems("images/bases/cpu.yml", (BOOTSTRAP, pulled))
+    assert found == ["provides.numpy.value: required key is missing"]
+
+
 def test_what_is_no_requirement_at_all_is_said():
     (said,) = problems("images/bases/cpu.yml", ("torch==2.0.0", "torch 2"))
     assert said.startswith("torch: not a requirement: 'torch 2': ")
@@ -207,11 +261,11 @@ def test_a_stack_is_read():
     found = look("images/toy/stack.yml")[0]
     assert (dict(found.packages), found.builds) == ({"alpha": "1.2.0", "beta": "3.0"}, ("beta",))
     assert found.smoke.layouts == (
-        Layout(name="one", nodes=1, args=(), launcher="torchrun", options={}),
-        Layout(name="two", nodes=2, args=(), launcher="torchrun", options={}),
+        Layout(name="one", ranks=1, args=(), launcher="torchrun", options={}),
+        Layout(name="two", ranks=2, args=(), launcher="torchrun", options={}),
     )
     assert (found.smoke.tolerance, found.smoke.start_seconds) == (1e-3, 90)
-    assert found.smoke.layout("two").nodes == 2
+    assert found.smoke.layout("two").ranks == 2
 
 
 STACK = [
@@ -226,22 +280,22 @@ STACK = [
     ("save_at: 20", "save_at: 0", "smoke.save_at: must lie between 0 and updates"),
     ("reference: one", "reference: ones",
      "smoke.reference: unknown layout 'ones'; did you mean 'one'?"),
-    ("reference: one", "reference: two", "smoke.reference: 'two' must have 1 node"),
+    ("reference: one", "reference: two", "smoke.reference: 'two' must have 1 rank"),
     ("resume: two", "resume: ten", "smoke.resume: unknown layout 'ten'; known: one, two"),
-    ("two: {nodes: 2}", "two: {nodes: 3}", "smoke.layouts.two.nodes: must be 1 or 2"),
-    ("two: {nodes: 2}", "two: {}", "smoke.layouts.two.nodes: required key is missing"),
-    ("two: {nodes: 2}", "two: {nodes: 2, arg: []}",
+    ("two: {ranks: 2}", "two: {ranks: 3}", "smoke.layouts.two.ranks: must be 1 or 2"),
+    ("two: {ranks: 2}", "two: {}", "smoke.layouts.two.ranks: required key is missing"),
+    ("two: {ranks: 2}", "two: {ranks: 2, arg: []}",
      "smoke.layouts.two.arg: unknown key; did you mean 'args'?"),
-    ("two: {nodes: 2}", "two: {nodes: 2, options: {zero_stage: '2'}}",
-     "smoke.layouts.two.options: torchrun on 2 nodes takes none"),
-    ("two: {nodes: 2}", "two: {nodes: 2, launcher: accelerate}",
-     "smoke.layouts.two.options: accelerate on 2 nodes takes exactly zero_stage"),
+    ("two: {ranks: 2}", "two: {ranks: 2, options: {zero_stage: '2'}}",
+     "smoke.layouts.two.options: torchrun with 2 ranks takes none"),
+    ("two: {ranks: 2}", "two: {ranks: 2, launcher: accelerate}",
+     "smoke.layouts.two.options: accelerate with 2 ranks takes exactly zero_stage"),
     ("--data={data}", "--data={dta}", "smoke.program: unknown {dta}; did you mean 'data'?"),
     ("--data={data}", "--data={data", "smoke.program: '--data={data': expected '}' before end of"
      " string"),
-    ("--data={data}", "{0}", "smoke.program: unknown {0}; known: data, horizon, nodes, record,"
+    ("--data={data}", "{0}", "smoke.program: unknown {0}; known: data, horizon, ranks, record,"
      " save, save_at, text, updates"),
-    ("two: {nodes: 2}", "two: {nodes: 2, args: ['{sav}']}",
+    ("two: {ranks: 2}", "two: {ranks: 2, args: ['{sav}']}",
      "smoke.layouts.two.args: unknown {sav}; did you mean 'save'?"),
 ]  # fmt: skip
 
@@ -259,6 +313,6 @@ def test_a_tolerance_under_which_parity_says_nothing_is_refused(tolerance):
 
 
 def test_layouts_of_accelerate_take_their_own_option():
-    layout = "two: {nodes: 2, launcher: accelerate, options: {zero_stage: '3'}}"
-    value, found = look("images/toy/stack.yml", ("two: {nodes: 2}", layout))
+    layout = "two: {ranks: 2, launcher: accelerate, options: {zero_stage: '3'}}"
+    value, found = look("images/toy/stack.yml", ("two: {ranks: 2}", layout))
     assert (found, dict(value.smoke.layouts[1].options)) == ([], {"zero_stage": "3"})

@@ -11,6 +11,7 @@ SMOKE = samples.smoke(program=("train.py", "--data={data}", "--save={save}", "--
 
 def plan(name="two", **changes):
     values = {"layout": SMOKE.layout(name), "label": name, "save": "/shared/save"}
+    values["nodes"] = samples.NODES[: values["layout"].ranks]
     return TrainingPlan(**{**values, **changes})
 
 
@@ -19,14 +20,14 @@ def test_placeholders_are_filled_in_every_word():
 
 
 def test_every_placeholder_that_a_definition_may_use_has_a_value():
-    from stackyard.read import PLACEHOLDERS
+    from stackyard.read_smoke import PLACEHOLDERS
 
     assert set(training.placeholders(SMOKE, plan())) == set(PLACEHOLDERS)
 
 
 def test_a_layout_is_launched_with_its_own_nodes_launcher_and_arguments():
-    layout = samples.layout("two", 1, args=("--n={nodes}",), launcher="deepspeed")
-    found = materialize(SMOKE, plan(layout=layout), samples.NODES, 2222, 29501)
+    layout = samples.layout("two", 1, args=("--n={ranks}",), launcher="deepspeed")
+    found = materialize(SMOKE, plan(layout=layout, nodes=("node1",)), 2222, 29501)
     assert found.argv[0] == "deepspeed"
     assert found.argv[-5:] == (
         "train.py", "--data=/shared/data", "--save=/shared/save", "--at=20", "--n=1",

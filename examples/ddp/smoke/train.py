@@ -27,9 +27,13 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-2)
     args = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
     rank, world = dist.get_rank(), dist.get_world_size()
-    record = Recorder(args.record, rank, world, backend="gloo")
+    record = Recorder(args.record, rank, world, backend=backend, device=str(device))
 
     text = "".join((Path(args.text) / f"{name}.txt").read_text()[:3000] for name in ("zh", "en"))
     vocabulary = sorted(set(text))
@@ -37,10 +41,11 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     model = nn.Sequential(nn.Embedding(len(vocabulary), WIDTH), nn.Linear(WIDTH, len(vocabulary)))
+    model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     checkpoint, done = Path(args.save) / "checkpoint.pt", 0
     if checkpoint.exists():
-        state = torch.load(checkpoint)
+        state = torch.load(checkpoint, map_location=device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         done = state["step"]
@@ -53,6 +58,7 @@ def main() -> None:
             len(tokens) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step)
         )
         windows = torch.stack([tokens[start : start + LENGTH + 1] for start in starts[rank::world]])
+        windows = windows.to(device)
         scores = rearrange(parallel(windows[:, :-1]), "b t v -> (b t) v")
         loss = cross_entropy(scores, rearrange(windows[:, 1:], "b t -> (b t)"))
         optimizer.zero_grad()

@@ -19,7 +19,7 @@ CLIP = 1.0
 ZERO_OPTIMIZERS = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
 
 
-def build_accelerator(zero_stage: int) -> Accelerator:
+def build_accelerator(zero_stage: int, precision: str) -> Accelerator:
     """Set up the process group.
 
     Without GPUs accelerate sees no distributed run at all in a DeepSpeed launch unless the
@@ -27,7 +27,8 @@ def build_accelerator(zero_stage: int) -> Accelerator:
     """
     named = zero_stage and not torch.cuda.is_available()
     accelerator = Accelerator(
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None
+        mixed_precision=precision,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None,
     )
     if zero_stage and accelerator.distributed_type != DistributedType.DEEPSPEED:
         raise SystemExit(f"ZeRO-{zero_stage} asked for, got {accelerator.distributed_type}")

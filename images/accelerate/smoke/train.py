@@ -39,6 +39,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--record", required=True)
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--save-at", type=int, required=True)
+    parser.add_argument("--precision", choices=("no", "bf16"), default="no")
     parser.add_argument("--zero-stage", type=int, choices=(0, 2, 3), default=0)
     return parser.parse_args()
 
@@ -97,7 +98,7 @@ def main() -> None:
     # DeepSpeed and accelerate search for unreachable memory themselves, through all that is imported.
     gc.freeze()
     options = parse_options()
-    accelerator = build_accelerator(options.zero_stage)
+    accelerator = build_accelerator(options.zero_stage, options.precision)
     recorder = Recorder(
         options.record,
         accelerator.process_index,

@@ -1,5 +1,6 @@
 """A GPT as a DeepSpeed pipeline of Megatron tensor-parallel layers.
 
+On GPUs its layers are Megatron's own throughout; on CPU ranks the core attention is not.
 Owns the architecture. It imports nothing of the launch: ranks and groups come from Megatron's
 parallel state, which the caller has initialised.
 """
@@ -87,9 +88,11 @@ class Head(nn.Module):
         return logits
 
 
-def build_pipeline(vocab_size: int, sequence: int, *, tp: int, pp: int, dp: int) -> PipelineModule:
+def build_pipeline(
+    vocab_size: int, sequence: int, *, tp: int, pp: int, dp: int, dtype: torch.dtype
+) -> PipelineModule:
     """The model, cut over `tp` x `pp` x `dp` ranks, with the same initial values in any layout."""
-    config = _config(tp)
+    config = _config(tp, dtype)
     vocabulary = -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     return PipelineModule(
         layers=[
@@ -113,6 +116,8 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _layer_spec() -> ModuleSpec:
     spec = get_gpt_layer_local_spec()
+    if torch.cuda.is_available():
+        return spec
     attention = dataclasses.replace(
         spec.submodules.self_attention.submodules, core_attention=CausalAttention
     )
@@ -120,7 +125,7 @@ def _layer_spec() -> ModuleSpec:
     return spec
 
 
-def _config(tp: int) -> TransformerConfig:
+def _config(tp: int, dtype: torch.dtype) -> TransformerConfig:
     # pipeline_model_parallel_size stays 1: DeepSpeed cuts the pipeline, and Megatron would
     # otherwise number the layers of a stage a second time.
     return TransformerConfig(
@@ -128,7 +133,10 @@ def _config(tp: int) -> TransformerConfig:
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
         tensor_model_parallel_size=tp,
+        # On GPUs, too: then the values are those of CPU ranks.
         use_cpu_initialization=True,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         masked_softmax_fusion=False,

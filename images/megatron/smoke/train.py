@@ -14,6 +14,7 @@ from pathlib import Path
 import corpus
 import deepspeed
 import model
+import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import PipelineModule
@@ -37,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True, help="updates to index samples for")
     parser.add_argument("--save-at", type=int, required=True, help="update to save after")
+    parser.add_argument("--bf16", action="store_true", help="train in bf16 (on GPUs)")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
     return parser.parse_args()
 
@@ -54,8 +56,10 @@ def stand_alone(ranks: int) -> None:
 def initialise_parallelism(tp: int, pp: int) -> None:
     """Make Megatron's process groups inside the running process group."""
     parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
-    # Megatron's ordinary tracker holds CUDA generator states; without dropout it has no use.
-    tensor_parallel.model_parallel_cuda_manual_seed(model.SEED, inference_rng_tracker=True)
+    # Megatron's ordinary tracker holds CUDA generator states: CPU ranks have none, and without
+    # dropout no use for it.
+    on_gpus = torch.cuda.is_available()
+    tensor_parallel.model_parallel_cuda_manual_seed(model.SEED, inference_rng_tracker=not on_gpus)
 
 
 def check_rank_order(pipeline: PipelineModule) -> None:
@@ -75,8 +79,8 @@ def check_rank_order(pipeline: PipelineModule) -> None:
         raise RuntimeError(f"(tp, pp, dp) ranks differ: Megatron {megatron}, DeepSpeed {ours}")
 
 
-def build_engine(pipeline: PipelineModule, dp: int) -> PipelineEngine:
-    """An fp32 engine; gradients accumulate over the micro-batches of a replica's share."""
+def build_engine(pipeline: PipelineModule, dp: int, *, bf16: bool) -> PipelineEngine:
+    """An engine; gradients accumulate over the micro-batches of a replica's share."""
     config = {
         "train_batch_size": corpus.GLOBAL_BATCH,
         "train_micro_batch_size_per_gpu": corpus.MICRO_BATCH,
@@ -88,6 +92,7 @@ def build_engine(pipeline: PipelineModule, dp: int) -> PipelineEngine:
             "params": {"lr": 2e-3, "betas": [0.9, 0.95], "torch_adam": True},
         },
         "gradient_clipping": 1.0,
+        "bf16": {"enabled": bf16},
         "steps_per_print": HASH_EVERY,
     }
     engine, *_ = deepspeed.initialize(
@@ -137,6 +142,8 @@ def main() -> None:
     options = parse_arguments()
     stand_alone(options.tp * options.pp * options.dp)
     accelerator = get_accelerator()
+    if torch.cuda.is_available():
+        accelerator.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(accelerator.communication_backend_name())
     recorder = Recorder(
         options.record,
@@ -153,9 +160,10 @@ def main() -> None:
         tp=options.tp,
         pp=options.pp,
         dp=options.dp,
+        dtype=torch.bfloat16 if options.bf16 else torch.float32,
     )
     check_rank_order(pipeline)
-    train(build_engine(pipeline, options.dp), recorder, options)
+    train(build_engine(pipeline, options.dp, bf16=options.bf16), recorder, options)
     dist.barrier()
     # The engine holds process groups and gloo's threads, and lies in cycles: left to the
     # interpreter's end, they sometimes abort it after all is done.

@@ -1,0 +1,90 @@
+# accelerate on nvidia-host. Rendered by `invoke render`; edit images/ or templates/ instead.
+# By hand, from the project's root (settings of pip, uv and apt are optional secrets, see docs/):
+#   DOCKER_BUILDKIT=1 docker build -f images/accelerate/nvidia-host.Dockerfile -t stackyard/accelerate:nvidia-host .
+ARG BASE=stackyard/base:nvidia-host
+ARG TOOLS=ghcr.io/astral-sh/uv:0.13.8
+# hadolint ignore=DL3006
+FROM ${TOOLS} AS tools
+# hadolint ignore=DL3006
+FROM ${BASE} AS base
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+USER 0
+
+FROM base AS text
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && unpack_text /text fortunes fortunes-zh
+
+FROM base AS system
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && unpack_system openssh-server openssh-client pdsh iproute2 rsync tini less vim-tiny openssh-sftp-server libbpf1 libbsd0 libcbor0.8 libedit2 libfido2-1 libgenders0 libmd0 libmnl0 libnsl2 libpopt0 libtirpc-common libtirpc3 libwrap0 libxtables12 libxxhash0 vim-common
+
+# torch and everything else in the base stay as they are.
+FROM system AS torch
+
+FROM base AS wheel-deepspeed
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/wheels/deepspeed.nvidia-host.lock,target=/mnt/wheel.lock \
+    --mount=type=bind,source=images/wheels/deepspeed.nvidia-host.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/deepspeed.nvidia-host.fixes.json,target=/mnt/fixes.json \
+export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+
+FROM torch AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/accelerate/nvidia-host.lock,target=/mnt/stack.lock \
+    --mount=type=bind,source=images/accelerate/nvidia-host.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,from=wheel-deepspeed,source=/wheels,target=/mnt/wheels/deepspeed \
+    . /mnt/build.sh \
+    && inventory > /mnt/before \
+    && assert_provided cuda-bindings cuda-pathfinder cuda-toolkit filelock fsspec jinja2 markupsafe mpmath networkx numpy==2 nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx setuptools sympy torch==2.11.0 torchaudio==2.11 triton==3.6.0 typing-extensions \
+    && install_locked /mnt/stack.lock \
+    && install_built \
+    && assert_unchanged /mnt/before \
+    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
+        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && warm accelerate.commands.accelerate_cli deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.zero.stage3 deepspeed.runtime.zero.stage_1_and_2 deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops deepspeed.runtime.superoffload.superoffload_stage3 setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch._inductor.compiler_bisector torch._subclasses.schema_check_mode torch.utils.serialization torch.profiler._cupti_monitor transformers.models.llama.modeling_llama tokenizers.trainers
+# Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
+COPY --from=text /text /usr/local/share/stackyard/text
+COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
+COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
+COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
+ENV LANG="C.UTF-8" \
+    LD_LIBRARY_PATH="/usr/local/nvidia/lib64:/usr/local/nvidia/lib" \
+    NCCL_NVLS_ENABLE="0" \
+    NVSHMEM_DISABLE_NVLS="1" \
+    PDSH_RCMD_TYPE="ssh" \
+    TOKENIZERS_PARALLELISM="false" \
+    TORCH_SYMM_MEM_DISABLE_MULTICAST="1"
+WORKDIR /root
+ENTRYPOINT ["/usr/bin/tini", "--"]
+CMD ["python3", "/usr/local/lib/stackyard/node.py"]

@@ -1,0 +1,99 @@
+# megatron on ngc-25-01. Rendered by `invoke render`; edit images/ or templates/ instead.
+# NEVER BUILT: no image has been built on it yet: its registry could not be reached from where these definitions were written
+# By hand, from the project's root (settings of pip, uv and apt are optional secrets, see docs/):
+#   DOCKER_BUILDKIT=1 docker build -f images/megatron/ngc-25-01.Dockerfile -t stackyard/megatron:ngc-25-01 .
+ARG BASE=nvcr.io/nvidia/pytorch:25.01-py3
+ARG TOOLS=ghcr.io/astral-sh/uv:0.13.8
+# hadolint ignore=DL3006
+FROM ${TOOLS} AS tools
+# hadolint ignore=DL3006
+FROM ${BASE} AS base
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+USER 0
+
+FROM base AS text
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && unpack_text /text fortunes fortunes-zh
+
+FROM base AS system
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && apt_install openssh-server openssh-client pdsh procps iproute2 rsync tini less vim-tiny
+
+# torch and everything else in the base stay as they are.
+FROM system AS torch
+
+# A compiler for the wheels that need one; it stays in this stage.
+FROM base AS compiler
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && apt_install g++ python3-dev
+
+FROM compiler AS wheel-deepspeed
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/wheels/deepspeed.ngc-25-01.lock,target=/mnt/wheel.lock \
+    --mount=type=bind,source=images/wheels/deepspeed.ngc-25-01.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/deepspeed.ngc-25-01.fixes.json,target=/mnt/fixes.json \
+export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+
+FROM torch AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/megatron/ngc-25-01.lock,target=/mnt/stack.lock \
+    --mount=type=bind,source=images/megatron/ngc-25-01.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,from=wheel-deepspeed,source=/wheels,target=/mnt/wheels/deepspeed \
+    . /mnt/build.sh \
+    && inventory > /mnt/before \
+    && assert_provided torch==2.6.0a0+ecf3bae40a.nv25.1 \
+    && install_locked /mnt/stack.lock \
+    && install_built \
+    && assert_unchanged /mnt/before \
+    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
+        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch.utils.serialization torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.datasets.helpers megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
+# Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
+COPY --from=text /text /usr/local/share/stackyard/text
+COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
+COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
+COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
+ENV LANG="C.UTF-8" \
+    PDSH_RCMD_TYPE="ssh" \
+    TOKENIZERS_PARALLELISM="false"
+WORKDIR /root
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/nvidia/nvidia_entrypoint.sh"]
+CMD ["python3", "/usr/local/lib/stackyard/node.py"]

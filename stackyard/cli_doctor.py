@@ -1,0 +1,69 @@
+"""`invoke doctor`: read this machine and say what a run would meet.
+
+Owns the reading and the printing; what is right and wrong is `stackyard.doctor`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from dataclasses import asdict
+from typing import Any
+
+from stackyard import access, doctor, gpus, host, tables
+from stackyard.build import find_client
+from stackyard.cli import run
+from stackyard.console import Terminal
+from stackyard.doctor import Machine
+from stackyard.engine import Engine
+from stackyard.errors import StackyardError
+from stackyard.foundation import free_bytes
+from stackyard.project import load_project
+
+
+def examine(*, as_json: bool) -> int:
+    """`invoke doctor`; exit code 1 when something is wrong."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project(locks_required=False)
+        findings = doctor.examine(read_machine(), project.definitions.bases.values())
+        terminal.table(tables.findings_table(findings))
+        state = doctor.worst(findings)
+        return {"state": state, "findings": [asdict(f) for f in findings]}, int(
+            state == doctor.WRONG
+        )
+
+    return run(command, as_json=as_json)
+
+
+def read_machine() -> Machine:
+    """Everything that `doctor` looks at; what cannot be read is told, not raised."""
+    found: dict[str, Any] = {}
+    info: dict[str, object] = {}
+    try:
+        with Engine() as engine:
+            info = dict(engine.info())
+            found["engine"] = engine.version
+            found["free_bytes"] = free_bytes(engine.data_folder())
+        found["client"] = find_client(os.environ.get("PATH", "")).says
+    except StackyardError as error:
+        found |= {"engine": "", "no_engine": f"{error.what}: {error.why}".rstrip(": ")}
+    try:
+        found["gpus"] = gpus.read_host()
+        found["driver"] = gpus.driver_files()
+        found["way"] = access.choose_way(info, gpus.cdi_kinds())
+    except StackyardError as error:
+        found |= {"gpus": None, "no_gpus": error.what}
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        shm = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        shm = 0
+    return Machine(
+        shm_bytes=shm,
+        memlock=-1 if limit == resource.RLIM_INFINITY else limit,
+        needed_bytes=host.NEEDED_BYTES,
+        settings=gpus.caller_settings(os.environ),
+        **found,
+    )

@@ -1,0 +1,227 @@
+"""The checks that only GPUs have: transport, bandwidth, throughput, memory.
+
+Owns their thresholds and sentences, as `stackyard.judge` owns those of every smoke. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stackyard import nccl
+from stackyard.checks import Check, check, not_run
+from stackyard.placement import Placement
+from stackyard.record import Training
+
+# Against the bare host, measured in the same smoke: what a container may cost.
+BANDWIDTH_RATIO = 0.95
+TRAINING_RATIO = {1: 0.99}
+SEVERAL_RATIO = 0.98
+# Without a bare host to compare with: NCCL reaches most of what a plain copy between the two does.
+COPY_RATIO = 0.6
+LARGEST = str(1024 * 2**20)
+FREED_SECONDS = 10.0
+FREED_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuObservation:
+    """What a smoke on GPUs saw beside its trainings.
+
+    Attributes:
+        measured: what `images/measure/gpu_measure.py` found in this placement; empty when it did
+            not run.
+        bare: the same on the bare host; empty where that was not measured.
+        no_bare: why the bare host was not measured.
+        used_before, used_after: bytes in use on each GPU of the run, by UUID.
+        freed_seconds: how long after the last training it took until they were free.
+    """
+
+    placement: Placement
+    driver: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    bare: Mapping[str, Any] = field(default_factory=dict)
+    no_bare: str = ""
+    failed: str = ""
+    used_before: Mapping[str, int] = field(default_factory=dict)
+    used_after: Mapping[str, int] = field(default_factory=dict)
+    freed_seconds: float = 0.0
+
+
+def judge_gpu(
+    seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str
+) -> tuple[Check, ...]:
+    """All checks, in a fixed order."""
+    return (
+        transport(seen, trainings, broken),
+        bandwidth(seen, broken),
+        throughput(seen, trainings, broken),
+        memory(seen, trainings, broken),
+    )
+
+
+def transport(
+    seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str
+) -> Check:
+    """Every channel between two ranks takes the best that the placement allows, on its own GPU."""
+    placement = seen.placement
+    expected = {"placement": placement.name, "transport": placement.transport}
+    several = [(name, found) for name, found in trainings if found.wanted > 1]
+    if not several:
+        return not_run("transport", expected, broken or "no training had two ranks")
+    wrong: list[str] = []
+    measured: dict[str, Any] = {}
+    asked = {gpu.uuid for gpu in placement.gpus}
+    for name, training in several:
+        ranks = training.ranks.values()
+        for rank in ranks:
+            if rank.backend != "nccl":
+                wrong.append(f"{name}: rank {rank.rank} talks {rank.backend}, not nccl")
+            if rank.gpu and rank.gpu not in asked:
+                wrong.append(f"{name}: rank {rank.rank} computes on {rank.gpu}, not asked for")
+        gpus = [rank.gpu for rank in ranks if rank.gpu]
+        if len(set(gpus)) < len(gpus):
+            wrong.append(f"{name}: ranks share a GPU: {', '.join(gpus)}")
+        log = training.nccl
+        if log is None or not log.transports:
+            wrong.append(f"{name}: NCCL's log names no channel, so nothing proves its transport")
+            continue
+        measured[name] = {
+            "channels": log.channels,
+            "transports": {pair: list(via) for pair, via in log.transports.items()},
+            "nccl": log.version,
+        }
+        wrong += _slow_channels(name, log, placement)
+    return check("transport", measured, expected, wrong)
+
+
+_ORDER = ("P2P", "SHM", "NET")
+
+
+def _slow_channels(name: str, log: nccl.NcclLog, placement: Placement) -> list[str]:
+    wrong = []
+    for pair, found in log.transports.items():
+        kinds = {nccl.kind(via) for via in found}
+        worse = [k for k in kinds if k not in _ORDER or _rank(k) > _rank(placement.transport)]
+        if worse:
+            says = f"; NCCL: {log.warnings[0]}" if log.warnings else ""
+            wrong.append(
+                f"{name}: rank {pair.replace('>', ' to ')} goes over {', '.join(found)};"
+                f" {placement.name!r} allows {placement.transport}{says}"
+            )
+    return wrong
+
+
+def _rank(transport: str) -> int:
+    return _ORDER.index(transport)
+
+
+def bandwidth(seen: GpuObservation, broken: str) -> Check:
+    """All-reduce keeps the bare host's bus bandwidth."""
+    reference, basis, ratio = _bandwidth_reference(seen)
+    expected = {"1 GiB": f">= {ratio} of {basis}"}
+    found = seen.measured.get("allreduce")
+    if not found:
+        if seen.failed:
+            return check("bandwidth", None, expected, [seen.failed])
+        return not_run("bandwidth", expected, broken or "nothing was measured")
+    own = float(found[LARGEST]["busbw_gb_s"])
+    measured: dict[str, Any] = {
+        "busbw_gb_s": {_size(size): entry["busbw_gb_s"] for size, entry in found.items()},
+        "bare_busbw_gb_s": {
+            _size(size): entry["busbw_gb_s"]
+            for size, entry in seen.bare.get("allreduce", {}).items()
+        },
+        "reference": basis,
+    }
+    if seen.placement.transport == "NET":  # nothing to hold it against: docker's own default
+        return check("bandwidth", measured, {"1 GiB": "measured"}, [])
+    if reference is None:
+        return not_run("bandwidth", expected, f"there is nothing to compare with: {seen.no_bare}")
+    measured["ratio"] = round(own / reference, 4)
+    wrong = []
+    if own < ratio * reference:
+        wrong.append(f"{own:.1f} GB/s at 1 GiB, {basis} has {reference:.1f}")
+    return check("bandwidth", measured, expected, wrong)
+
+
+def _bandwidth_reference(seen: GpuObservation) -> tuple[float | None, str, float]:
+    bare = seen.bare.get("allreduce")
+    if bare:
+        return float(bare[LARGEST]["busbw_gb_s"]), "the bare host", BANDWIDTH_RATIO
+    copy = seen.measured.get("copy_gb_s")
+    return (float(copy) if copy else None), "a plain copy between the GPUs", COPY_RATIO
+
+
+def _size(size: str) -> str:
+    mib = int(size) // 2**20
+    return f"{mib // 1024} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def throughput(
+    seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str
+) -> Check:
+    """A plain training keeps the bare host's speed; that of the smoke's own is told with it."""
+    nodes = len(seen.placement.nodes)
+    ratio = TRAINING_RATIO.get(nodes, SEVERAL_RATIO)
+    bare = seen.bare.get("training", {}).get("tokens_s")
+    expected = {"tokens/s": f">= {ratio} of the bare host" if bare else "measured"}
+    found = seen.measured.get("training")
+    if not found:
+        if seen.failed:
+            return check("throughput", None, expected, [seen.failed])
+        return not_run("throughput", expected, broken or "nothing was measured")
+    measured: dict[str, Any] = {
+        "gpu": seen.measured["gpu"],
+        "driver": seen.driver,
+        "gpt2_small_tokens_s": found["tokens_s"],
+        "bare_tokens_s": bare,
+        "updates_s": {name: rate for name, t in trainings if (rate := updates_a_second(t))},
+    }
+    if not bare:
+        measured["not_compared"] = seen.no_bare
+    wrong = []
+    if bare and seen.placement.transport != "NET":
+        measured["ratio"] = round(found["tokens_s"] / bare, 4)
+        if found["tokens_s"] < ratio * bare:
+            wrong.append(f"{found['tokens_s']:,.0f} tokens/s, the bare host has {bare:,.0f}")
+    return check("throughput", measured, expected, wrong)
+
+
+def updates_a_second(training: Training) -> float | None:
+    """Updates a second of a smoke's training, from its tenth update on; None when it has fewer."""
+    for rank in training.ranks.values():
+        times = [at for step, at in sorted(rank.times.items()) if step >= 10]
+        if len(times) > 1 and times[-1] > times[0]:
+            return round((len(times) - 1) / (times[-1] - times[0]), 1)
+    return None
+
+
+def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str) -> Check:
+    """Every rank tells its peak, and once all is over the GPUs are as they were."""
+    expected = {"left_bytes": f"<= {FREED_BYTES}", "within_seconds": FREED_SECONDS}
+    if not trainings or not seen.used_after:
+        return not_run("memory", expected, broken or "nothing was trained")
+    wrong: list[str] = []
+    peaks: dict[str, Any] = {}
+    for name, training in trainings:
+        if training.killed:
+            continue
+        peaks[name] = {f"rank {r.rank}": r.memory.get("reserved") for r in training.ranks.values()}
+        silent = [r.rank for r in training.ranks.values() if r.ended is not None and not r.memory]
+        if silent:
+            wrong.append(f"{name}: rank {silent[0]} told no peak")
+    left = {
+        uuid: max(0, seen.used_after.get(uuid, 0) - before)
+        for uuid, before in seen.used_before.items()
+    }
+    for uuid, count in left.items():
+        if count > FREED_BYTES:
+            wrong.append(f"{count / 2**20:.0f} MiB are still held on {uuid}")
+    measured = {
+        "peak_reserved_bytes": peaks,
+        "left_bytes": left,
+        "freed_after_seconds": round(seen.freed_seconds, 2),
+    }
+    return check("memory", measured, expected, wrong)

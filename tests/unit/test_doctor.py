@@ -1,0 +1,113 @@
+"""What `invoke doctor` says of a machine, from values alone."""
+
+import dataclasses
+
+import pytest
+
+from stackyard import access, doctor
+from stackyard.doctor import Machine, examine
+from stackyard.errors import NothingToRunOn
+from stackyard.placement import GpuProcess
+from stackyard.spec import Fact
+from tests.unit import samples
+from tests.unit.test_access import DRIVER
+from tests.unit.test_placement import gpu, host, pair
+
+GIB = 2**30
+
+
+def base(**facts):
+    found = {name: Fact(value=value, source="a page") for name, value in facts.items()}
+    return dataclasses.replace(samples.base(), name="near", device="cuda", facts=found)
+
+
+def machine(**changes):
+    values = {
+        "engine": "20.10.24",
+        "client": "/usr/bin/docker",
+        "gpus": host(*pair()),
+        "way": access.DEVICES,
+        "driver": DRIVER,
+        "shm_bytes": 8 * GIB,
+        "free_bytes": 100 * GIB,
+        "needed_bytes": 12 * GIB,
+    }
+    return Machine(**{**values, **changes})
+
+
+def findings(bases=(), **changes):
+    return {one.name: one for one in examine(machine(**changes), bases)}
+
+
+def test_a_good_machine_is_good():
+    found = findings([base(driver="580.65.06", architectures="sm_80 sm_90")])
+    assert [one.name for one in found.values() if one.state != doctor.OK] == ["infiniband"]
+    assert "18 links between each two" in found["nvlink"].what
+    assert found["base near"].state == doctor.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state", "what"),
+    [
+        ({"engine": "", "no_engine": "no container engine answers"}, "engine", "wrong",
+         "no container engine answers"),
+        ({"free_bytes": 3 * GIB}, "disk", "wrong", "3 GiB are free"),
+        ({"shm_bytes": 64 * 2**20}, "/dev/shm", "note", "0.1 GiB on the host"),
+        ({"memlock": 65536}, "memlock", "note", "64 KiB on the host"),
+        ({"gpus": None, "no_gpus": "there is no NVIDIA GPU"}, "gpus", "note",
+         "there is no NVIDIA GPU"),
+        ({"driver": dataclasses.replace(DRIVER, nodes=())}, "gpu access", "wrong",
+         "/dev/nvidia0 is not there"),
+        ({"gpus": host(pair()[0], gpu(1, processes=(GpuProcess(pid=9, bytes=GIB, command="x"),)))},
+         "GPU 1", "wrong", "processes hold it: 9 (x, 1024 MiB)"),
+        ({"gpus": host(gpu(0), gpu(1))}, "nvlink", "note", "peer access: no"),
+        ({"settings": {"NCCL_P2P_DISABLE": "1"}}, "your settings", "note", "NCCL_P2P_DISABLE=1"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_found(changes, name, state, what):
+    found = findings(**changes)[name]
+    assert found.state == state
+    assert what in found.what
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"driver": "590.44.01"}, "needs driver 590.44.01 or newer, this host has 580.159.04"),
+        ({"cuda": "14.0"}, ""),
+        ({"cuda": "13.1.0"}, ""),
+        ({"architectures": "sm_70 sm_80 sm_100"}, ""),
+        ({"architectures": "sm_70 sm_100"}, "has no kernels for NVIDIA H200"),
+        ({}, ""),
+    ],
+)
+def test_a_base_that_does_not_run_here_is_named(facts, why):
+    found = findings([base(**facts)])["base near"]
+    if facts == {"architectures": "sm_70 sm_80 sm_100"}:
+        why = "has no kernels for NVIDIA H200"
+    assert (found.state == doctor.WRONG) == bool(why)
+    assert why in found.what
+    if why:
+        with pytest.raises(NothingToRunOn) as caught:
+            doctor.require_fit(host(*pair()), base(**facts))
+        assert why in caught.value.why
+    else:
+        doctor.require_fit(host(*pair()), base(**facts))
+
+
+def test_a_driver_below_cudas_own_floor_is_too_old():
+    old = dataclasses.replace(host(*pair()), driver="550.54.15")
+    with pytest.raises(NothingToRunOn, match="does not run on this machine"):
+        doctor.require_fit(old, base(cuda="13.0"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"), [((9, 0), True), ((9, 1), True), ((8, 9), False), ((10, 0), False)]
+)
+def test_binaries_run_on_later_minors_of_the_same_major(capability, runs):
+    assert doctor.runs_on(capability, {(9, 0)}) is runs
+
+
+def test_the_worst_finding_decides():
+    assert doctor.worst(examine(machine(engine=""), [])) == doctor.WRONG
+    assert doctor.worst(examine(machine(), [])) == doctor.NOTE

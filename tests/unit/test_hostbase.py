@@ -1,0 +1,234 @@
+"""Making a base out of a machine's files: reading its Python, finding files, streaming them."""
+
+import contextlib
+import os
+import sys
+import tarfile
+
+import pytest
+
+from stackyard import hostbase
+from stackyard.build import Client
+from stackyard.errors import EngineError, StackyardError
+from stackyard.hostfiles import Rules
+from stackyard.image import ImageInfo
+from tests.unit import samples
+from tests.unit.test_hostfiles import found
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small machine: folders below the test's own, which stands for /."""
+    for name in ("env/lib/a.py", "env/lib/jax.py", "env/pip.conf", "usr/bin/tool", "usr/lib/x.a",
+                 "usr/share/doc/tool/README", "usr/home/secret"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("12345")
+    (tmp_path / "usr/bin/link").symlink_to("/nowhere")
+    (tmp_path / "usr/empty").mkdir()
+    (tmp_path / "bin").symlink_to("usr/bin")
+    os.mkfifo(tmp_path / "usr/fifo")
+    return tmp_path
+
+
+def chosen(tree, monkeypatch, *, behind=(), **changes):
+    """What is carried, as the rules see it: paths from the tree on."""
+
+    class Inside(Rules):
+        def forbidden(self, root):
+            return super().forbidden(root.removeprefix(str(tree)))
+
+    declared = samples.carried(**{"paths": (f"{tree}/usr*", f"{tree}/bin"), **changes})
+    there = found(prefixes=(f"{tree}/env",))
+    names, size = hostbase.collect(declared, there, Inside(declared.host, behind))
+    return [name.removeprefix(f"{tree}/") for name in names if name.startswith(f"{tree}/")], size
+
+
+def test_files_and_links_are_carried_after_their_folders(tree, monkeypatch):
+    names, size = chosen(tree, monkeypatch, exclude=("*.a", f"{tree}/usr/share/doc"))
+    assert names == [
+        "usr", "usr/home", "usr/home/secret", "usr/bin", "usr/bin/link", "usr/bin/tool",
+        "bin", "env", "env/lib", "env/lib/a.py", "env/lib/jax.py",
+    ]  # fmt: skip
+    assert size == 4 * 5 + len("/nowhere") + len("usr/bin")
+
+
+def test_what_is_left_behind_never_or_excluded_is_not_carried(tree, monkeypatch):
+    names, _ = chosen(tree, monkeypatch, behind=(f"{tree}/env/lib/jax.py",))
+    assert "env/lib/jax.py" not in names
+    assert "env/pip.conf" not in names
+    assert "usr/lib" not in names  # nothing of it is carried
+    assert "usr/fifo" not in names
+
+
+def test_a_path_below_what_is_never_carried_is_not_followed(tree):
+    declared = samples.carried(paths=("/root",))
+    names, size = hostbase.collect(declared, found(prefixes=()), Rules(declared.host, ()))
+    assert (names, size) == ([], 0)
+
+
+# The Python
+
+
+@pytest.mark.usefixtures("allow_processes")
+def test_the_python_on_the_path_is_asked_in_isolation(monkeypatch, tmp_path):
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "/no/such/path")
+    read = hostbase.probe()
+    assert read.version == ".".join(map(str, sys.version_info[:3]))
+    assert read.environment["platform_system"] == "Linux"
+    assert (read.torch, read.cuda) == ("", "")
+    assert "No module named 'torch'" in read.why_no_torch
+
+
+@pytest.mark.usefixtures("allow_processes")
+def test_without_any_python_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StackyardError, match="python3 does not answer") as caught:
+        hostbase.probe()
+    assert "first on PATH" in caught.value.hint
+
+
+# The whole
+
+
+class Holding:
+    """An engine with an image, or none."""
+
+    def __init__(self, labels=None):
+        self.labels, self.tagged = labels, []
+
+    def image(self, name):
+        if self.labels is None:
+            return None
+        return ImageInfo(id="sha256:1", tags=(name,), labels=self.labels, env=(), size=1, layers=())
+
+    def data_folder(self):
+        return "/no/such/folder"
+
+    def tag(self, reference, name):
+        self.tagged.append((reference, name))
+        self.labels = self.labels or {}
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine that is as declared; what is imported is kept."""
+    imported = []
+    monkeypatch.setattr(hostbase, "_require_machine", lambda base: None)
+    monkeypatch.setattr(hostbase, "probe", found)
+    monkeypatch.setattr(hostbase, "_require_given", lambda *_: None)
+    monkeypatch.setattr(hostbase, "exclusive", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(hostbase, "collect", lambda *_: (["/usr", "/usr/x"], 5))
+    monkeypatch.setenv("PATH", "/opt/env/bin:/usr/bin")
+
+    def keep(client, names, changes):
+        imported.append((client, names, changes))
+        return "sha256:new"
+
+    monkeypatch.setattr(hostbase, "_import", keep)
+    return imported
+
+
+def test_a_host_base_is_made_named_and_marked(machine):
+    engine = Holding()
+    hostbase.ensure(engine, samples.carried(), lambda: "client", lambda text: None)
+    ((client, names, changes),) = machine
+    assert (client, names) == ("client", ["/usr", "/usr/x"])
+    assert changes[:2] == ['ENV A="1"', 'ENV PATH="/opt/env/bin:/usr/bin"']
+    assert changes[2].startswith("LABEL stackyard.host=")
+    assert "LABEL stackyard.publish=never" in changes
+    assert engine.tagged == [("sha256:new", "stackyard/base:far")]
+
+
+def test_a_host_base_that_is_current_is_not_made_again(machine):
+    engine = Holding()
+    hostbase.ensure(engine, samples.carried(), lambda: "client", print)
+    (key,) = [c.partition("=")[2] for c in machine[0][2] if "stackyard.host" in c]
+    hostbase.ensure(Holding({"stackyard.host": key}), samples.carried(), lambda: "client", print)
+    assert len(machine) == 1
+    hostbase.ensure(
+        Holding({"stackyard.host": "other"}), samples.carried(), lambda: "client", print
+    )
+    assert len(machine) == 2
+
+
+def test_without_room_nothing_is_imported(machine, monkeypatch):
+    monkeypatch.setattr(hostbase, "free_bytes", lambda folder: 1)
+    with pytest.raises(EngineError, match="the base takes"):
+        hostbase.ensure(Holding(), samples.carried(), lambda: "client", print)
+    assert machine == []
+
+
+def test_only_root_can_make_one(monkeypatch):
+    monkeypatch.setattr(hostbase, "running_as_root", lambda: False)
+    with pytest.raises(StackyardError, match="only root can read") as caught:
+        hostbase._require_machine(samples.carried())
+    assert "invoke base far" in caught.value.hint
+
+
+def test_another_platform_is_refused(monkeypatch):
+    other = os.uname_result(("Darwin", "x", "1", "1", "arm64"))
+    monkeypatch.setattr(hostbase.os, "uname", lambda: other)
+    with pytest.raises(
+        StackyardError, match="far is for linux/amd64; this machine is Darwin arm64"
+    ):
+        hostbase._require_machine(samples.carried())
+
+
+def test_given_packages_must_be_there(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "g++").touch()
+    (tmp_path / "g++.list").write_text(f"/.\n{tmp_path}/bin/g++\n{tmp_path}/lib/gone.so\n")
+    (tmp_path / "openssh-client:amd64.list").write_text(f"/.\n{tmp_path}/bin/ssh\n")
+    said = []
+    given = samples.carried(given_system=("g++", "openssh-client"))
+    hostbase._require_given(given, said.append, tmp_path)
+    assert said == [f"note: openssh-client is installed, but {tmp_path}/bin/ssh was removed"]
+    with pytest.raises(StackyardError, match="this machine lacks packages") as caught:
+        hostbase._require_given(samples.carried(given_system=("g++", "g")), print, tmp_path)
+    assert caught.value.what.endswith(" to have: g")
+    assert "take them out of given_system" in caught.value.hint
+
+
+# The stream
+
+
+@pytest.fixture
+def docker(tmp_path):
+    """A client that keeps what it is given to import, and says an id."""
+    program = tmp_path / "docker"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n'
+        f'[ "$1" = import ] && cat > {tmp_path}/root.tar && echo sha256:abc\nexit 0\n'
+    )
+    program.chmod(0o755)
+    return Client(path=str(program), buildx=False)
+
+
+@pytest.mark.usefixtures("allow_processes")
+def test_files_are_streamed_with_the_folders_of_every_root(docker, tmp_path):
+    file = tmp_path / "with space\nand line"
+    file.write_text("content")
+    file.chmod(0o6755)
+    made = hostbase._import(docker, [str(tmp_path), str(file)], ["ENV A=1", "CMD x"])
+    assert made == "sha256:abc"
+    with tarfile.open(tmp_path / "root.tar") as archive:
+        listed = archive.getmembers()
+    members = {member.name: member for member in listed}
+    assert members["tmp"].mode == 0o1777
+    assert members["root"].mode == 0o700
+    assert len(members) == len(listed)  # no path twice
+    assert members["usr/local"].mode == 0o755
+    assert members[str(file)[1:]].size == 7
+    assert members[str(file)[1:]].mode == 0o755
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said == ["import --change ENV A=1 --change CMD x -"]
+
+
+@pytest.mark.usefixtures("allow_processes")
+def test_an_image_of_half_the_files_is_removed_again(docker, tmp_path):
+    with pytest.raises(EngineError, match="could not be imported") as caught:
+        hostbase._import(docker, [str(tmp_path / "gone")], [])
+    assert "gone" in caught.value.why
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "image rm sha256:abc"
