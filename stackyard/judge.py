@@ -33,6 +33,7 @@ class Observation:
         environment: what every node's containers were started with.
         own: settings of single nodes, beyond those.
         gpu: what only a smoke on GPUs sees; None on CPU ranks.
+        recorded: losses of the reference layout as CPU ranks had them, to compare GPUs with.
         reach: answers of the logins that must work, by source and target node.
         refusals: answers of the logins that must not, by name.
         trainings: the uninterrupted training of each layout.
@@ -51,6 +52,7 @@ class Observation:
     broken: str = ""
     own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpu: GpuObservation | None = None
+    recorded: Mapping[int, float] = field(default_factory=dict)
 
 
 def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
@@ -283,7 +285,10 @@ def parity(smoke: Smoke, seen: Observation) -> Check:
     others = {n: t for n, t in seen.trainings.items() if n != smoke.reference}
     if reference is None or not others:
         return _not_run("parity", expected, seen, f"{smoke.reference} or its peers did not train")
-    wrong, measured = [], {}
+    wrong: list[str] = []
+    measured: dict[str, Any] = {}
+    if seen.recorded:
+        wrong += _against_cpu(smoke, reference, seen.recorded, measured)
     for name, training in others.items():
         steps = sorted(set(reference.losses) & set(training.losses))
         worst, where = _difference(reference.losses, training.losses, steps)
@@ -298,6 +303,25 @@ def parity(smoke: Smoke, seen: Observation) -> Check:
         if worst > limits[name]:
             wrong.append(f"{name}: loss differs by {worst:.3g} at update {where}")
     return check("parity", measured, expected, wrong)
+
+
+def _against_cpu(
+    smoke: Smoke, reference: Training, recorded: Mapping[int, float], measured: dict[str, Any]
+) -> list[str]:
+    """GPUs give what CPU ranks gave: the same program, data and seed, in fp32."""
+    steps = sorted(set(reference.losses) & set(recorded))
+    worst, where = _difference(reference.losses, recorded, steps)
+    measured[smoke.reference] = {
+        "against": "the curve recorded on CPU ranks",
+        "updates": len(steps),
+        "largest_difference": _finite(worst),
+        "at_update": where,
+    }
+    if len(steps) < smoke.updates:
+        return [f"{smoke.reference}: only {len(steps)} updates to compare with CPU ranks"]
+    if worst > smoke.tolerance:
+        return [f"{smoke.reference}: loss differs from CPU ranks' by {worst:.3g} at update {where}"]
+    return []
 
 
 def resume_equal(smoke: Smoke, seen: Observation) -> Check:

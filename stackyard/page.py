@@ -40,12 +40,37 @@ def render_page(report: Mapping[str, Any]) -> str:
             for phase in report["phases"]
         ],
         "chart": chart(curves),
+        "gpus": report.get("gpus", {}),
+        "speeds": speeds(report.get("gpus", {})),
         "commands": {
             name: " ".join(_short(word) for word in words)
             for name, words in report["commands"].items()
         },
     }
     return template.render("report.html.j2", values)
+
+
+def speeds(gpus: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What was measured of the GPUs, beside the bare host: one row each, as text."""
+    here, bare = gpus.get("measured", {}), gpus.get("bare", {})
+    rows = []
+    for size, entry in here.get("allreduce", {}).items():
+        other = bare.get("allreduce", {}).get(size, {}).get("busbw_gb_s")
+        name = f"all-reduce of {int(size) // 2**20} MiB, bus bandwidth in GB/s"
+        rows.append(_speed(name, entry["busbw_gb_s"], other, ".1f"))
+    if "training" in here:
+        other = bare.get("training", {}).get("tokens_s")
+        rows.append(_speed("GPT-2 small, tokens/s", here["training"]["tokens_s"], other, ",.0f"))
+    return rows
+
+
+def _speed(what: str, here: float, bare: float | None, form: str) -> dict[str, str]:
+    return {
+        "what": what,
+        "here": format(here, form),
+        "bare": format(bare, form) if bare else "",
+        "ratio": f"{here / bare:.3f}" if bare else "",
+    }
 
 
 def _short(word: str) -> str:

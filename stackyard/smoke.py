@@ -108,6 +108,7 @@ def run_smoke(
     image_env: Mapping[str, str],
     watcher: Watcher | None = None,
     gpu: GpuRun | None = None,
+    recorded: Mapping[int, float] | None = None,
 ) -> Outcome:
     """Run a smoke to its verdict; everything of the run is removed however it ends.
 
@@ -131,6 +132,7 @@ def run_smoke(
         own={name: own.env for name, own in zip(names, settings.hardware, strict=False)},
         pairs=mesh.pairs(names),
         gpu=gpu.observed() if gpu else None,
+        recorded=recorded or {},
     )
     running: nodes.Mesh | None = None
     with contextlib.ExitStack() as stack:

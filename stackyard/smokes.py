@@ -115,6 +115,7 @@ def smoke_one(
         image_env=env,
         watcher=watcher,
         gpu=gpu,
+        recorded=recorded_curve(project.root, image.stack.name) if gpu else None,
     )
     value = report.smoke_report(
         image,
@@ -129,6 +130,18 @@ def smoke_one(
     write_reports(project.root, value)
     watcher.over(value["outcome"], value["seconds"])
     return value
+
+
+def recorded_curve(root: Path, stack: str) -> dict[int, float]:
+    """Losses of a stack's reference layout as CPU ranks had them; empty when nobody recorded them.
+
+    `scripts/record-curve STACK` writes them from a passed smoke.
+    """
+    try:
+        text = (root / "images" / stack / "curve.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    return {int(step): float(loss) for step, loss in json.loads(text)["curve"]}
 
 
 def write_reports(root: Path, value: dict[str, Any]) -> None:

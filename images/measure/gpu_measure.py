@@ -161,12 +161,20 @@ def copy_bandwidth(local: int) -> float | None:
     return round(statistics.median(found[1:]), 2)
 
 
+def only_copy() -> None:
+    """A plain copy between the first two visible GPUs, by one process."""
+    print(json.dumps({"copy_gb_s": copy_bandwidth(0)}), flush=True)
+
+
 def main() -> None:
     """Measure, and have rank 0 write the result whole."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("--out", default="", help="JSON file to write")
+    parser.add_argument("--only-copy", action="store_true", help="by one process, no NCCL")
     parser.add_argument("--without-training", action="store_true", help="bandwidth only")
     options = parser.parse_args()
+    if options.only_copy:
+        return only_copy()
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     device = torch.device("cuda", local)

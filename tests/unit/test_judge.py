@@ -1,12 +1,14 @@
 """The seven checks of a smoke: each passes on good data and fails in every way it can."""
 
 import dataclasses
+import json
 import math
 
 import pytest
 
-from stackyard import judge
+from stackyard import judge, lock
 from stackyard.judge import FAILED, NOT_RUN, PASSED
+from stackyard.project import ROOT
 from tests.unit import samples
 
 SMOKE = samples.smoke()
@@ -551,3 +553,37 @@ def test_no_strays_looks_at_the_resumed_run():
     left = {"node1": [{"pid": 5, "command": "x"}]}
     why = "two, resumed: node1 still runs 5: x"
     failing("no_strays", why, resumed=samples.resumed(strays=left))
+
+
+# The curve that CPU ranks had
+
+
+def recorded(gap=0.0, updates=40):
+    return {step: loss + gap for step, loss in samples.losses(1, updates).items()}
+
+
+@pytest.mark.parametrize(
+    ("curve", "why"),
+    [
+        (recorded(), ""),
+        (recorded(0.0009), ""),
+        (recorded(0.0011), "one: loss differs from CPU ranks' by 0.0011"),
+        (recorded(updates=39), "one: only 39 updates to compare with CPU ranks"),
+    ],
+)
+def test_gpus_are_held_against_what_cpu_ranks_had(curve, why):
+    found = judge.parity(SMOKE, samples.observation(recorded=curve))
+    assert found.outcome == ("failed" if why else "passed")
+    assert why in found.why
+    assert found.measured["one"]["against"] == "the curve recorded on CPU ranks"
+
+
+def test_a_stacks_curve_was_recorded_with_the_locks_that_are_there():
+    for path in sorted((ROOT / "images").glob("*/curve.json")):
+        kept = json.loads(path.read_text())
+        lock_file = path.with_name("cpu.lock")
+        assert kept["lock"] == lock.locked_inputs(lock_file.read_text()), (
+            f"{path.parent.name} has other packages now: invoke smoke {path.parent.name} --gpus 0,"
+            f" then scripts/record-curve {path.parent.name}"
+        )
+        assert len(kept["curve"]) == 40

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from stackyard import page
 from stackyard.page import chart, render_page
 from tests.unit import reports
 
@@ -174,3 +175,36 @@ def test_lines_on_each_other_stay_visible():
     same = [(1, 2.0), (2, 1.0)]
     widths = [line["width"] for line in chart({str(n): same for n in range(4)})["lines"]]
     assert widths == sorted(widths, reverse=True) and len(set(widths)) == 4
+
+
+GPUS = {
+    "devices": [{"index": 0, "name": "NVIDIA H200"}, {"index": 1, "name": "NVIDIA H200"}],
+    "driver": "580.159.04",
+    "placement": "shared-ipc",
+    "why": "NVLink between them",
+    "warnings": ["slow <b>"],
+    "settings": {"NCCL_CUMEM_ENABLE": "0"},
+    "measured": {
+        "allreduce": {str(2**30): {"busbw_gb_s": 320.0}},
+        "training": {"tokens_s": 660_000.0},
+    },
+    "bare": {"allreduce": {str(2**30): {"busbw_gb_s": 330.0}}, "training": {"tokens_s": 661_000.0}},
+    "no_bare": "",
+}
+
+
+def test_gpus_are_shown_with_what_they_were_measured_to_do():
+    found = page.render_page({**reports.good(), "gpus": GPUS})
+    for text in ("0: NVIDIA H200, 1: NVIDIA H200; driver 580.159.04", "shared-ipc", "320.0",
+                 "330.0", "0.970", "660,000", "0.998", "slow &lt;b&gt;"):  # fmt: skip
+        assert text in found
+
+
+def test_without_a_bare_host_there_is_no_ratio():
+    alone = {**GPUS, "bare": {}, "no_bare": "no torch on this host"}
+    assert [row["ratio"] for row in page.speeds(alone)] == ["", ""]
+    assert "no torch on this host" in page.render_page({**reports.good(), "gpus": alone})
+
+
+def test_a_report_of_cpu_ranks_has_no_gpus():
+    assert "<h2>GPUs</h2>" not in page.render_page(reports.good())

@@ -2,11 +2,13 @@
 
 import json
 import math
+import runpy
 
 import pytest
 
 from stackyard import report
 from stackyard.judge import Check
+from stackyard.project import ROOT
 from tests.unit import reports, samples
 
 
@@ -171,3 +173,10 @@ def test_a_figure_of_any_check_is_text(name):
 
 def test_a_check_that_nobody_knows_has_no_figure():
     assert report.figure({"name": "weather", "measured": {"rain": 1}}) == ""
+
+
+def test_the_figures_of_gpu_runs_are_those_of_the_reports():
+    found = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
+    for page in found["PAGES"]:
+        old, new = found["renewed"](page)
+        assert old == new, f"{page} is not what the reports say; type: scripts/gpu-figures"
