@@ -231,6 +231,31 @@ def test_a_missing_lock_is_named_with_what_to_type(tree, path):
     assert tree.problems() == [f"{STACK}:3: packages: missing lock {path}; {LOCK_AGAIN}"]
 
 
+HOST = """name: here
+summary: this machine's own
+device: cuda
+python: "3.11"
+platform: linux/amd64
+host:
+  paths: [/usr/bin]
+  distributions: [torch]
+provides:
+  torch: {source: what torch requires}
+facts: {}
+env: {}
+"""
+
+
+def test_a_stack_needs_no_lock_on_a_base_made_of_a_host(tree):
+    (tree.root / "images/bases/here.yml").write_text(HOST)
+    assert "here" in tree.load().bases
+    # One that is there is held against the definitions, and needs its wheels' locks beside it.
+    (tree.root / "images/toy/here.lock").write_text("# inputs: sha256:" + "0" * 64 + "\n")
+    said = tree.problems()
+    assert any("images/toy/here.lock was made from other packages" in line for line in said)
+    assert any("missing lock images/wheels/beta.here.lock" in line for line in said)
+
+
 def test_a_stale_lock_is_named_with_what_to_type(tree):
     tree.change(STACK, 'beta: "3.0"\n', 'beta: "3.0"\n  delta: "1"\n')
     said = "images/toy/cpu.lock was made from other packages or fixes than these"
