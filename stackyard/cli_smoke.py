@@ -29,11 +29,11 @@ def smoke(
         project = load_project()
         names = chosen_stacks(project, stack)
         typed = "invoke smoke" if stack == "all" else f"invoke smoke {stack}"
+        if gpus > 0:
+            host.require_gpus(gpus, typed)
         count = _node_count(gpus, node_count, placement, typed)
         chosen = commands.smoke_base(project, base, gpus)
         _require_device(project, names, chosen, gpus, typed)
-        if gpus:
-            host.require_gpus(gpus, typed)
         with Engine() as held:
             plan = None
             if gpus:
