@@ -57,7 +57,7 @@ def render(c: Context, stack: str, check: bool = False, json: bool = False) -> N
 
 @task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
 def lock(c: Context, stack: str, base: str = "", json: bool = False) -> None:
-    """Resolve versions over the network and write the locks (base cpu unless given)."""
+    """Resolve versions over the network and write the locks (on every base that has some)."""
     from stackyard import cli
 
     _exit(cli.lock(stack, base, as_json=json))

@@ -80,9 +80,18 @@ def with_entry(old: str, new: str, package: str, command: str) -> str:
     return lock.render_lock(entries.values(), inputs=lock.locked_inputs(new), command=command)
 
 
+def _copy_images(origin: Path, copy: Path) -> None:
+    """The definitions as they are, with the locks of the base that is built: the other bases' would
+    be stale with a changed stack."""
+    shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
+    for other in (copy / "images").glob("*/*.lock"):
+        if other.name != "cpu.lock" and other.parent.name not in ("bases", "wheels"):
+            other.unlink()
+
+
 def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> None:
     """Make a copy what the origin is, but for one package of one stack; `mark` is a comment."""
-    shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
+    _copy_images(origin, copy)
     declared = copy / "images" / case.stack / "stack.yml"
     pinned = with_pin(declared.read_text(encoding="utf-8"), case.package, version)
     path = lock.lock_path(case.stack, "cpu")
@@ -90,7 +99,7 @@ def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> 
     process.run([str(INVOKE), "lock", case.stack, "--base", "cpu"], cwd=copy, timeout=900)
     resolved = (copy / path).read_text(encoding="utf-8")
     # Resolving again may have moved other packages since the lock was made: only one is to change.
-    shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
+    _copy_images(origin, copy)
     declared.write_text(pinned, encoding="utf-8")
     command = f"invoke lock {case.stack} --base cpu"
     old = (origin / path).read_text(encoding="utf-8")

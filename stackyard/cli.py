@@ -154,7 +154,11 @@ def lock(stack: str, base: str, *, as_json: bool) -> int:
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project(locks_required=False)
-        changed = commands.lock_all(project, stack, base or "cpu", terminal.say)
+        changed = [
+            path
+            for name in ([base] if base else commands.locked_bases(project, stack))
+            for path in commands.lock_all(project, stack, name, terminal.say)
+        ]
         changed += commands.render(load_project(), "all", check=False)
         for path in changed:
             terminal.text(f"written: {path}")

@@ -127,6 +127,18 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
+def locked_bases(project: Project, stack: str) -> list[str]:
+    """The bases that `invoke lock` is about unless told otherwise: where one of the stacks has a
+    lock already, which its change would make stale, and those that are made here."""
+    definitions = project.definitions
+    return [
+        base.name
+        for base in sorted(definitions.bases.values(), key=lambda base: base.name)
+        if base.bootstrap is not None
+        or any(lock.lock_path(n, base.name) in definitions.locks for n in project.stacks(stack))
+    ]
+
+
 def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str]:
     """Resolve over the network and write the locks; the paths that changed."""
     from stackyard import resolve, settings

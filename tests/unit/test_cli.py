@@ -389,3 +389,13 @@ def test_a_stack_without_a_smoke_on_gpus_is_named():
     project = dataclasses.replace(project, definitions=definitions)
     with pytest.raises(UsageError, match="fairseq has no smoke on GPUs"):
         cli_smoke._require_device(project, ["fairseq"], "ngc", 2, "invoke smoke")
+
+
+def test_a_changed_stack_is_locked_wherever_it_is_locked_already():
+    project = cli.load_project(locks_required=False)
+    assert commands.locked_bases(project, "fairseq") == ["cpu", "nvidia-host"]
+    kept = {path: text for path, text in project.definitions.locks.items() if "nvidia" not in path}
+    definitions = dataclasses.replace(project.definitions, locks=kept)
+    assert commands.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
+        "cpu"
+    ]
