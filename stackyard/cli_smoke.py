@@ -137,7 +137,9 @@ def _smoke_each(
 
 
 def _watcher(built: Built, terminal: Terminal) -> Watcher:
-    name, total = built.image.stack.name, built.image.stack.smoke.updates
+    name = built.image.stack.name
+    declared = built.image.stack.smoke_on(built.image.base.device)
+    total = declared.updates if declared else 0
     return Watcher(
         phase=lambda text: terminal.say(name, text),
         loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),

@@ -78,8 +78,10 @@ def transport(
         for rank in ranks:
             if rank.backend != "nccl":
                 wrong.append(f"{name}: rank {rank.rank} talks {rank.backend}, not nccl")
-            if rank.gpu and rank.gpu not in asked:
-                wrong.append(f"{name}: rank {rank.rank} computes on {rank.gpu}, not asked for")
+            if rank.gpu not in asked:
+                wrong.append(
+                    f"{name}: rank {rank.rank} computes on {rank.gpu or 'no GPU'}, not asked for"
+                )
         gpus = [rank.gpu for rank in ranks if rank.gpu]
         if len(set(gpus)) < len(gpus):
             wrong.append(f"{name}: ranks share a GPU: {', '.join(gpus)}")

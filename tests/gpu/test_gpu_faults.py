@@ -68,7 +68,6 @@ def test_own_gpus_only_on_the_hosts_network_is_refused_and_does_fail(run, plan, 
     found = run(made, change=own_gpu_only)
     assert found["bandwidth"].outcome == "failed"
     assert found["loss_falls"].outcome == "failed"
-    assert found["world_size"].outcome in ("failed", "passed")
 
 
 def test_the_hosts_network_with_every_gpu_keeps_nvlink(run, plan):

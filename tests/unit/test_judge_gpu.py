@@ -116,6 +116,7 @@ def test_a_log_without_channels_proves_nothing(log):
     [
         ({"gpu": "GPU-00000000"}, "ranks share a GPU"),
         ({"gpu": "GPU-000000ff"}, "rank 1 computes on GPU-000000ff, not asked for"),
+        ({"gpu": ""}, "rank 1 computes on no GPU, not asked for"),
         ({"backend": "gloo"}, "rank 1 talks gloo, not nccl"),
     ],
 )
