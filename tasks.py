@@ -148,12 +148,162 @@ def diagnose(c: Context, file: str, json: bool = False) -> None:
     _exit(cli.diagnose(file, as_json=json))
 
 
-@task(help={"json": JSON})
-def doctor(c: Context, json: bool = False) -> None:
-    """Look at this machine: engine, GPUs, driver, and what a run on it would meet."""
+HOSTS = "hosts.yml, a deepspeed hostfile, names by comma, or ssh:PATTERN (docs/hosts.md)"
+NAME = "the run's name (the stack's unless given)"
+LEASE = "seconds that a run goes on without being heard of"
+
+
+@task(
+    help={
+        "hosts": f"look at hosts instead: {HOSTS}",
+        "stack": "with --hosts: whose image is looked for",
+        "base": BASE,
+        "gpus": "with --hosts: 0 looks for the image for CPU ranks",
+        "json": JSON,
+    }
+)
+def doctor(
+    c: Context, hosts: str = "", stack: str = "", base: str = "", gpus: int = -1, json: bool = False
+) -> None:
+    """Look at this machine, or at hosts: engine, GPUs, driver, and what a run would meet."""
+    if hosts:
+        from stackyard import cli_fleet
+
+        _exit(cli_fleet.doctor(hosts, stack, base, gpus, as_json=json))
+        return
     from stackyard import cli_doctor
 
     _exit(cli_doctor.examine(as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": "a stack's name",
+        "hosts": HOSTS,
+        "name": NAME,
+        "base": BASE,
+        "gpus": "0: CPU ranks; else the GPUs that the hosts' entries name",
+        "network": "host, or a network that spans the hosts (an overlay), by name",
+        "lease": LEASE,
+        "json": JSON,
+    },
+)
+def up(
+    c: Context,
+    stack: str,
+    hosts: str = "",
+    name: str = "",
+    base: str = "",
+    gpus: int = -1,
+    network: str = "host",
+    lease: float = 60.0,
+    json: bool = False,
+) -> None:
+    """Start a mesh of nodes on hosts; it stands until `invoke down`."""
+    from stackyard import cli_fleet
+
+    given = cli_fleet.UpArguments(
+        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, network=network, lease=lease
+    )
+    _exit(cli_fleet.up(given, as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": "a stack's name",
+        "hosts": HOSTS,
+        "name": NAME,
+        "base": BASE,
+        "gpus": "0: CPU ranks; for a mesh that is not up yet",
+        "example": "a training that comes with the stack",
+        "launcher": "how ranks are started (docs/hosts.md)",
+        "per-node": "CPU ranks on each node; nodes with GPUs have one for each",
+        "set": "values of the example, or options of the launcher: NAME=VALUE,...",
+        "include": "nodes and slots that take part, as in node1:0,1@node2:0",
+        "exclude": "nodes and slots that do not",
+        "save": "folder of checkpoints in the nodes",
+        "detach": "leave it running; invoke logs, status and stop reach it from anywhere",
+        "restarts": "start again this often when a node is lost, on those that are left",
+        "lease": LEASE,
+        "json": JSON,
+    },
+)
+def run(
+    c: Context,
+    stack: str,
+    hosts: str = "",
+    name: str = "",
+    base: str = "",
+    gpus: int = -1,
+    example: str = "",
+    launcher: str = "",
+    per_node: int = 1,
+    set: str = "",
+    include: str = "",
+    exclude: str = "",
+    save: str = "",
+    detach: bool = False,
+    restarts: int = 0,
+    lease: float = 60.0,
+    json: bool = False,
+) -> None:
+    """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
+    from stackyard import cli_fleet
+
+    given = cli_fleet.UpArguments(
+        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease
+    )
+    wanted = cli_fleet.RunArguments(
+        example=example, words=tuple(positional.remainder()), launcher=launcher, per_node=per_node,
+        settings=set, include=include, exclude=exclude, save=save, detach=detach, restarts=restarts,
+    )  # fmt: skip
+    _exit(cli_fleet.run(given, wanted, as_json=json))
+
+
+@task(help={"hosts": HOSTS, "name": NAME, "json": JSON})
+def status(c: Context, hosts: str = "", name: str = "", json: bool = False) -> None:
+    """Which runs are on the hosts, and what runs in them."""
+    from stackyard import cli_fleet
+
+    _exit(cli_fleet.status(hosts, name, as_json=json))
+
+
+@task(
+    help={"hosts": HOSTS, "name": NAME, "job": "which of its jobs (the last)", "follow": "go on",
+          "json": JSON}
+)  # fmt: skip
+def logs(
+    c: Context, hosts: str = "", name: str = "", job: str = "", follow: bool = False,
+    json: bool = False,
+) -> None:  # fmt: skip
+    """What a job's ranks have said, labelled by node and rank."""
+    from stackyard import cli_fleet
+
+    _exit(cli_fleet.logs(hosts, name, job, follow=follow, as_json=json))
+
+
+@task(help={"hosts": HOSTS, "name": NAME, "json": JSON})
+def stop(c: Context, hosts: str = "", name: str = "", json: bool = False) -> None:
+    """End what runs in a mesh, on every node; the mesh stays."""
+    from stackyard import cli_fleet
+
+    _exit(cli_fleet.stop(hosts, name, as_json=json))
+
+
+@task(help={"hosts": HOSTS, "name": NAME, "all": "every run on the hosts", "json": JSON})
+def down(
+    c: Context,
+    hosts: str = "",
+    name: str = "",
+    all: bool = False,
+    json: bool = False,
+) -> None:
+    """Remove a run from its hosts: nothing of it is left."""
+    from stackyard import cli_fleet
+
+    _exit(cli_fleet.down(hosts, name, everything=all, as_json=json))
 
 
 @task(help={"json": JSON})

@@ -38,6 +38,8 @@ class Terminal:
 
     def __init__(self, *, json: bool = False, live: bool | None = None) -> None:
         self.json = json
+        # The last lines that were shown of a training, for whoever explains its failure.
+        self.tail = ""
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._live = sys.stderr.isatty() if live is None else live

@@ -100,6 +100,14 @@ class Mapping:
         """A string of one line, fit for a line of a Dockerfile."""
         return self._read(key, self._as_line, default, "")
 
+    def word(self, key: str, default: str | None = None) -> str:
+        """One word, whatever YAML would read it as: `0` and `0,1` are text alike."""
+        return self._read(key, self._as_word, default, "")
+
+    def is_mapping(self, key: str) -> bool:
+        """Whether a key holds a mapping."""
+        return isinstance(self._nodes.get(key), yaml.MappingNode)
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number."""
         return self._read(key, self._as_integer, default, 0)
@@ -209,6 +217,12 @@ class Mapping:
         if node.tag != _TAG + "str":
             kind = node.tag.removeprefix(_TAG)
             raise _Wrong(f"must be text; YAML reads {node.value} as {kind}: write {node.value!r}")
+        return str(node.value)
+
+    @staticmethod
+    def _as_word(node: yaml.Node, at: str) -> str:
+        if not isinstance(node, yaml.ScalarNode) or not str(node.value).isprintable():
+            raise _Wrong("must be one word")
         return str(node.value)
 
     @classmethod

@@ -20,7 +20,7 @@ from typing import Any
 import docker
 import docker.errors
 import requests
-from docker.types import DeviceRequest, Ulimit
+from docker.types import DeviceRequest, Mount, Ulimit
 
 from stackyard import guard
 from stackyard.errors import EngineError
@@ -45,6 +45,8 @@ class ContainerSpec:
         binds: read-only files of the host, by their place in the container.
         ipc: the IPC namespace: `private`, `shareable`, `host` or `container:ID`.
         limits: resource limits by name; -1 is none.
+        mounts: folders of the host, or volumes, that may be written to, by their place.
+        fleeting: the engine removes it when its main process ends.
     """
 
     name: str
@@ -64,6 +66,19 @@ class ContainerSpec:
     binds: Mapping[str, str] = field(default_factory=dict)
     ipc: str = "private"
     limits: Mapping[str, int] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    fleeting: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerInfo:
+    """A container that the engine has. `state` is the engine's word: `running`, `exited`, ..."""
+
+    id: str
+    name: str
+    image: str
+    state: str
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +108,13 @@ def _translated(doing: str) -> Iterator[None]:
         raise EngineError(f"no answer from the engine while {doing}", why=str(error)) from error
 
 
+def _connect(address: str, seconds: int) -> Any:
+    # The version is asked for first, in both: what answers is an engine.
+    if not address:
+        return docker.from_env(timeout=seconds, max_pool_size=40)
+    return docker.DockerClient(base_url=address, version="auto", timeout=seconds, max_pool_size=40)
+
+
 def _request(driver: str, ids: Sequence[str]) -> DeviceRequest:
     capabilities = [] if driver == "cdi" else [["gpu"]]
     return DeviceRequest(driver=driver, device_ids=list(ids), capabilities=capabilities)
@@ -101,20 +123,27 @@ def _request(driver: str, ids: Sequence[str]) -> DeviceRequest:
 class Engine:
     """A connection to a container engine that answers.
 
+    Args:
+        socket: path of its socket; unless given, DOCKER_HOST or the default one.
+        seconds: how long it may take for an answer.
+
     Raises:
-        EngineError: nothing answers at DOCKER_HOST (or the default socket).
+        EngineError: nothing answers there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, socket: str = "", *, seconds: int = 120) -> None:
+        self.address = f"unix://{socket}" if socket else ""
         try:
-            self._client = docker.from_env(timeout=120, max_pool_size=40)
+            self._client = _connect(self.address, seconds)
             # The low-level client is only partly annotated.
             self._api: Any = self._client.api
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             raise EngineError(
                 "no container engine answers",
                 why=str(error),
-                hint="start one (`invoke engine` installs and starts one on Debian and Ubuntu"
+                hint=f"see that it runs, and that this user may use it ({socket})"
+                if socket
+                else "start one (`invoke engine` installs and starts one on Debian and Ubuntu"
                 " as root), or point DOCKER_HOST at one",
             ) from error
 
@@ -133,6 +162,14 @@ class Engine:
         """The engine's version."""
         with _translated("asking for its version"):
             return str(self._client.version()["Version"])
+
+    def answers(self) -> bool:
+        """Whether the engine is there, asked in a way that takes no time."""
+        with contextlib.suppress(
+            docker.errors.DockerException, requests.exceptions.RequestException
+        ):
+            return bool(self._client.ping())
+        return False
 
     def facts(self) -> dict[str, str]:
         """What a report says about the engine and its machine."""
@@ -241,6 +278,11 @@ class Engine:
                     **{k: {"bind": v, "mode": "rw"} for k, v in spec.volumes.items()},
                     **{at: {"bind": place, "mode": "ro"} for place, at in spec.binds.items()},
                 },
+                mounts=[
+                    Mount(place, at, type="bind" if at.startswith("/") else "volume")
+                    for place, at in spec.mounts.items()
+                ],
+                auto_remove=spec.fleeting,
                 cap_drop=["ALL"],
                 cap_add=list(spec.capabilities),
                 security_opt=["no-new-privileges"],
@@ -343,6 +385,27 @@ class Engine:
             output = talk(api.exec_start(made, socket=True), stdin, on_line)
             code = api.exec_inspect(made)["ExitCode"]
         return ExecResult(code=int(code if code is not None else 137), output=output)
+
+    def detach(self, container: str, argv: Sequence[str]) -> None:
+        """Start a command of the controller's own in a container, and leave it there."""
+        with _translated(f"starting {argv[0]} in {container[:12]}"):
+            made = self._api.exec_create(container, list(argv), environment=dict(CONTROL))["Id"]
+            self._api.exec_start(made, detach=True)
+
+    def containers(self, label: str) -> list[ContainerInfo]:
+        """The containers that carry a label (`name` or `name=value`), whatever their state."""
+        with _translated("looking for containers"):
+            found = self._api.containers(all=True, filters={"label": label})
+        return [
+            ContainerInfo(
+                id=item["Id"],
+                name=str(item["Names"][0]).lstrip("/"),
+                image=item["ImageID"],
+                state=item["State"],
+                labels=item.get("Labels") or {},
+            )
+            for item in found
+        ]
 
     def converse(
         self, container: str, argv: Sequence[str], on_line: Callable[[str], None]

@@ -39,6 +39,7 @@ class MeshPlan:
         seconds: how long certificates last.
         addresses: of each node, where the network does not resolve names itself (the host's);
             every sshd then listens on its own address only.
+        ports: of nodes whose sshd listens elsewhere than on `port`: several share a host's network.
     """
 
     run: str
@@ -46,6 +47,11 @@ class MeshPlan:
     port: int
     seconds: int
     addresses: Mapping[str, str] = field(default_factory=dict)
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+    def port_of(self, node: str) -> int:
+        """Where a node's sshd listens."""
+        return self.ports.get(node, self.port)
 
 
 def _public(key: Ed25519PrivateKey) -> bytes:
@@ -102,13 +108,16 @@ def loopback_addresses(run: str, nodes: Sequence[str]) -> dict[str, str]:
 
 def known_hosts(plan: MeshPlan, authority: Authority) -> bytes:
     """One line: whoever shows this authority's certificate for one of the names is trusted."""
-    names = [f"{name},[{name}]:{plan.port}" for name in plan.nodes]
+    names = [f"{name},[{name}]:{plan.port_of(name)}" for name in plan.nodes]
     return b"@cert-authority " + ",".join(names).encode() + b" " + authority.public + b"\n"
 
 
 def client_config(plan: MeshPlan) -> str:
     """The ssh client's configuration for this run's nodes."""
-    values: dict[str, object] = {"nodes": plan.nodes, "port": plan.port, "folder": FOLDER}
+    groups: dict[int, list[str]] = {}
+    for node in plan.nodes:
+        groups.setdefault(plan.port_of(node), []).append(node)
+    values: dict[str, object] = {"groups": groups, "folder": FOLDER}
     return template.render("runtime/ssh_config.j2", values)
 
 
@@ -131,7 +140,8 @@ def _material_of(node: str, plan: MeshPlan, authority: Authority, now: int) -> d
         "known_hosts": known_hosts(plan, authority),
         "principals": f"{plan.run}\n".encode(),
         "ssh_config": client_config(plan).encode(),
-        "port": f"{plan.port}\n".encode(),
+        "port": f"{plan.port_of(node)}\n".encode(),
+        "ports": "".join(f"{name} {port}\n" for name, port in sorted(plan.ports.items())).encode(),
         "address": f"{plan.addresses.get(node, '')}\n".encode(),
     }
 

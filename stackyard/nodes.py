@@ -169,7 +169,7 @@ def start(engine: Engine, plan: mesh.MeshPlan, settings: NodeSettings, *, now: i
         container = engine.start(spec)
         engine.put(container, "/", archive)
         programs = {f"probe/{name}": data for name, data in settings.probes.items()}
-        _install(engine, container, node, {**material[node], **programs})
+        install(engine, container, node, {**material[node], **programs})
         return container
 
     first, *others = plan.nodes
@@ -200,7 +200,12 @@ def kill_all(engine: Engine, containers: Iterable[str]) -> None:
         thread.join()
 
 
-def _install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
+def install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
+    """Hand a node its material.
+
+    Raises:
+        MeshError: it did not take it.
+    """
     # Keys go through the exec's standard input into memory: never argv, environment or a layer.
     archive = pack(material, mode=0o600)
     done = engine.exec(container, ["python3", NODE_PROGRAM, "install"], seconds=30, stdin=archive)

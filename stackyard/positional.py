@@ -8,6 +8,7 @@ Everything else is invoke's.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from invoke.parser import parser as invoke_parser
@@ -63,6 +64,11 @@ def on_this_line(task: str, argument: str) -> Any:
     `invoke build smoke --gpus 0` builds what that smoke will run.
     """
     return _LINE.get(task, {}).get(argument)
+
+
+def remainder() -> list[str]:
+    """The words behind `--` on this command line; invoke's own joins them to one."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def install() -> None:

@@ -134,6 +134,59 @@ class Warden:
         self._child.wait()
 
 
+class Companion:
+    """A program that runs beside this process until it is ended, and never outlives it.
+
+    Raises:
+        StackyardError: the program does not exist.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._said: list[str] = []
+        try:
+            self._child = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
+        self._group = f"{self._child.pid} {guard.started_at(self._child.pid)}"
+        guard.promise(guard.GROUP, self._group)
+        _RUNNING.add(self._child)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for raw in self._child.stdout:
+            self._said = [*self._said[-20:], raw.decode("utf-8", errors="replace").rstrip()]
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._child.poll() is None
+
+    @property
+    def said(self) -> str:
+        """Its last lines."""
+        if not self.running:
+            self._reader.join(timeout=2)
+        return "\n".join(self._said)
+
+    def end(self) -> None:
+        """End it, with all that it started."""
+        _kill(self._child)
+        self._child.wait()
+        self._reader.join(timeout=2)
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+        _RUNNING.discard(self._child)
+        guard.kept(guard.GROUP, self._group)
+
+
 def start_daemon(argv: Sequence[str], *, log: Path) -> None:
     """Start a process that outlives this one, its output going to `log`."""
     with log.open("ab") as output:

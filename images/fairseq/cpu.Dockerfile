@@ -126,7 +126,8 @@ COPY --from=text /text /usr/local/share/stackyard/text
 COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
 COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
 COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
-ENV LANG="C.UTF-8" \
+ENV ENABLE_NCCL_BASE_COLLECTIVES="0" \
+    LANG="C.UTF-8" \
     OMP_NUM_THREADS="1" \
     PDSH_RCMD_TYPE="ssh" \
     TOKENIZERS_PARALLELISM="false"

@@ -29,9 +29,11 @@ from pathlib import Path
 
 import strays  # type: ignore[import-not-found]  # it lies beside this file in every image
 
+HERE = "/usr/local/lib/stackyard/lease.py"
 BEAT_SECONDS = 0.5
 JOIN_SECONDS = 30.0
 PORT = Path("/run/stackyard/mesh/port")
+PORTS = PORT.with_name("ports")
 Process = dict[str, object]
 Event = dict[str, object]
 
@@ -191,7 +193,7 @@ class Holder:
         self._seconds, self._keeper = seconds, Keeper()
         self._me = os.uname().nodename
         self._controller = Line("controller", 0, 1)
-        self._nodes = {node: _connect(node, seconds) for node in nodes}
+        self._nodes = {node: connect(node, seconds) for node in nodes}
         self._joined: set[str] = set()
         self._wanted: dict[str, dict[str, list[Process]]] = {}
         self._broken = self._resting = False
@@ -201,7 +203,7 @@ class Holder:
 
         The other nodes see their line close, and end too.
         """
-        _wait_listening(self._me)
+        wait_listening(self._me)
         if not self._nodes:
             self._say(event="joined", nodes=[])
         run([self._controller, *self._nodes.values()], self._tick, self._take)
@@ -284,11 +286,10 @@ class Holder:
             line.write("kill -")
 
 
-def _connect(node: str, seconds: float) -> Line:
+def connect(node: str, seconds: float, program: str = HERE) -> Line:
     """Log in to a node, once its sshd listens, and keep the lease there."""
-    _wait_listening(node)
-    here = "/usr/local/lib/stackyard/lease.py"
-    remote = f"exec env STACKYARD_CONTROL=1 python3 {here} keep {seconds:g}"
+    wait_listening(node)
+    remote = f"exec env STACKYARD_CONTROL=1 python3 {program} keep {seconds:g}"
     child = subprocess.Popen(
         ["ssh", node, remote],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -298,12 +299,21 @@ def _connect(node: str, seconds: float) -> Line:
     return Line(node, child.stdout.fileno(), child.stdin.fileno(), owner=child)
 
 
-def _wait_listening(node: str, seconds: float = 15.0) -> None:
+def _port(node: str) -> int:
+    """Where a node's sshd listens: as this node's own, unless the mesh says otherwise."""
+    for line in PORTS.read_text().splitlines() if PORTS.exists() else []:
+        name, _, number = line.partition(" ")
+        if name == node:
+            return int(number)
+    return int(PORT.read_text())
+
+
+def wait_listening(node: str, seconds: float = 15.0) -> None:
     """Wait until sshd greets; what keeps it from doing so is said by the login that follows."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            with socket.create_connection((node, int(PORT.read_text())), timeout=2) as connection:
+            with socket.create_connection((node, _port(node)), timeout=2) as connection:
                 if connection.recv(4) == b"SSH-":
                     return
         except OSError:

@@ -4,6 +4,7 @@ Owns what happens inside a container between its start and sshd's. Standard libr
 secrets of its own: keys live in /run/stackyard (memory), never in a layer.
 
     node.py            the container's command: waits, then becomes sshd
+    node.py --join-within SECONDS    the same, and ends the container unless an agent has joined by then
     node.py install    reads a tar of the material from standard input and lets the first go on
 """
 
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import sys
 import tarfile
 import time
@@ -21,6 +23,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 ROOT = Path("/run/stackyard")
+JOINED = ROOT / "joined"
 # Set by sshd, the shell or the container for each process; not the node's to hand on.
 _OWN = {"HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "USER", "_"}
 
@@ -48,6 +51,19 @@ def _gate() -> str:
     with contextlib.suppress(FileExistsError):
         os.mkfifo(path, 0o600)
     return str(path)
+
+
+def end_unless_joined(seconds: float) -> None:
+    """Beside the node's own program: end the container if whoever started it went away before."""
+    if os.fork():
+        return
+    end = time.monotonic() + seconds
+    while not JOINED.exists():
+        if time.monotonic() > end:
+            os.kill(1, signal.SIGTERM)
+            break
+        time.sleep(0.5)
+    os._exit(0)
 
 
 def serve() -> None:
@@ -108,6 +124,9 @@ def _open_gate(gate: str, seconds: float = 20.0) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["install"]:
         install()
+    elif sys.argv[1:2] == ["--join-within"] and len(sys.argv) == 3:
+        end_unless_joined(float(sys.argv[2]))
+        serve()
     elif not sys.argv[1:]:
         serve()
     else:

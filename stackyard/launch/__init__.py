@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stackyard.launch import accelerate, alone, deepspeed, torchrun
+from stackyard.launch import accelerate, alone, deepspeed, each, plain, torchrun
 from stackyard.launch.request import Launch, LaunchRequest
 
 Launcher = Callable[[LaunchRequest], Launch]
@@ -18,6 +18,8 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "torchrun": torchrun.materialize,
     "deepspeed": deepspeed.materialize,
     "accelerate": accelerate.materialize,
+    "plain": plain.materialize,
+    "each": each.materialize,
 }
 
 # What a layout may give each launcher, beside the program's own arguments; all are required.

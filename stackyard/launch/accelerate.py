@@ -2,10 +2,12 @@
 
 The configuration of a DeepSpeed launch is generated and named on the command line, so a stray
 default_config.yaml is never read. Option `zero_stage` (2 or 3; 0: DDP without DeepSpeed) belongs to
-layouts of several ranks.
+layouts of several ranks. Option `start`: `pdsh` (from node 1) or `standard` (one of it on each).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from stackyard import template
 from stackyard.launch.deepspeed import environment_file, hostfile, inclusion
@@ -55,10 +57,12 @@ def _deepspeed(request: LaunchRequest) -> Launch:
     config = f"{request.scratch}/accelerate.yaml"
     hosts, exported = f"{request.scratch}/hostfile", f"{request.scratch}/deepspeed_env"
     several = len(request.nodes) > 1
+    standard = several and request.options.get("start") == "standard"
     values: dict[str, object] = {
         "use_cpu": request.device == "cpu",
-        "hostfile": hosts if several else "",
-        "include": inclusion(request) if several else "",
+        "standard": standard,
+        "hostfile": hosts if several and not standard else "",
+        "include": (request.include or inclusion(request)) if several else "",
         "zero_stage": int(request.options["zero_stage"]),
         "nodes": len(request.nodes),
         "processes": len(request.nodes) * request.per_node,
@@ -68,6 +72,10 @@ def _deepspeed(request: LaunchRequest) -> Launch:
     }
     files = {config: template.render("runtime/accelerate-deepspeed.yaml.j2", values)}
     env = dict(request.env)
+    if standard:
+        words = ["accelerate", "--config_file", config, *request.program]
+        found = everywhere(request, words, ["launch", f"--machine_rank={NUMBER}"])
+        return replace(found, files=files, everywhere=True)
     if several:
         files |= {hosts: hostfile(request), exported: environment_file(request)}
         env["DS_ENV_FILE"] = exported

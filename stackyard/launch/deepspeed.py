@@ -1,12 +1,16 @@
 """The `deepspeed` launcher with a hostfile: pdsh from node 1.
 
 What it exports to the nodes is written by us: DS_ENV_FILE names a private file with this
-launch's own variables, nothing of the caller's environment.
+launch's own variables, nothing of the caller's environment. With option `ssh: no` every node starts
+its own ranks, and DeepSpeed logs in nowhere.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stackyard import template
+from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
 
 
@@ -35,15 +39,19 @@ def environment_file(request: LaunchRequest) -> str:
 def materialize(request: LaunchRequest) -> Launch:
     """The command for node 1."""
     hosts, exported = f"{request.scratch}/hostfile", f"{request.scratch}/deepspeed_env"
-    argv = (
-        "deepspeed",
+    words = (
         "--hostfile", hosts,
         "--master_addr", request.nodes[0],
         "--master_port", str(request.port),
-        "--ssh_port", str(request.ssh_port),
-        *(("--include", inclusion(request)) if request.gpus else ()),
-        *request.program,
     )  # fmt: skip
+    included = request.include or (inclusion(request) if request.gpus else "")
+    chosen = ("--include", included) if included else ()
+    if request.options.get("ssh") == "no" and len(request.nodes) > 1:
+        started = ["deepspeed", *words, *chosen, *request.program]
+        found = everywhere(request, started, ["--no_ssh", f"--node_rank={NUMBER}"])
+        return replace(found, files={hosts: hostfile(request)}, everywhere=True)
+    port = ("--ssh_port", str(request.ssh_port)) if request.ssh_port else ()
+    argv = ("deepspeed", *words, *port, *chosen, *request.program)
     return Launch(
         argv=argv,
         env={**request.env, "DS_ENV_FILE": exported},

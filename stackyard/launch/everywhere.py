@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from stackyard.launch.request import Launch, LaunchRequest
 
 NUMBER = "%n"
+PDSH_FAN_OUT = 32
 
 
 def everywhere(request: LaunchRequest, words: Sequence[str], numbered: Sequence[str]) -> Launch:
@@ -28,7 +29,11 @@ def everywhere(request: LaunchRequest, words: Sequence[str], numbered: Sequence[
     after = [_escaped(word) for word in rest]
     command = " ".join([*before, *numbered, *after])
     remote = f"cd {shlex.quote(request.folder)} && exec {command}"
-    return Launch(argv=("pdsh", "-b", "-S", "-R", "ssh", "-w", ",".join(request.nodes), remote))
+    # Without -f pdsh starts 32 at a time, and the others' turn would never come.
+    fan = ("-f", str(len(request.nodes))) if len(request.nodes) > PDSH_FAN_OUT else ()
+    return Launch(
+        argv=("pdsh", "-b", "-S", "-R", "ssh", *fan, "-w", ",".join(request.nodes), remote)
+    )
 
 
 def _escaped(word: str) -> str:

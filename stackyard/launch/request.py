@@ -15,11 +15,13 @@ class LaunchRequest:
         port: rendezvous port on the first node.
         program: what runs on every node: a Python file or a console script, then its arguments.
         env: environment of every training process, beyond the container's own.
+        ssh_port: where the nodes' sshd listen; 0 where the ssh configuration says it for each.
         folder: working directory, the same on every node.
         scratch: folder on node 1 for generated files; private to this launch.
         device: `cpu` or `cuda`.
         options: the layout's own options for this launcher.
         per_node: training processes on each node.
+        include: which nodes and slots take part, in DeepSpeed's words; empty for what `gpus` says.
         gpus: indexes of the GPUs that each node's processes take, among those that the node sees,
             in node order; empty on CPU ranks.
     """
@@ -35,12 +37,18 @@ class LaunchRequest:
     options: Mapping[str, str] = field(default_factory=dict)
     per_node: int = 1
     gpus: tuple[tuple[int, ...], ...] = ()
+    include: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The exact thing to run on node 1: files first, then one command."""
+    """The exact thing to run on node 1: files first, then one command.
+
+    Attributes:
+        everywhere: whether every node needs the files, not only node 1.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    everywhere: bool = False

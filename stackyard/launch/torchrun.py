@@ -1,4 +1,8 @@
-"""torchrun on every node. Static rendezvous: node 1 hosts the store."""
+"""torchrun on every node; node 1 hosts the store.
+
+Option `rendezvous`: `static` (each node is told its rank) or `c10d` (they find out, and may be
+started again: option `restarts` is how often).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,25 @@ from stackyard.launch.request import Launch, LaunchRequest
 def materialize(request: LaunchRequest) -> Launch:
     """The command for node 1; a lone node runs torchrun itself, without ssh."""
     program = request.program
+    first, numbered = request.nodes[0], [f"--node-rank={NUMBER}"]
+    meeting = [f"--master-addr={first}", f"--master-port={request.port}"]
+    if request.options.get("rendezvous", "static") == "c10d":
+        numbered = []
+        meeting = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={first}:{request.port}",
+            f"--rdzv-id={request.port}",
+        ]
+    if request.options.get("restarts", "0") != "0":
+        meeting.append(f"--max-restarts={request.options['restarts']}")
     words = [
         "torchrun",
         f"--nnodes={len(request.nodes)}",
         f"--nproc-per-node={request.per_node}",
-        f"--master-addr={request.nodes[0]}",
-        f"--master-port={request.port}",
+        *meeting,
         *([] if program[0].endswith(".py") else ["--no-python"]),
         *program,
     ]
     if len(request.nodes) == 1:
         return Launch(argv=tuple(words), env=dict(request.env))
-    return everywhere(request, words, [f"--node-rank={NUMBER}"])
+    return everywhere(request, words, numbered)

@@ -22,29 +22,44 @@ ORDER = [
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
     "document", "compat", "lock",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
-    "launch.accelerate", "launch",
+    "launch.accelerate", "launch.plain", "launch.each", "launch",
     "read_smoke", "read", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
     "catalog", "dockerfile", "plan", "hostfiles",
     # Run --> raw logs --judge--> Outcome --> report
     "placement", "access", "nccl", "checks", "doctor",
-    "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
+    "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
+    "examples", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    # jobs as objects and scripts of engines that are there already
+    "clusters",
+    "clusters.kubernetes_yaml", "clusters.kubernetes_site", "clusters.kubernetes_start",
+    "clusters.kubernetes_pod", "clusters.kubernetes", "clusters.kubernetes_state",
+    "clusters.slurm_site", "clusters.slurm", "clusters.slurm_state",
     # the edges
     "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "follow", "warden",
     "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
+    "clusters.kubernetes_client", "clusters.slurm_client",
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
+    # machines over ssh, and runs that live on several of them
+    "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.runs", "fleet.inspect",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
+    "fleet_view", "cli_fleet",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
-    "launch.everywhere", "mesh", "record", "judge", "judge_gpu", "checks", "placement", "access",
+    "launch.everywhere", "job", "mesh", "record", "judge", "judge_gpu", "checks", "placement",
+    "access",
     "nccl", "read_smoke", "doctor", "outcome", "image", "report", "page", "archive", "template",
-    "positional",
+    "positional", "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
+    "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
+    "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state",
+    "examples", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "launch.plain",
+    "launch.each",
 ]  # fmt: skip
 
 # The one module that may import each.
@@ -208,7 +223,7 @@ def beyond_the_library(package):
     found = []
     for name, source in package.items():
         # What lies beside a program in the image is there for it, too.
-        others = foreign(source) - set(sys.stdlib_module_names) - {"strays"}
+        others = foreign(source) - set(sys.stdlib_module_names) - {"strays", "lease"}
         own = {"stackyard"} if any(m.startswith("stackyard") for m, _ in _named(source)) else set()
         found += [f"{name} imports {other}" for other in sorted(others | own)]
     return found

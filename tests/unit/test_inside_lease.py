@@ -154,7 +154,7 @@ def node_one(monkeypatch, node):
         def lost(self, seconds):
             return self.why
 
-    monkeypatch.setattr(lease, "_connect", lambda name, seconds: Recorded(name))
+    monkeypatch.setattr(lease, "connect", lambda name, seconds: Recorded(name))
     monkeypatch.setattr(lease, "Line", lambda *_: Recorded("controller"))
     monkeypatch.setattr(lease.strays, "kill", lambda: [{"pid": 5, "command": "left"}])
     return lease.Holder(6.0, ["node2", "node3"])
@@ -223,7 +223,7 @@ def test_a_lease_that_is_not_renewed_ends(node_one):
 
 def test_a_lease_that_is_given_up_ends_nothing(node_one, monkeypatch):
     monkeypatch.setattr(lease, "end_node", lambda: pytest.fail("ended"))
-    monkeypatch.setattr(lease, "_wait_listening", lambda node: None)
+    monkeypatch.setattr(lease, "wait_listening", lambda node: None)
     monkeypatch.setattr(lease, "run", lambda lines, tick, take: take(node_one._controller, "rest"))
     node_one.hold()
     assert [line.sent for line in node_one._nodes.values()] == [["rest"], ["rest"]]
@@ -233,7 +233,7 @@ def test_a_lease_that_is_given_up_ends_nothing(node_one, monkeypatch):
 def test_a_lease_that_is_lost_ends_the_node(node_one, monkeypatch):
     ended = []
     monkeypatch.setattr(lease, "end_node", lambda: ended.append(True))
-    monkeypatch.setattr(lease, "_wait_listening", lambda node: None)
+    monkeypatch.setattr(lease, "wait_listening", lambda node: None)
     monkeypatch.setattr(lease, "run", lambda lines, tick, take: None)
     node_one.hold()
     assert ended == [True]

@@ -39,7 +39,9 @@ def remote_words(found, number=0):
 
 
 def test_every_launcher_with_options_exists():
-    assert set(OPTIONS) <= set(LAUNCHERS) == {"alone", "torchrun", "deepspeed", "accelerate"}
+    assert set(OPTIONS) <= set(LAUNCHERS) == {
+        "alone", "torchrun", "deepspeed", "accelerate", "plain", "each",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

@@ -41,7 +41,8 @@ def test_every_node_gets_every_file(material):
     assert list(material) == ["node1", "node2"]
     for files in material.values():
         assert sorted(files) == [
-            "address", "host_key", "host_key-cert.pub", "known_hosts", "port", "principals",
+            "address", "host_key", "host_key-cert.pub", "known_hosts", "port", "ports",
+        "principals",
             "ssh_config", "user_ca.pub", "user_key", "user_key-cert.pub",
         ]  # fmt: skip
 

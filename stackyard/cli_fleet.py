@@ -1,0 +1,499 @@
+"""`invoke up`, `run`, `status`, `logs`, `stop`, `down`: from what was typed to what is shown.
+
+Owns what the arguments of these commands mean. Steps are `stackyard.fleet.runs`', drawing is
+`stackyard.fleet_view`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stackyard import commands, dockerfile
+from stackyard.catalog import choose
+from stackyard.cli import run as command_run
+from stackyard.cli import show_diagnoses
+from stackyard.console import Terminal
+from stackyard.errors import StackyardError, UsageError, shown
+from stackyard.examples import Example, Where, job_of, read_example
+from stackyard.fleet import runs, standing
+from stackyard.fleet.hosts import Fleet, from_names, matching, read_inventory
+from stackyard.fleet.jobs import JOBS, select
+from stackyard.fleet.muster import muster
+from stackyard.fleet.plan import HOST_NETWORK, StandingPlan, Wanted, require_name
+from stackyard.fleet.runs import Ended, Follower, Reached, Watcher, reached
+from stackyard.fleet.standing import Standing
+from stackyard.fleet.talk import Talk
+from stackyard.fleet_view import RunView, hosts_table, runs_table
+from stackyard.job import Job
+from stackyard.launch import LAUNCHERS
+from stackyard.project import ROOT, Project, load_project
+
+HOSTS_FILE = "hosts.yml"
+INSIDE = Path(standing.__file__).resolve().parent.parent / "inside"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpArguments:
+    """What `invoke up` was given; `run` takes the same for a mesh of its own."""
+
+    stack: str
+    hosts: str = ""
+    name: str = ""
+    base: str = ""
+    gpus: int = -1
+    network: str = HOST_NETWORK
+    lease: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """What `invoke run` was given beside that."""
+
+    example: str = ""
+    words: tuple[str, ...] = ()
+    launcher: str = ""
+    per_node: int = 1
+    settings: str = ""
+    include: str = ""
+    exclude: str = ""
+    save: str = ""
+    detach: bool = False
+    restarts: int = 0
+
+
+def load_fleet(given: str) -> Fleet:
+    """The hosts of an inventory: a file, names by comma, or `ssh:PATTERN` of ~/.ssh/config.
+
+    Raises:
+        UsageError: there is none.
+        DefinitionError: it is wrong.
+    """
+    name = given or HOSTS_FILE
+    if name.startswith("ssh:"):
+        config = Path("~/.ssh/config").expanduser()
+        text = config.read_text(encoding="utf-8") if config.is_file() else ""
+        found = matching(text, name[4:])
+        if not found:
+            raise UsageError(f"~/.ssh/config has no host like {shown(name[4:])}")
+        return from_names(found, name)
+    path = Path(name)
+    if path.is_file():
+        try:
+            return read_inventory(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read", why=str(error)) from error
+    if given and "/" not in given and not given.endswith((".yml", ".yaml")):
+        return from_names([word.strip() for word in given.split(",")], "--hosts")
+    raise UsageError(
+        f"there is no {name}",
+        why="it says which machines there are",
+        hint="write one (docs/hosts.md), or name them: --hosts study,train",
+    )
+
+
+def up(arguments: UpArguments, *, as_json: bool) -> int:
+    """`invoke up STACK`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        fleet = load_fleet(arguments.hosts)
+        wanted = wanted_of(project, arguments)
+        with reached(fleet) as hosts:
+            started = time.monotonic()
+            run, warnings = runs.up(hosts, wanted, lambda text: terminal.say(wanted.run, text))
+            for warning in warnings:
+                terminal.note(f"{warning.host}: {warning.what}")
+        seconds = time.monotonic() - started
+        terminal.done(wanted.run, f"{len(run.plan.nodes)} nodes are up in {seconds:.1f} s")
+        terminal.table(runs_table([_row(run, None)]))
+        return {**_plan_value(run.plan), "seconds": round(seconds, 2)}, 0
+
+    return command_run(command, as_json=as_json)
+
+
+def wanted_of(project: Project, arguments: UpArguments) -> Wanted:
+    """What a mesh of this stack asks of its hosts.
+
+    Raises:
+        UsageError: there is no such stack or base, or the name cannot be one.
+    """
+    stack = choose("stack", arguments.stack, project.definitions.stacks)
+    base_name = commands.smoke_base(project, arguments.base, 0 if arguments.gpus == 0 else 1)
+    base = project.definitions.bases[choose("base", base_name, project.definitions.bases)]
+    if arguments.gpus == 0 and base.device != "cpu":
+        raise UsageError(f"base {base.name} is for GPUs, --gpus 0 asks for CPU ranks")
+    if arguments.lease < 2:
+        raise UsageError("--lease must be at least 2 seconds")
+    return Wanted(
+        run=require_name(arguments.name or stack),
+        stack=stack,
+        base=base.name,
+        tag=dockerfile.image_tag(stack, base.name),
+        device=base.device,
+        images={},
+        network=arguments.network,
+        lease=arguments.lease,
+    )
+
+
+def run(arguments: UpArguments, wanted: RunArguments, *, as_json: bool) -> int:
+    """`invoke run STACK --example NAME` or `-- COMMAND`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        fleet = load_fleet(arguments.hosts)
+        asked = wanted_of(project, arguments)
+        example = load_example(project.root, asked.stack, wanted.example)
+        _require_work(wanted, asked.stack, project.root)
+        with reached(fleet) as hosts:
+            there, _ = standing.find(hosts.links)
+            own = asked.run not in there
+            if own and wanted.detach:
+                raise UsageError(
+                    f"no run {asked.run!r} is up, and --detach needs one that stays",
+                    hint=f"invoke up {asked.stack} --name {asked.run}",
+                )
+            if own:
+                mesh, _ = runs.up(hosts, asked, lambda text: terminal.say(asked.run, text))
+            else:
+                mesh = there[asked.run]
+            try:
+                ended = _run(hosts, mesh, example, wanted, arguments.lease, own, terminal)
+            finally:
+                if own:
+                    runs.down(hosts, mesh)
+        return _conclude(ended, wanted, terminal)
+
+    return command_run(command, as_json=as_json)
+
+
+def _require_work(wanted: RunArguments, stack: str, root: Path) -> None:
+    if bool(wanted.example) == bool(wanted.words):
+        known = ", ".join(example_names(root, stack)) or "none"
+        raise UsageError(
+            "say what is to run: either an example or a command",
+            why=f"examples of {stack}: {known}",
+            hint=f"invoke run {stack} --example NAME, or invoke run {stack} -- COMMAND",
+        )
+    if wanted.launcher and wanted.launcher not in LAUNCHERS:
+        hint = ", ".join(sorted(LAUNCHERS))
+        raise UsageError(f"there is no launcher {shown(wanted.launcher)!r}", hint=f"one of: {hint}")
+
+
+def example_names(root: Path, stack: str) -> list[str]:
+    """The examples of a stack."""
+    return sorted(path.stem for path in (root / "images" / stack / "examples").glob("*.yml"))
+
+
+def load_example(root: Path, stack: str, name: str) -> Example | None:
+    """An example of a stack; None when none was asked for.
+
+    Raises:
+        UsageError: the stack has none of that name.
+    """
+    if not name:
+        return None
+    choose("example", name, dict.fromkeys(example_names(root, stack)))
+    path = root / "images" / stack / "examples" / f"{name}.yml"
+    file = str(path.relative_to(root))
+    return read_example(path.read_text(encoding="utf-8"), file, stack, name)
+
+
+def example_files(root: Path, example: Example) -> dict[str, bytes]:
+    """The files that an example brings, by their place in the nodes."""
+    found: dict[str, bytes] = {}
+    for place, folder in example.files.items():
+        source = root / "images" / example.stack / folder
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[f"{place}/{path.relative_to(source)}"] = path.read_bytes()
+        found[f"{place}/stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
+    return found
+
+
+def make_job(
+    plan: StandingPlan, example: Example | None, wanted: RunArguments, nodes: int, per_node: int
+) -> Job:
+    """What is to run, from an example or from the user's own command.
+
+    Raises:
+        UsageError: the example does not fit.
+    """
+    name = f"{wanted.example or 'run'}-{time.strftime('%H%M%S')}"
+    device = "cuda" if any(node.gpus for node in plan.nodes) else "cpu"
+    folder = f"{JOBS}/{name}"
+    common = {"name": name, "base": plan.base, "image": plan.image, "nodes": nodes,
+              "per_node": per_node, "device": device}  # fmt: skip
+    if example is None:
+        stack = load_project().definitions.stacks[plan.stack]
+        return Job(
+            stack=plan.stack,
+            program=wanted.words,
+            launcher=wanted.launcher or stack.smoke.launcher,
+            options=_settings(wanted.settings),
+            env={"DS_ACCELERATOR": "cpu"} if device == "cpu" else {},
+            **common,  # type: ignore[arg-type]
+        )
+    where = Where(folder=folder, save=wanted.save or f"{folder}/checkpoints", **common)  # type: ignore[arg-type]
+    files = example_files(ROOT, example)
+    job = job_of(example, where, files, _settings(wanted.settings), wanted.words)
+    if wanted.launcher:
+        return Job(**{**vars(job), "launcher": wanted.launcher})
+    return job
+
+
+def _settings(text: str) -> dict[str, str]:
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_][a-z0-9_]*", name.strip()):
+            raise UsageError(f"--set: {shown(part)!r} is no NAME=VALUE")
+        found[name.strip()] = value
+    return found
+
+
+def _run(
+    hosts: Reached,
+    mesh: Standing,
+    example: Example | None,
+    wanted: RunArguments,
+    lease: float,
+    own: bool,
+    terminal: Terminal,
+) -> Ended:
+    plan = mesh.plan
+    selection = select(plan, wanted.per_node, wanted.include, wanted.exclude)
+    per_node = max(len(slots) for slots in selection.slots.values())
+    job = make_job(plan, example, wanted, len(selection.nodes), per_node)
+    talk = standing.connect(hosts.links, mesh)
+    if own:
+        talk.send("own", lease=lease)
+    follower = None
+    try:
+        runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
+        terminal.done(plan.run, f"{job.name}: {sum(len(s) for s in selection.slots.values())} ranks"
+                      f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
+        if wanted.detach:
+            return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
+        with RunView(plan, job.name, terminal) as view:
+            watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note, step=view.step)
+            follower = Follower(
+                hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
+            )
+            return follower.follow()
+    except BaseException:
+        _stop(follower.talk if follower else talk, job.name)
+        raise
+    finally:
+        (follower.talk if follower else talk).close()
+
+
+def _stop(talk: Talk, job: str) -> None:
+    """End a job and wait until nothing of it runs."""
+    try:
+        talk.send("stop", reason="it was interrupted")
+        talk.send("follow", job=job, **{"from": 0})
+        for event in talk.events(20):
+            if event["event"] == "ended":
+                return
+    except StackyardError:
+        return  # its lease ends it
+
+
+def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[Any, int]:
+    job = ended.job
+    value = {"outcome": "passed" if ended.passed else "failed", "lost": ended.lost, **job}
+    if wanted.detach:
+        terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
+        return {**value, "outcome": "running"}, 0
+    if ended.lost:
+        terminal.text(f"{job['name']}: contact was lost: {ended.lost}")
+    elif not ended.passed:
+        reason = job["reason"] or f"the launcher ended with exit code {job['code']}"
+        terminal.text(f"{job['name']} failed: {reason}")
+        found = commands.diagnose_text(ROOT, terminal.tail)["diagnoses"]
+        show_diagnoses(found, terminal.text)
+    else:
+        seconds = float(job["ended"]) - float(job["started"])
+        terminal.text(f"{job['name']} is done: {len(job['ranks'])} ranks, {seconds:.1f} s")
+    if job.get("left"):
+        left = ", ".join(f"{n} {len(p)}" for n, p in job["left"].items())
+        terminal.text(f"{job['name']}: its launcher left processes, which were ended: {left}")
+    return value, 0 if ended.passed else 1
+
+
+def status(hosts_: str, name: str, *, as_json: bool) -> int:
+    """`invoke status`: every run on the hosts, and what runs in it."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        with reached(load_fleet(hosts_)) as hosts:
+            there, silent = standing.find(hosts.links)
+            rows = [_row(r, _state(hosts, r)) for n, r in there.items() if name in ("", n)]
+        for host, error in {**hosts.failed, **silent}.items():
+            terminal.note(f"{host} does not answer: {error.what.removeprefix(f'{host}: ')}")
+        if rows:
+            terminal.table(runs_table(rows))
+        else:
+            terminal.text(f"no run is on {len(hosts.links)} hosts")
+        return {"runs": rows, "silent": sorted({**hosts.failed, **silent})}, 0
+
+    return command_run(command, as_json=as_json)
+
+
+def _state(hosts: Reached, run: Standing) -> Mapping[str, Any]:
+    try:
+        talk = standing.connect(hosts.links, run)
+    except StackyardError as error:
+        return {"error": str(error.what)}
+    try:
+        return talk.ask("state", "state", 10)
+    except StackyardError as error:
+        return {"error": error.what}
+    finally:
+        talk.close()
+
+
+def _plan_value(plan: StandingPlan) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(plan.text())
+    return value
+
+
+def _row(run: Standing, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    jobs: Sequence[Mapping[str, Any]] = (state or {}).get("jobs", [])
+    return {
+        "run": run.plan.run,
+        "stack": run.plan.stack,
+        "base": run.plan.base,
+        "image": run.plan.image,
+        "nodes": [node.name for node in run.plan.nodes],
+        "hosts": sorted({node.host for node in run.plan.nodes}),
+        "missing": list(run.missing),
+        "lost": dict((state or {}).get("lost", {})),
+        "error": (state or {}).get("error", ""),
+        "until": run.plan.until,
+        "jobs": [dict(job) for job in jobs],
+    }
+
+
+def logs(hosts_: str, name: str, job: str, *, follow: bool, as_json: bool) -> int:
+    """`invoke logs`: what a job's ranks and launcher said, and with `--follow` what they say."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        with reached(load_fleet(hosts_)) as hosts:
+            run_ = _only_run(hosts, name)
+            talk = standing.connect(hosts.links, run_)
+            try:
+                state = talk.ask("state", "state")
+                jobs = [j["name"] for j in state["jobs"]]
+                if not jobs or (job and job not in jobs):
+                    raise UsageError(f"run {run_.plan.run} has no job {job or ''}".rstrip(),
+                                     why=f"there: {', '.join(jobs) or 'none'}")  # fmt: skip
+                chosen = job or jobs[-1]
+                with RunView(run_.plan, chosen, terminal, everything=True) as view:
+                    watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note)
+                    follower = Follower(hosts=hosts, run=run_, talk=talk, job=chosen, lease=60,
+                                        watcher=watcher, attached=False)  # fmt: skip
+                    value = follower.follow() if follow else _replay(talk, chosen, view)
+            finally:
+                talk.close()
+        return {"job": value.job, "lines": view.kept if as_json else None}, 0
+
+    return command_run(command, as_json=as_json)
+
+
+def _replay(talk: Talk, job: str, view: RunView) -> Ended:
+    """What has been said so far."""
+    talk.send("follow", job=job, **{"from": 0})
+    for event in talk.events(1.5):
+        if event["event"] == "log":
+            for entry in event["lines"]:
+                view.line(entry)
+        elif event["event"] == "ended":
+            return Ended(job=event["job"])
+    return Ended(job={"name": job, "state": "running"})
+
+
+def _only_run(hosts: Reached, name: str) -> Standing:
+    there, _ = standing.find(hosts.links)
+    if name:
+        return runs.find(hosts, name)
+    if len(there) != 1:
+        raise UsageError(
+            f"{'several runs are' if there else 'no run is'} on these hosts",
+            why=f"there: {', '.join(there)}" if there else "",
+            hint="--name NAME" if there else "invoke up STACK",
+        )
+    return next(iter(there.values()))
+
+
+def stop(hosts_: str, name: str, *, as_json: bool) -> int:
+    """`invoke stop`: end what runs in a mesh, and leave the mesh."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        with reached(load_fleet(hosts_)) as hosts:
+            run_ = _only_run(hosts, name)
+            talk = standing.connect(hosts.links, run_)
+            try:
+                jobs = [j for j in talk.ask("state", "state")["jobs"] if j["state"] != "ended"]
+                if not jobs:
+                    terminal.text(f"nothing runs in {run_.plan.run}")
+                    return {"stopped": ""}, 0
+                _stop(talk, jobs[-1]["name"])
+            finally:
+                talk.close()
+        terminal.text(f"{jobs[-1]['name']} is stopped on every node")
+        return {"stopped": jobs[-1]["name"]}, 0
+
+    return command_run(command, as_json=as_json)
+
+
+def down(hosts_: str, name: str, *, everything: bool, as_json: bool) -> int:
+    """`invoke down`: remove a run, or with `--all` every run on the hosts."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        with reached(load_fleet(hosts_)) as hosts:
+            there, _ = standing.find(hosts.links)
+            chosen = list(there.values()) if everything else [_only_run(hosts, name)]
+            removed: list[str] = []
+            failed: dict[str, StackyardError] = {}
+            for run_ in chosen:
+                gone, broken = runs.down(hosts, run_)
+                removed += gone
+                failed |= broken
+                terminal.text(f"{run_.plan.run} is down: {len(gone)} containers removed")
+        for host, error in failed.items():
+            terminal.text(f"{host} could not be asked, and its node ends by itself: {error.what}")
+        return {"removed": removed, "failed": sorted(failed)}, 1 if failed else 0
+
+    return command_run(command, as_json=as_json)
+
+
+def doctor(hosts_: str, stack: str, base: str, gpus: int, *, as_json: bool) -> int:
+    """`invoke doctor --hosts FILE`: every host in one table."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        from stackyard.fleet.inspect import inspect
+
+        project = load_project(locks_required=False)
+        fleet = load_fleet(hosts_)
+        tag = ""
+        if stack:
+            base_name = commands.smoke_base(project, base, 0 if gpus == 0 else 1)
+            tag = dockerfile.image_tag(
+                choose("stack", stack, project.definitions.stacks), base_name
+            )
+        with reached(fleet) as hosts:
+            found = muster(hosts.links, hosts.failed, fleet)
+            answer = inspect(hosts, found, tag)
+        terminal.table(hosts_table(answer))
+        for line in answer["remarks"]:
+            terminal.text(line)
+        return answer, 0 if answer["ready"] else 1
+
+    return command_run(command, as_json=as_json)

@@ -1,0 +1,241 @@
+"""The way to one host: a single ssh connection that carries its engine's socket and commands.
+
+Owns the ssh process of a host and how its failures read. The caller's own ssh does the work, with
+the caller's keys, agent, aliases and jump hosts; the host needs an sshd and a container engine,
+and gets nothing installed. Host keys are always checked: an unknown or changed one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from stackyard import process
+from stackyard.engine import Engine
+from stackyard.errors import EngineError, StackyardError
+from stackyard.fleet.hosts import Host
+
+CONNECT_SECONDS = 10
+# ssh gives a silent host up after three of these; a run's own lease is what decides over the run.
+ALIVE_SECONDS = 5
+# A unix socket's path ends here, and ssh adds 17 characters while it makes one.
+_LONGEST = 107 - 17
+T = TypeVar("T")
+
+
+class HostError(StackyardError):
+    """A host cannot be used; names it and says why."""
+
+    def __init__(self, host: str, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(f"{host}: {what}", why=why, hint=hint)
+        self.host = host
+
+
+def ssh_options(host: Host) -> list[str]:
+    """What every ssh to a host is told, before its name."""
+    words = [
+        "-o", "BatchMode=yes",
+        "-o", "StrictHostKeyChecking=yes",
+        "-o", f"ConnectTimeout={CONNECT_SECONDS}",
+        "-o", f"ServerAliveInterval={ALIVE_SECONDS}",
+        "-o", "ServerAliveCountMax=3",
+    ]  # fmt: skip
+    if host.config:
+        words = ["-F", str(Path(host.config).expanduser()), *words]
+    for flag, value in (("-l", host.user), ("-p", str(host.port or "")), ("-i", host.key)):
+        if value:
+            words += [flag, str(Path(value).expanduser()) if flag == "-i" else value]
+    return words
+
+
+class Link:
+    """A host that answers.
+
+    Args:
+        folder: a private folder for the connection's sockets.
+        number: of the host, unique in that folder.
+
+    Raises:
+        HostError: ssh cannot log in, or no engine answers there.
+    """
+
+    def __init__(self, host: Host, folder: Path, number: int) -> None:
+        self.host = host
+        self._control, self._socket = folder / f"{number}.c", folder / f"{number}.s"
+        if len(str(self._control)) > _LONGEST:
+            raise HostError(host.name, "the temporary folder's path is too long for a socket",
+                            why=str(folder), hint="set TMPDIR to a shorter one")  # fmt: skip
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._ssh = process.Companion(
+            [
+                "ssh", "-N", "-M", "-S", str(self._control), *ssh_options(host),
+                "-o", "ControlPersist=no",
+                "-o", "ExitOnForwardFailure=yes",
+                "-o", "StreamLocalBindMask=0177",
+                "-L", f"{self._socket}:{host.engine}",
+                "--", host.ssh,
+            ]
+        )  # fmt: skip
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        end = time.monotonic() + 2 * CONNECT_SECONDS
+        while not (self._control.exists() and self._socket.exists()):
+            if not self._ssh.running:
+                what, hint = explain(self._ssh.said, self.host)
+                raise HostError(self.host.name, what, why=self._ssh.said, hint=hint)
+            if time.monotonic() > end:
+                raise HostError(self.host.name, "the login takes too long", why=self._ssh.said)
+            time.sleep(0.01)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection stands."""
+        return self._ssh.running
+
+    @property
+    def engine(self) -> Engine:
+        """The host's container engine.
+
+        Raises:
+            HostError: none answers.
+        """
+        with self._lock:
+            if self._engine is None:
+                try:
+                    self._engine = Engine(str(self._socket))
+                except EngineError as error:
+                    raise HostError(
+                        self.host.name,
+                        f"no container engine answers at {self.host.engine}",
+                        why=self._ssh.said or error.why,
+                        hint=f"on {self.host.name}: systemctl start docker; the user who logs in"
+                        " must be in the group docker (or root); `engine:` in hosts.yml names"
+                        " another socket",
+                    ) from error
+        return self._engine
+
+    @property
+    def docker_host(self) -> str:
+        """What DOCKER_HOST is for this host, as long as the link stands."""
+        return f"unix://{self._socket}"
+
+    def shell(self, script: str, *words: str, seconds: float = 30.0) -> str:
+        """Run a POSIX shell script on the host, its words as `$1` and so on; its output.
+
+        Raises:
+            HostError: it failed, or took longer than `seconds`.
+        """
+        argv = ["ssh", "-S", str(self._control), *ssh_options(self.host), "--", self.host.ssh]
+        remote = shlex.join(["sh", "-s", "--", *words])
+        try:
+            done = process.run([*argv, remote], stdin=script.encode(), timeout=seconds)
+        except StackyardError as error:
+            raise HostError(self.host.name, error.what, why=error.why) from error
+        return done.output
+
+    def again(self) -> Link:
+        """The same way anew, after the connection broke.
+
+        Raises:
+            HostError: the host does not answer.
+        """
+        self.close()
+        return Link(self.host, self._control.parent, int(self._control.stem) + 1000)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._engine is not None:
+            self._engine.close()
+        self._ssh.end()
+        for path in (self._control, self._socket):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+_SAYINGS = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed",
+     "somebody else may be answering: ask who looks after {host}; if the machine was installed"
+     " anew, ssh-keygen -R {ssh}, then ssh {ssh} once and compare the fingerprint"),
+    ("Host key verification failed", "its host key is not known",
+     "ssh {ssh} once and compare the fingerprint it shows"),
+    ("host key is known for", "its host key is not known",
+     "ssh {ssh} once and compare the fingerprint it shows"),
+    ("Permission denied", "the login is refused",
+     "ssh {ssh} must log in without a question: a key of yours in its authorized_keys, or `key:`"
+     " and `user:` in hosts.yml"),
+    ("Could not resolve hostname", "there is no such host name",
+     "`address:` in hosts.yml, or an alias in ~/.ssh/config"),
+    ("Connection refused", "nothing listens for ssh there", "`port:` in hosts.yml; start its sshd"),
+    ("timed out", "it does not answer", "is {host} up, and reachable from here?"),
+    ("No route to host", "it cannot be reached", "is {host} up, and reachable from here?"),
+    ("Network is unreachable", "it cannot be reached", "is {host} up, and reachable from here?"),
+    ("administratively prohibited", "its sshd forwards no sockets",
+     "AllowStreamLocalForwarding yes in its sshd_config"),
+)  # fmt: skip
+
+
+def explain(said: str, host: Host) -> tuple[str, str]:
+    """What ssh's last words mean, and what to do."""
+    for words, what, hint in _SAYINGS:
+        if words in said:
+            return what, hint.format(host=host.name, ssh=host.ssh)
+    return "the login failed", f"try: ssh {host.ssh}"
+
+
+@contextlib.contextmanager
+def linked(
+    hosts: Sequence[Host], folder: Path
+) -> Iterator[tuple[dict[str, Link], dict[str, HostError]]]:
+    """Log in to all hosts at the same time; those that answer, and why the others do not."""
+    links: dict[str, Link] = {}
+    failed: dict[str, HostError] = {}
+
+    def one(number: int) -> Link:
+        link = Link(hosts[number], folder, number)
+        try:
+            link.engine  # noqa: B018 - asked for here, so that all are asked at the same time
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    try:
+        with ThreadPoolExecutor(max(1, min(64, len(hosts)))) as pool:
+            for number, future in enumerate([pool.submit(one, n) for n in range(len(hosts))]):
+                name = hosts[number].name
+                try:
+                    links[name] = future.result()
+                except HostError as error:
+                    failed[name] = error
+        yield links, failed
+    finally:
+        for link in links.values():
+            link.close()
+
+
+def on_each(
+    links: dict[str, Link], work: Callable[[Link], T], *, at_once: int = 64
+) -> tuple[dict[str, T], dict[str, StackyardError]]:
+    """Do the same on all hosts at the same time: answers, and failures, by host."""
+    answers: dict[str, T] = {}
+    failed: dict[str, StackyardError] = {}
+    with ThreadPoolExecutor(max(1, min(at_once, len(links)))) as pool:
+        futures = {name: pool.submit(work, link) for name, link in links.items()}
+        for name, future in futures.items():
+            try:
+                answers[name] = future.result()
+            except StackyardError as error:
+                failed[name] = error
+    return answers, failed

@@ -1,0 +1,176 @@
+"""One node's part of a run over several hosts: its lease, and the words of its ranks.
+
+Owns what a node does for the supervisor on node 1, over one line: it tells of its processes and
+ends them when told, passes on what ranks wrote, and ends the node when it hears nothing for the
+lease's time. Everything of a lease is `lease`'s; this adds the words.
+
+    agent.py keep SECONDS     lines on standard input and output
+
+Besides a lease's commands: `watch FOLDER` passes on what ranks write below it from now on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import lease  # type: ignore[import-not-found]  # it lies beside this file
+
+# What one beat may carry: a rank that writes faster is read later, its file is the buffer.
+CHUNK_BYTES = 32 * 1024
+LINE_BYTES = 4000
+BAR_SECONDS = 0.4
+JOINED = Path("/run/stackyard/joined")  # `node.py` looks for it
+_BREAK = re.compile(rb"\r\n|[\r\n]")
+Said = dict[str, object]
+
+
+class Words:
+    """What one rank has written since it was last looked at.
+
+    A line that ends in a carriage return is a progress bar's: the next one takes its place, so of
+    those only the latest is told.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.rank = int(path.stem[4:])
+        self._path, self._offset, self._rest = path, 0, b""
+        self._bar, self._barred = b"", 0.0
+
+    def read(self, limit: int) -> tuple[list[Said], int]:
+        """What is new, and how many bytes of the file that took."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read(limit)
+            self._offset += len(data)
+            return [*self._lines(data), *self._latest()], len(data)
+        return [], 0
+
+    def finish(self) -> list[Said]:
+        """What was written without a line break at the end."""
+        text, self._rest = self._rest, b""
+        return [self._said(text)] if text.strip() else []
+
+    def _lines(self, data: bytes) -> list[Said]:
+        found, self._rest = [], self._rest + data
+        while match := _BREAK.search(self._rest):
+            if match[0] == b"\r" and match.end() == len(self._rest):
+                break  # perhaps half of a line break
+            text, self._rest = self._rest[: match.start()], self._rest[match.end() :]
+            if match[0] == b"\r":
+                self._bar = text or self._bar
+            else:
+                # A bar's last state ends with a plain line break: it stays.
+                self._bar = b""
+                found.append(self._said(text))
+        while len(self._rest) > LINE_BYTES:
+            found.append(self._said(self._rest[:LINE_BYTES]))
+            self._rest = self._rest[LINE_BYTES:]
+        return [entry for entry in found if entry["text"]]
+
+    def _latest(self) -> list[Said]:
+        # tqdm writes the return first and no break after: what stands in the rest is the bar.
+        text = self._rest.rstrip(b"\r")
+        if text and (self._bar or text != self._rest):
+            self._bar = text
+        if not self._bar.strip() or time.monotonic() - self._barred < BAR_SECONDS:
+            return []
+        text, self._bar, self._barred = self._bar, b"", time.monotonic()
+        return [self._said(text) | {"bar": True}]
+
+    def _said(self, text: bytes) -> Said:
+        shown = text[:LINE_BYTES].decode("utf-8", errors="replace").rstrip()
+        return {"rank": self.rank, "text": shown}
+
+
+class Agent:
+    """This node: a keeper of its lease that reads its ranks' words."""
+
+    def __init__(self, seconds: float) -> None:
+        self._line = lease.Line("node1", 0, 1)
+        self._keeper, self._seconds = lease.Keeper(), seconds
+        self._folder: Path | None = None
+        self._words: dict[Path, Words] = {}
+        self._ranks: dict[int, Said] = {}
+        self.resting = False
+
+    def keep(self) -> None:
+        """Go on until nothing is heard for the lease's time, or the line closes."""
+        JOINED.touch()
+        lease.run([self._line], self._tick, self._take)
+        if not self.resting:
+            lease.end_node()
+
+    def _take(self, _: lease.Line, text: str) -> None:
+        command, _, rest = text.partition(" ")
+        if command == "rest":
+            self.resting = True
+        elif command == "watch":
+            self._folder, self._words, self._ranks = Path(rest), {}, {}
+        elif command == "finish":
+            self._pass_on(last=True)
+            self._line.write(json.dumps({"finished": rest}))
+        else:
+            found = self._keeper.answer(text)
+            if found is not None:
+                self._line.write(json.dumps({"answer": rest, "found": found}))
+
+    def _tick(self) -> bool:
+        self._line.write("beat")
+        self._pass_on()
+        for event in self._keeper.look():
+            self._line.write(json.dumps(event | self._rank_of(event)))
+        return not self.resting and not self._line.lost(self._seconds)
+
+    def _pass_on(self, *, last: bool = False) -> None:
+        left, said = CHUNK_BYTES, []
+        if self._folder is None:
+            return
+        for path in sorted(self._folder.glob("rank*.log")):
+            if not path.stem[4:].isdigit():
+                continue
+            words = self._words.setdefault(path, Words(path))
+            found, taken = words.read(left)
+            left -= taken
+            said += found
+            if last:
+                more, _ = words.read(CHUNK_BYTES)
+                said += [*more, *words.finish()]
+            if left <= 0 and not last:
+                break
+        if said:
+            self._line.write(json.dumps({"said": said}))
+        self._learn()
+
+    def _learn(self) -> None:
+        """Who the ranks of this node are."""
+        assert self._folder is not None
+        for path in self._folder.glob("rank*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                found = json.loads(path.read_text())
+                if int(found["pid"]) not in self._ranks:
+                    self._ranks[int(found["pid"])] = found
+                    self._line.write(json.dumps({"event": "rank", **found}))
+
+    def _rank_of(self, event: Said) -> Said:
+        if event["event"] != "gone" or self._folder is None:
+            return {}
+        known = self._ranks.get(int(str(event["pid"])))
+        if known is None:
+            return {}
+        try:
+            end = (self._folder / f"rank{known['rank']}.end").read_text()
+        except OSError:
+            end = ""
+        return {"rank": known["rank"], "end": end}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["keep"] and len(sys.argv) == 3:
+        Agent(float(sys.argv[2])).keep()
+    else:
+        raise SystemExit(__doc__)

@@ -1,0 +1,66 @@
+"""Every Python of a job imports this first: a rank's own words go to a file of its own.
+
+Owns where a rank writes and how its end is told: launchers mix the lines of all ranks, and pdsh
+holds back what has no line break (progress bars). Files below STACKYARD_LOGS, by rank:
+`rankN.log` what it wrote; `rankN.json` who it is; `rankN.end` `ok`, or how it failed; none when it
+was killed. Processes that a rank starts write to the same file.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _take_over(folder: str, rank: int) -> None:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    base = os.path.join(folder, f"rank{rank}")
+    log = os.open(f"{base}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    os.environ["STACKYARD_RANK_PID"] = str(os.getpid())
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{base}.end")  # of the rank that this one takes the place of
+    _write(f"{base}.json", json.dumps({"rank": rank, "pid": os.getpid(),
+                                       "world_size": os.environ.get("WORLD_SIZE", "")}))  # fmt: skip
+    _tell_the_end(f"{base}.end")
+
+
+def _write(path: str, text: str) -> None:
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.rename(f"{path}.new", path)
+
+
+def _tell_the_end(path: str) -> None:
+    me, end = os.getpid(), ["ok"]
+    shown = sys.excepthook
+
+    def failed(kind: type, error: BaseException, trace: object) -> None:
+        end[0] = f"{kind.__name__}: {error}"[:500]
+        shown(kind, error, trace)  # type: ignore[arg-type]
+
+    sys.excepthook = failed
+    # Forks of a rank run their own exits: only the rank itself has an end to tell.
+    atexit.register(lambda: _write(path, end[0]) if os.getpid() == me else None)
+
+
+def _hidden() -> None:
+    """Run the sitecustomize that this one hides: the distribution's, or the image's."""
+    for entry in sys.path:
+        path = os.path.join(entry, "sitecustomize.py")
+        if entry and os.path.abspath(entry) != _HERE and os.path.isfile(path):
+            with open(path, "rb") as file:
+                code = compile(file.read(), path, "exec")
+            exec(code, {"__name__": "sitecustomize", "__file__": path})
+            return
+
+
+_folder, _rank = os.environ.get("STACKYARD_LOGS", ""), os.environ.get("RANK", "")
+if _folder and _rank.isdigit() and not os.environ.get("STACKYARD_RANK_PID"):
+    _take_over(_folder, int(_rank))
+_hidden()

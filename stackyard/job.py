@@ -1,0 +1,54 @@
+"""One training of the user's own: what runs, on how many nodes, with what. Values only.
+
+Every way of running it (hosts over ssh, Slurm, Kubernetes) takes the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training that is ready to be started: nothing in it is decided later.
+
+    Attributes:
+        name: of this job; lower-case letters, digits and `-`, at most 40 characters.
+        image: reference of the image that all nodes run.
+        nodes: how many nodes take part.
+        per_node: training processes on each node: one for each GPU, or CPU ranks.
+        device: `cpu` or `cuda`.
+        program: the training, the same on all nodes: a Python file or a console script, then its
+            arguments.
+        prepare: commands that run on every node, one after another, before the training; each must
+            end well on all nodes. They write node-local files, or the same ones everywhere.
+        env: environment of every process, beyond the image's own.
+        folder: working directory inside the containers.
+        binds: folders of the machines by their place in the containers.
+        files: small files given to every node before anything runs, by absolute path.
+        launcher: a name in `stackyard.launch.LAUNCHERS`; where the engine starts processes itself,
+            it decides which environment and rendezvous these get.
+        options: of the launcher.
+    """
+
+    name: str
+    stack: str
+    base: str
+    image: str
+    nodes: int
+    per_node: int
+    device: str
+    program: tuple[str, ...]
+    prepare: tuple[tuple[str, ...], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: str = "/root"
+    binds: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    launcher: str = "torchrun"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Training processes in all."""
+        return self.nodes * self.per_node

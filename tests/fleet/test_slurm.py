@@ -1,0 +1,252 @@
+"""The three stacks train over two nodes of a real Slurm, end as they should, and leave nothing."""
+
+import json
+import os
+import time
+
+import pytest
+
+from stackyard import smoke, training
+from stackyard.builder import Builder
+from stackyard.clusters import slurm, slurm_client
+from stackyard.clusters.slurm_site import SlurmSite
+from stackyard.engine import Engine
+from stackyard.job import Job
+from stackyard.nodes import SMOKE_FOLDER
+from stackyard.project import ROOT, load_project
+from tests.fleet.slurm_cluster import IMAGES, image_with_slurm, running_cluster, unpacked, wait
+
+pytestmark = pytest.mark.engine
+
+# The layout of each stack that is trained here, and whether nodes must share what was prepared.
+STACKS = {"fairseq": ("ddp-2", False), "megatron": ("tp-2", True), "accelerate": ("zero-2", False)}
+# The cluster of this one also has its image unpacked.
+UNPACKED = "fairseq"
+ENDLESS = 1_000_000
+PROJECT = load_project()
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory):
+    """A cluster of a stack, one at a time: two cores are too few for several."""
+    with Engine() as engine:
+        built = Builder(PROJECT, engine, lambda stack, text: None).build_all(list(STACKS), "cpu")
+    by_stack = {image.image.stack.name: image for image in built}
+    distribution = PROJECT.definitions.bases["cpu"].distribution
+    with unpacked(by_stack[UNPACKED].tag, UNPACKED) as volume:
+
+        def start(stack):
+            image = image_with_slurm(by_stack[stack].tag, distribution)
+            return running_cluster(image, tmp_path_factory.mktemp(stack), volume)
+
+        yield start, by_stack
+
+
+@pytest.fixture(scope="module", params=STACKS)
+def cluster(request, clusters):
+    start, built = clusters
+    with start(request.param) as running:
+        yield request.param, running, dict(e.split("=", 1) for e in built[request.param].info.env)
+
+
+@pytest.fixture
+def submit(cluster, monkeypatch):
+    """Exports a stack's smoke as a job and submits it, as a user would; gives number and folder."""
+    stack, running, image_env = cluster
+    monkeypatch.setenv("PATH", f"{running.commands}:{os.environ['PATH']}")
+
+    def run(runtime="filesystem", image="", **changes):
+        folder = running.shared / f"job-{time.monotonic_ns()}"
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+        site = SlurmSite(
+            runtime=runtime, image=image, image_env=image_env, minutes=5, join_seconds=60
+        )
+        for name, text in slurm.render(job(stack, folder, **changes), site).items():
+            (folder / name).write_text(text)
+        return slurm_client.submit(folder), folder
+
+    return run
+
+
+def job(stack, folder, updates=None, **changes):
+    """The smoke of a stack on two nodes, with its records and checkpoints in `folder`."""
+    wanted = PROJECT.definitions.stacks[stack].smoke
+    name, shared_data = STACKS[stack]
+    layout = wanted.layout(name)
+    values = {
+        "text": training.TEXT,
+        "data": folder / "data" if shared_data else f"/tmp/{folder.name}/data",
+        "save": folder / "save",
+        "record": folder / "record",
+        "updates": updates or wanted.updates,
+        "horizon": wanted.horizon,
+        "save_at": wanted.save_at,
+        "ranks": layout.ranks,
+    }
+    files = smoke.workload_files(ROOT / "images" / stack / "smoke")
+    files["stackyard_record.py"] = (smoke.INSIDE / "stackyard_record.py").read_bytes()
+    fields = {
+        "name": stack,
+        "stack": stack,
+        "base": "cpu",
+        "image": f"stackyard/{stack}:cpu",
+        "nodes": 2,
+        "per_node": 1,
+        "device": "cpu",
+        "program": training.fill((*wanted.program, *wanted.args, *layout.args), values),
+        "prepare": (training.fill(wanted.prepare, values),),
+        "env": {"PYTHONPATH": SMOKE_FOLDER, **wanted.env},
+        "folder": SMOKE_FOLDER,
+        "binds": {str(folder): str(folder)},
+        "files": {f"{SMOKE_FOLDER}/{path}": data for path, data in files.items()},
+        "launcher": layout.launcher,
+        "options": layout.options,
+    }
+    return Job(**{**fields, **changes})
+
+
+def events(folder, rank):
+    """What a rank said of itself so far."""
+    path = folder / "record" / f"rank{rank}.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def losses(folder, rank):
+    return [event["loss"] for event in events(folder, rank) if event["event"] == "step"]
+
+
+def finished(number, seconds=90):
+    """Follow a job to its end, as a user would; how it ended, and its log."""
+    lines = []
+    wait(lambda: slurm_client.status(number).ended, seconds)
+    return slurm_client.logs(number, True, lines.append), "\n".join(lines)
+
+
+def training_job(submit, **changes):
+    """A job that trains on and on, with both ranks some updates on their way."""
+    number, folder = submit(updates=ENDLESS, **changes)
+    wait(lambda: min(len(losses(folder, rank)) for rank in (0, 1)) > 5, 60)
+    return number, folder
+
+
+def assert_trained(found, log, folder):
+    assert (found.state, found.code) == ("done", 0), log[-3000:]
+    starts = [events(folder, rank)[0] for rank in (0, 1)]
+    assert [start["world_size"] for start in starts] == [2, 2]
+    assert {start["host"] for start in starts} == {"node1", "node2"}
+    assert [events(folder, rank)[-1]["event"] for rank in (0, 1)] == ["end", "end"]
+    for rank in (0, 1):
+        assert losses(folder, rank)[-1] < 0.7 * losses(folder, rank)[0]
+    assert losses(folder, 0) == pytest.approx(losses(folder, 1))
+    for label, node in enumerate(("node1", "node2")):
+        assert f"{label}: stackyard: {node}: address " in log
+    assert log.endswith("stackyard: done")
+
+
+def test_a_job_trains_over_two_nodes_of_the_images_own_file_system(cluster, submit):
+    stack, running, _ = cluster
+    number, folder = submit()
+    found, log = finished(number)
+    assert_trained(found, log, folder)
+    assert (folder / slurm.log_name(stack, number)).read_text().rstrip("\n") == log
+    assert running.processes() == []
+    left = running.on("node1", "find", SMOKE_FOLDER, "-name", "*.py")
+    assert left == "", "files of the job stayed on the node"
+
+
+def test_a_cancelled_job_leaves_no_process_on_any_node(cluster, submit):
+    _, running, _ = cluster
+    number, _ = training_job(submit)
+    assert {line.split(":")[0] for line in running.processes()} == {"node1", "node2"}
+    started = time.monotonic()
+    assert slurm_client.cancel(number).state == "cancelled"
+    wait(lambda: running.processes() == [], 10 - (time.monotonic() - started))
+    assert running.on("node2", "find", SMOKE_FOLDER, "-name", "*.py") == ""
+
+
+@pytest.fixture
+def in_unpacked(cluster):
+    """Only where the unpacked image is the stack's own."""
+    if cluster[0] != UNPACKED:
+        pytest.skip(f"the unpacked image is {UNPACKED}'s")
+    return f"{IMAGES}/{UNPACKED}"
+
+
+@pytest.mark.parametrize("runtime", ["oci", "filesystem"])
+def test_a_job_trains_in_an_unpacked_image_and_can_be_cancelled(
+    cluster, submit, in_unpacked, runtime
+):
+    _, running, _ = cluster
+    number, folder = submit(runtime, in_unpacked)
+    found, log = finished(number)
+    assert_trained(found, log, folder)
+    number, _ = training_job(submit, runtime=runtime, image=in_unpacked)
+    started = time.monotonic()
+    assert slurm_client.cancel(number).state == "cancelled"
+    wait(lambda: running.processes() == [], 10 - (time.monotonic() - started))
+    # Nothing of a bundle stays, and no file of a job.
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert (
+        running.on("node1", "find", f"{in_unpacked}{SMOKE_FOLDER}", "-name", "*.py", check=False)
+        == ""
+    )
+
+
+@pytest.fixture
+def once(cluster):
+    """What does not depend on the stack is tried with one of them."""
+    if cluster[0] != "fairseq":
+        pytest.skip("tried with fairseq")
+
+
+def test_a_rank_that_is_killed_ends_the_job_with_its_node_named(cluster, submit, once):
+    _, running, _ = cluster
+    number, folder = training_job(submit)
+    (victim,) = [
+        start for start in (events(folder, n)[0] for n in (0, 1)) if start["host"] == "node2"
+    ]
+    running.on("node2", "kill", "-9", str(victim["pid"]))
+    found, log = finished(number, 20)
+    assert (found.state, found.slurm) == ("failed", "FAILED")
+    assert found.code != 0
+    assert "stackyard: node2: the training failed" in log
+    assert f"rank      : {victim['rank']} (local_rank: 0)" in log
+    wait(lambda: running.processes() == [], 10)
+
+
+def test_a_node_that_cannot_prepare_keeps_all_from_training(cluster, submit, once):
+    _, running, _ = cluster
+    fail_on_2 = ("bash", "-c", 'echo "this is $HOSTNAME"; test "$HOSTNAME" = node1')
+    number, folder = submit(prepare=(fail_on_2,))
+    found, log = finished(number, 30)
+    assert found.slurm == "FAILED"
+    assert "stackyard: node2: preparing failed with exit code 1" in log
+    assert not (folder / "record").exists()
+    assert running.processes() == []
+
+
+def test_the_submitters_environment_stays_outside(cluster, submit, once, monkeypatch):
+    number, _ = submit(launcher="each", prepare=(), program=("bash", "-c", "env | sed 's/^/ENV /'"))
+    found, log = finished(number, 30)
+    assert found.state == "done", log
+    names = {line.split("ENV ")[1].split("=")[0] for line in log.splitlines() if "ENV " in line}
+    assert {"PYTHONPATH", "SLURM_JOB_ID"} <= names
+    # The containers of this cluster have it, and so has whoever submits there.
+    assert "HOSTNAME" not in names
+    assert "SLURM_PROCID" not in names
+
+
+def test_a_lost_node_ends_the_job_and_is_named(cluster, submit, once):
+    """Last of all: the cluster has one node less afterwards."""
+    _, running, _ = cluster
+    number, _ = training_job(submit)
+    running.on("ctl", "true")
+    from tests.fleet.slurm_cluster import docker
+
+    docker("kill", f"{running.run}-node2")
+    found, log = finished(number, 60)
+    assert (found.state, found.slurm) in [("failed", "NODE_FAIL"), ("failed", "FAILED")]
+    assert found.code != 0
+    assert "Node failure on node2" in log or "node2" in log

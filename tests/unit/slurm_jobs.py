@@ -1,0 +1,28 @@
+"""Jobs and sites that the tests of Slurm start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stackyard.clusters.slurm_site import SlurmSite
+from stackyard.job import Job
+
+PLACES = {"pyxis": "", "apptainer": "/images/toy.sif", "oci": "/images/toy", "filesystem": ""}
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "name": "toy",
+        "stack": "toy",
+        "base": "cpu",
+        "image": "registry.example/toy:cpu",
+        "nodes": 2,
+        "per_node": 1,
+        "device": "cpu",
+        "program": ("train.py", "--data=/data"),
+    }
+    return Job(**{**values, **changes})
+
+
+def site(runtime: str = "pyxis", **changes: Any) -> SlurmSite:
+    return SlurmSite(**{"runtime": runtime, "image": PLACES.get(runtime, ""), **changes})
