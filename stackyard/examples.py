@@ -17,7 +17,7 @@ from stackyard.job import Job
 from stackyard.launch import LAUNCHERS
 
 TEXT = "/usr/local/share/stackyard/text"
-GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node")
+GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node", "groups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,8 @@ class Example:
         files: folders of the stack (below images/<stack>/) by their place in the nodes.
         values: placeholders that `--set` changes, with what they are unless told otherwise.
         sizes: by device; a device that is missing has no such example.
-        multiple: the ranks must be a multiple of it (a product of parallel sizes).
+        multiple: the ranks must be a multiple of it (a product of parallel sizes); how often it
+            goes into them is the placeholder `groups`.
     """
 
     name: str
@@ -193,6 +194,7 @@ def job_of(
         "ranks": ranks,
         "nodes": where.nodes,
         "per_node": where.per_node,
+        "groups": ranks // example.multiple,
         **example.values,
         **size.values,
         **(given or {}),

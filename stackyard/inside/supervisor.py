@@ -159,7 +159,7 @@ class Supervisor:
         self._owner_lease, self._owner_heard = 0.0, time.monotonic()
         self._server = self._listen()
         self._closing: set[str] = set()
-        self._over = self._resting = False
+        self._over = False
 
     @property
     def _job(self) -> Job | None:
@@ -190,11 +190,8 @@ class Supervisor:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT_SECONDS
                 self._tick()
-        for line in self._lines.values():
-            if self._resting:
-                line.write("rest")
-        if not self._resting:
-            lease.end_node()
+        # The other nodes see their lines close, and end too; their engines then remove them.
+        lease.end_node()
 
     # Nodes
 
@@ -574,7 +571,7 @@ class Supervisor:
 
     def _down(self, client: Client, value: Value) -> None:
         client.say(event="down")
-        self._resting = self._over = True
+        self._over = True
 
     _verbs: ClassVar[dict[str, Callable[[Supervisor, Client, Value], None]]] = {
         "state": _state, "start": _start, "beat": _beat, "attach": _attach, "own": _own,

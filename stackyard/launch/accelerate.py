@@ -32,7 +32,24 @@ def _alone(request: LaunchRequest) -> Launch:
     return Launch(argv=argv, env=dict(request.env), files={config: text})
 
 
+def _data_parallel_on_cpu(request: LaunchRequest) -> Launch:
+    config = f"{request.scratch}/accelerate.yaml"
+    values: dict[str, object] = {
+        "nodes": len(request.nodes),
+        "processes": len(request.nodes) * request.per_node,
+        "main_process_ip": request.nodes[0],
+        "main_process_port": request.port,
+    }
+    text = template.render("runtime/accelerate-ddp.yaml.j2", values)
+    asked = replace(request, env={"ACCELERATE_USE_CPU": "true", **request.env})
+    words = ["accelerate", "--config_file", config, *request.program]
+    found = everywhere(asked, words, ["launch", f"--machine_rank={NUMBER}"])
+    return replace(found, files={config: text}, everywhere=True)
+
+
 def _data_parallel(request: LaunchRequest) -> Launch:
+    if request.device == "cpu" and len(request.nodes) > 1:
+        return _data_parallel_on_cpu(request)
     # accelerate starts nothing on other nodes: one of it on each, as its own documentation says.
     words = [
         "accelerate", "launch",

@@ -7,6 +7,7 @@ its own ranks, and DeepSpeed logs in nowhere.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from stackyard import template
@@ -32,8 +33,16 @@ def inclusion(request: LaunchRequest) -> str:
 
 
 def environment_file(request: LaunchRequest) -> str:
-    """NAME=VALUE lines; the deepspeed launcher refuses blank lines and comments here."""
-    return "".join(f"{name}={value}\n" for name, value in sorted(request.env.items()))
+    """NAME=VALUE lines; the deepspeed launcher refuses blank lines and comments here.
+
+    It puts each value between double quotes into a line for the nodes' shells, which read more
+    than letters in them.
+    """
+    return "".join(f"{n}={_quoted(value)}\n" for n, value in sorted(request.env.items()))
+
+
+def _quoted(value: str) -> str:
+    return re.sub(r'([$`"\\])', r"\\\1", value)
 
 
 def materialize(request: LaunchRequest) -> Launch:

@@ -21,7 +21,7 @@ from pathlib import Path
 from stackyard import settings
 from stackyard.engine import Engine
 from stackyard.foundation import ensure_base
-from stackyard.project import load_project
+from stackyard.project import ROOT, load_project
 from stackyard.spec import Bootstrap
 
 LABEL = "stackyard-test-hosts"
@@ -92,19 +92,45 @@ class EmulatedHost:
         """Names of its containers, whatever their state."""
         return self.run("docker", "ps", "-a", "--format", "{{.Names}}").split()
 
+    def up(self) -> bool:
+        """Whether its engine runs."""
+        return bool(self.run("pidof", "dockerd", check=False))
+
+    def of_containers(self) -> list[str]:
+        """Processes of the containers on it, by PID and command; by their shims, not by names."""
+        script = r"""
+        for at in /proc/[0-9]*; do
+            grep -qE '/docker/[0-9a-f]+/docker/' $at/cgroup 2> /dev/null || continue
+            state=$(awk '/^State/ { print $2 }' $at/status 2> /dev/null)
+            [ "$state" = Z ] || echo "${at#/proc/} $(tr '\0' ' ' < $at/cmdline | cut -c1-150)"
+        done 2> /dev/null"""
+        return [line for line in self.run("sh", "-c", script, check=False).splitlines() if line]
+
+    def ranks(self) -> list[int]:
+        """PIDs of training ranks on it: processes that a launcher gave a RANK."""
+        script = r"""
+        has() { tr '\0' '\n' < /proc/$1/environ 2> /dev/null | grep -q '^RANK='; }
+        for at in /proc/[0-9]*; do
+            pid=${at#/proc/}; parent=$(awk '/^PPid/ { print $2 }' $at/status 2> /dev/null)
+            has $pid && ! has $parent && echo $pid
+        done; true"""
+        return [int(word) for word in self.run("sh", "-c", script).split()]
+
+    def kill(self, pid: int, signal: str = "KILL") -> None:
+        """Send a signal to a process on it."""
+        self.run("kill", f"-{signal}", str(pid))
+
     def cut(self) -> None:
         """Cut it off: nothing gets in or out by its network."""
         for chain in ("INPUT", "OUTPUT"):
-            self.run(
-                "iptables", "-I", chain, "!", "-i" if chain == "INPUT" else "-o", "lo", "-j", "DROP"
-            )
+            side = "-i" if chain == "INPUT" else "-o"
+            self.run("iptables", "-I", chain, "!", side, "lo", "-j", "DROP")
 
     def mend(self) -> None:
         """Undo `cut`."""
         for chain in ("INPUT", "OUTPUT"):
-            self.run(
-                "iptables", "-D", chain, "!", "-i" if chain == "INPUT" else "-o", "lo", "-j", "DROP"
-            )
+            side = "-i" if chain == "INPUT" else "-o"
+            self.run("iptables", "-D", chain, "!", side, "lo", "-j", "DROP", check=False)
 
     def start_engine(self) -> None:
         """Start its engine again after a kill."""
@@ -119,6 +145,52 @@ class EmulatedHost:
         while not self.run("docker", "version", "--format", "{{.Server.Version}}", check=False):
             if time.monotonic() > end:
                 raise AssertionError(self.run("tail", "-30", "/var/log/dockerd.log", check=False))
+            time.sleep(0.1)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Yard:
+    """Some hosts and their inventory."""
+
+    folder: Path
+    hosts: dict[str, EmulatedHost]
+
+    @property
+    def inventory(self) -> str:
+        """The path of their hosts.yml."""
+        return str(self.folder / "hosts.yml")
+
+    def invoke(self, *words: str, check: bool = True, seconds: float = 240, **more):
+        """`invoke COMMAND --hosts ...` as a user types it."""
+        rest = list(words)
+        at = rest.index("--") if "--" in rest else len(rest)
+        rest[at:at] = ["--hosts", self.inventory]
+        done = subprocess.run(
+            [ROOT / ".venv/bin/invoke", *rest], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=seconds, check=False, **more,
+        )  # fmt: skip
+        if check and done.returncode:
+            said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            raise AssertionError(f"invoke {' '.join(rest)} ended with {done.returncode}: {said}")
+        return done
+
+    def left(self, run: str = "") -> dict[str, list[str]]:
+        """What of runs (or of one) is on the hosts: containers, and processes of containers."""
+        found = {}
+        for host in self.hosts.values():
+            names = [n for n in host.containers() if f"stackyard-{run}" in n] if host.up() else []
+            names += host.of_containers()
+            if names:
+                found[host.name] = names
+        return found
+
+    def until_gone(self, seconds: float) -> tuple[float, dict[str, list[str]]]:
+        """Wait until nothing is left on any host: how long that took, and what is left."""
+        started = time.monotonic()
+        while True:
+            left, waited = self.left(), time.monotonic() - started
+            if not left or waited > seconds:
+                return waited, left
             time.sleep(0.1)
 
 
@@ -138,10 +210,10 @@ def seed(image: str, images: Sequence[str]) -> Path:
         _start(name, image, place / "seed", [])
         host = EmulatedHost(name="seed", container=name, address="")
         host.wait_engine()
-        save = subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE)
         load = ["docker", "exec", "-i", name, "docker", "load"]
-        subprocess.run(load, stdin=save.stdout, check=True, stdout=subprocess.DEVNULL)
-        assert save.wait() == 0
+        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as save:
+            subprocess.run(load, stdin=save.stdout, check=True, stdout=subprocess.DEVNULL)
+        assert save.returncode == 0
         docker("stop", "-t", "30", name)
     finally:
         docker("rm", "-f", "-v", name, check=False)

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +42,9 @@ def docker(*words: str, check: bool = True, **more: object) -> str:
     return done.stdout.strip()
 
 
-def image_with_slurm(reference: str, distribution: str) -> str:
-    """A stack's image with Slurm beside it; made once, from the caller's package sources."""
-    name = f"{LABEL}:{docker('image', 'inspect', '--format={{.Id}}', reference)[7:19]}"
+def image_with_slurm(reference: str, stack: str, distribution: str) -> str:
+    """A stack's image with Slurm beside it; from the caller's package sources."""
+    name = f"{LABEL}:{stack}"
     client = build.find_client(os.environ["PATH"])
     caller = settings.collect(os.environ, distribution=distribution)
     command = [client.path, *(["buildx"] if client.buildx else []), "build", "--tag", name,
@@ -84,10 +84,10 @@ class SlurmCluster:
         """The output of a command on one of its machines."""
         return docker("exec", "--user", user, f"{self.run}-{host}", *words, check=check)
 
-    def processes(self) -> list[str]:
-        """Every process of a job on any node."""
+    def processes(self, nodes: Sequence[str] = NODES) -> list[str]:
+        """Every process of a job on some nodes."""
         found = []
-        for node in NODES:
+        for node in nodes:
             lines = docker("top", f"{self.run}-{node}", "-eo", "pid,args").splitlines()[1:]
             found += [f"{node}: {line}" for line in lines if not _daemon(line.split(None, 1)[1])]
         return found

@@ -14,7 +14,14 @@ from stackyard.engine import Engine
 from stackyard.job import Job
 from stackyard.nodes import SMOKE_FOLDER
 from stackyard.project import ROOT, load_project
-from tests.fleet.slurm_cluster import IMAGES, image_with_slurm, running_cluster, unpacked, wait
+from tests.fleet.slurm_cluster import (
+    IMAGES,
+    docker,
+    image_with_slurm,
+    running_cluster,
+    unpacked,
+    wait,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -22,6 +29,8 @@ pytestmark = pytest.mark.engine
 STACKS = {"fairseq": ("ddp-2", False), "megatron": ("tp-2", True), "accelerate": ("zero-2", False)}
 # The cluster of this one also has its image unpacked.
 UNPACKED = "fairseq"
+in_one_cluster = pytest.mark.parametrize("cluster", [UNPACKED], indirect=True)
+ROOTFS = f"{IMAGES}/{UNPACKED}"
 ENDLESS = 1_000_000
 PROJECT = load_project()
 
@@ -36,7 +45,7 @@ def clusters(tmp_path_factory):
     with unpacked(by_stack[UNPACKED].tag, UNPACKED) as volume:
 
         def start(stack):
-            image = image_with_slurm(by_stack[stack].tag, distribution)
+            image = image_with_slurm(by_stack[stack].tag, stack, distribution)
             return running_cluster(image, tmp_path_factory.mktemp(stack), volume)
 
         yield start, by_stack
@@ -150,6 +159,7 @@ def test_a_job_trains_over_two_nodes_of_the_images_own_file_system(cluster, subm
     number, folder = submit()
     found, log = finished(number)
     assert_trained(found, log, folder)
+    # One log, whose name is known.
     assert (folder / slurm.log_name(stack, number)).read_text().rstrip("\n") == log
     assert running.processes() == []
     left = running.on("node1", "find", SMOKE_FOLDER, "-name", "*.py")
@@ -166,47 +176,84 @@ def test_a_cancelled_job_leaves_no_process_on_any_node(cluster, submit):
     assert running.on("node2", "find", SMOKE_FOLDER, "-name", "*.py") == ""
 
 
-@pytest.fixture
-def in_unpacked(cluster):
-    """Only where the unpacked image is the stack's own."""
-    if cluster[0] != UNPACKED:
-        pytest.skip(f"the unpacked image is {UNPACKED}'s")
-    return f"{IMAGES}/{UNPACKED}"
-
-
-@pytest.mark.parametrize("runtime", ["oci", "filesystem"])
-def test_a_job_trains_in_an_unpacked_image_and_can_be_cancelled(
-    cluster, submit, in_unpacked, runtime
-):
+@in_one_cluster
+def test_a_job_trains_in_an_unpacked_image_that_stays_as_it_was(cluster, submit):
     _, running, _ = cluster
-    number, folder = submit(runtime, in_unpacked)
-    found, log = finished(number)
-    assert_trained(found, log, folder)
-    number, _ = training_job(submit, runtime=runtime, image=in_unpacked)
+    number, folder = submit("filesystem", ROOTFS)
+    assert_trained(*finished(number), folder)
+    assert running.on("node1", "find", ROOTFS, "-newer", str(folder / "job.sh")) == ""
+
+
+@in_one_cluster
+def test_a_job_trains_in_slurms_own_containers_and_can_be_cancelled(cluster, submit):
+    _, running, _ = cluster
+    number, folder = submit("oci", ROOTFS)
+    assert_trained(*finished(number), folder)
+    number, folder = training_job(submit, runtime="oci", image=ROOTFS)
     started = time.monotonic()
     assert slurm_client.cancel(number).state == "cancelled"
     wait(lambda: running.processes() == [], 10 - (time.monotonic() - started))
-    # Nothing of a bundle stays, and no file of a job.
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
-    assert (
-        running.on("node1", "find", f"{in_unpacked}{SMOKE_FOLDER}", "-name", "*.py", check=False)
-        == ""
-    )
+    assert running.on("node1", "find", f"{ROOTFS}{SMOKE_FOLDER}", "-name", "*.py") == ""
+
+
+# What does not depend on the stack is tried with one of them, and a program that starts fast
+
+TOY = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from stackyard_record import Recorder
+
+dist.init_process_group("gloo")
+record = Recorder(sys.argv[1], dist.get_rank(), dist.get_world_size(), backend="gloo")
+for step in range(1, int(sys.argv[2]) + 1):
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    record.step(step, value.item())
+    time.sleep(0.05)
+record.end(step)
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture
-def once(cluster):
-    """What does not depend on the stack is tried with one of them."""
-    if cluster[0] != "fairseq":
-        pytest.skip("tried with fairseq")
+def submit_toy(cluster, submit):
+    def run(updates=ENDLESS, **changes):
+        toy, folder = f"{SMOKE_FOLDER}/toy.py", cluster[1].shared / "records"
+        cluster[1].on("ctl", "rm", "-rf", str(folder))
+        beside = (smoke.INSIDE / "stackyard_record.py").read_bytes()
+        fields = {
+            "program": (toy, str(folder / "record"), str(updates)),
+            "files": {toy: TOY.encode(), f"{SMOKE_FOLDER}/stackyard_record.py": beside},
+            "prepare": (),
+        }
+        number, _ = submit(**{**fields, **changes})
+        return number, folder
+
+    return run
 
 
-def test_a_rank_that_is_killed_ends_the_job_with_its_node_named(cluster, submit, once):
+def all_move(folder):
+    """Whether both ranks have made some updates."""
+    return min(len(losses(folder, rank)) for rank in (0, 1)) > 5
+
+
+@in_one_cluster
+def test_two_ranks_on_one_node_need_no_other(cluster, submit_toy):
+    number, folder = submit_toy(updates=3, nodes=1, per_node=2)
+    found, log = finished(number)
+    assert found.state == "done", log
+    assert [losses(folder, rank) for rank in (0, 1)] == [[2.0] * 3] * 2
+
+
+@in_one_cluster
+def test_a_rank_that_is_killed_ends_the_job_with_its_node_named(cluster, submit_toy):
     _, running, _ = cluster
-    number, folder = training_job(submit)
-    (victim,) = [
-        start for start in (events(folder, n)[0] for n in (0, 1)) if start["host"] == "node2"
-    ]
+    number, folder = submit_toy()
+    wait(lambda: all_move(folder), 60)
+    starts = [events(folder, rank)[0] for rank in (0, 1)]
+    (victim,) = [start for start in starts if start["host"] == "node2"]
     running.on("node2", "kill", "-9", str(victim["pid"]))
     found, log = finished(number, 20)
     assert (found.state, found.slurm) == ("failed", "FAILED")
@@ -216,10 +263,10 @@ def test_a_rank_that_is_killed_ends_the_job_with_its_node_named(cluster, submit,
     wait(lambda: running.processes() == [], 10)
 
 
-def test_a_node_that_cannot_prepare_keeps_all_from_training(cluster, submit, once):
+@in_one_cluster
+def test_a_node_that_cannot_prepare_keeps_all_from_training(cluster, submit_toy):
     _, running, _ = cluster
-    fail_on_2 = ("bash", "-c", 'echo "this is $HOSTNAME"; test "$HOSTNAME" = node1')
-    number, folder = submit(prepare=(fail_on_2,))
+    number, folder = submit_toy(prepare=(("bash", "-c", 'test "$HOSTNAME" = node1'),))
     found, log = finished(number, 30)
     assert found.slurm == "FAILED"
     assert "stackyard: node2: preparing failed with exit code 1" in log
@@ -227,26 +274,29 @@ def test_a_node_that_cannot_prepare_keeps_all_from_training(cluster, submit, onc
     assert running.processes() == []
 
 
-def test_the_submitters_environment_stays_outside(cluster, submit, once, monkeypatch):
-    number, _ = submit(launcher="each", prepare=(), program=("bash", "-c", "env | sed 's/^/ENV /'"))
+@in_one_cluster
+def test_the_submitters_environment_stays_outside(cluster, submit_toy):
+    show = ("bash", "-c", "env | sed 's/^/ENV /'")
+    number, _ = submit_toy(launcher="each", program=show)
     found, log = finished(number, 30)
     assert found.state == "done", log
     names = {line.split("ENV ")[1].split("=")[0] for line in log.splitlines() if "ENV " in line}
     assert {"PYTHONPATH", "SLURM_JOB_ID"} <= names
-    # The containers of this cluster have it, and so has whoever submits there.
+    # Whoever submits in this cluster has it, and Slurm hands it over.
     assert "HOSTNAME" not in names
     assert "SLURM_PROCID" not in names
 
 
-def test_a_lost_node_ends_the_job_and_is_named(cluster, submit, once):
-    """Last of all: the cluster has one node less afterwards."""
+@in_one_cluster
+def test_a_lost_node_ends_the_job_and_is_named(cluster, submit_toy):
+    """The last one: the cluster has a node less afterwards."""
     _, running, _ = cluster
-    number, _ = training_job(submit)
-    running.on("ctl", "true")
-    from tests.fleet.slurm_cluster import docker
-
+    number, folder = submit_toy()
+    wait(lambda: all_move(folder), 60)
     docker("kill", f"{running.run}-node2")
     found, log = finished(number, 60)
-    assert (found.state, found.slurm) in [("failed", "NODE_FAIL"), ("failed", "FAILED")]
+    assert (found.state, found.slurm) == ("failed", "NODE_FAIL")
     assert found.code != 0
-    assert "Node failure on node2" in log or "node2" in log
+    assert "Node failure on node2" in log
+    others = [line for line in running.processes(["node1"]) if "srun" not in line]
+    assert others == []

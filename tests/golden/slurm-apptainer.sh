@@ -29,10 +29,14 @@ export PATH="$PATH:/usr/sbin:/sbin"
 # What NVIDIA's container hooks ask for; Slurm confines the job to its own GPUs.
 export NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
+# address_of NODE: as this one resolves it.
+address_of() {
+  getent ahostsv4 "$(scontrol show node "$1" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')" \
+    | sed -n '1s/ .*//p'
+}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # This script runs on the first node. The others reach it where its route to the second one starts.
-second=$(scontrol show node "${nodes[1]}" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
-second=$(getent ahostsv4 "$second" | sed -n '1s/ .*//p') || fail "no IPv4 address of ${nodes[1]}"
+second=$(address_of "${nodes[1]}") || fail "no IPv4 address of ${nodes[1]}"
 address=$(ip -o -4 route get "$second" | sed -n 's/.* src \([0-9.]*\).*/\1/p')
 [ -n "$address" ] || fail "${nodes[0]} has no route to ${nodes[1]} ($second)"
 

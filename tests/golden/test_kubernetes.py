@@ -27,8 +27,10 @@ def training(stack, name):
     layout = smoke.layout(name)
     nodes, per_node = spread(layout.ranks, ("machine1", "machine2"))
     plan = TrainingPlan(layout=layout, label=name, save="/shared/save", nodes=nodes)
-    # Every pod prepares its own data: at the same time on a shared folder, they meet.
-    values = {**placeholders(smoke, plan), "data": "/root/data"}
+    # All pods prepare at once: fairseq's program refuses a folder that is filled meanwhile,
+    # and Megatron's ranks share the index that the first of them makes.
+    data = "/root/data" if stack == "fairseq" else "/shared/data"
+    values = {**placeholders(smoke, plan), "data": data}
     return Job(
         name=f"{stack}-{name}",
         stack=stack,

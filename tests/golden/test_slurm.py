@@ -1,5 +1,6 @@
 """One job as a batch script for each runtime, whole, and what a shell linter says of every part."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def parts(name):
     """The script, and what it holds as text for other shells."""
     job, site = sample(name), SITES[name]
     yield slurm.render(job, site)[slurm.SCRIPT]
+    yield slurm.render(dataclasses.replace(job, nodes=1), site)[slurm.SCRIPT]
     yield f"#!/bin/bash\n{slurm.node_script(job, site)}"
     if site.unpacked:
         yield f"#!/bin/bash\n{slurm.enter_script(job, site)}"

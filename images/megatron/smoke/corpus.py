@@ -34,11 +34,12 @@ Batch = tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]
 def write_indexed_dataset(tokenizer: CharacterTokenizer, data: Path) -> None:
     """Write every line of `data`/text.txt as one document of text.bin and text.idx, if not done.
 
-    One rank does it; the others wait.
+    One rank does it, or a process of its own before the training; the others wait.
     """
     prefix = str(data / "text")
     index = Path(get_idx_path(prefix))
-    if dist.get_rank() == 0 and not index.exists():
+    alone = not dist.is_initialized()
+    if (alone or dist.get_rank() == 0) and not index.exists():
         builder = IndexedDatasetBuilder(
             get_bin_path(prefix), dtype=DType.optimal_dtype(tokenizer.vocab_size)
         )
@@ -46,7 +47,8 @@ def write_indexed_dataset(tokenizer: CharacterTokenizer, data: Path) -> None:
             ids = tokenizer.document(line)
             builder.add_document(torch.tensor(ids), [len(ids)])
         builder.finalize(str(index))
-    dist.barrier()
+    if not alone:
+        dist.barrier()
 
 
 def build_dataset(tokenizer: CharacterTokenizer, data: Path, horizon: int) -> GPTDataset:

@@ -1,0 +1,173 @@
+"""The kill matrix of runs over hosts: end a training in every way, and see that nothing is left.
+
+One cell is one attached `invoke run` in a mesh of its own over three hosts, and one thing killed
+(or cut off) once its ranks make updates. Used by the tests here and by `benchmarks/run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import signal
+import subprocess
+import threading
+import time
+
+from stackyard.project import ROOT
+from tests.fleet.emulated import EmulatedHost, Yard
+
+LEASE_SECONDS = 8.0
+# The lease, the beat in which its end is noticed, and the killing and removing on a busy machine.
+ALLOWED_SECONDS = LEASE_SECONDS + 7.0
+START_SECONDS = 150.0
+TARGETS = ("controller", "launcher", "agent", "rank", "container", "engine", "network")
+EXAMPLES = {"fairseq": "gpt2-fsdp", "megatron": "gpt-tp", "accelerate": "llama-zero2"}
+NODES = "study@train"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What one cell came to.
+
+    Attributes:
+        seconds: from the kill until nothing of the run was left on any host; None: something was.
+        ended: until `invoke` had ended.
+    """
+
+    stack: str
+    target: str
+    seconds: float | None
+    ended: float
+    code: int | None
+    left: dict[str, list[str]]
+    said: str
+
+
+class Attached:
+    """One attached run under way."""
+
+    def __init__(self, yard: Yard, stack: str, name: str) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self._training = threading.Event()
+        words = [
+            "run", stack, "--gpus", "0", "--hosts", yard.inventory, "--name", name, "--example",
+            EXAMPLES[stack], "--include", NODES, "--lease", f"{LEASE_SECONDS:g}", "--set",
+            "updates=20000",
+        ]  # fmt: skip
+        self.child = subprocess.Popen(
+            [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.child.stdout:
+            self.lines.append(line)
+            if re.search(r"update 10 |num_updates=10,", line):
+                self._training.set()
+        self._training.set()
+
+    def wait_training(self) -> None:
+        """Until the ranks make updates."""
+        assert self._training.wait(START_SECONDS), self.said
+        assert self.child.poll() is None, self.said
+
+    @property
+    def said(self) -> str:
+        """The last that it printed."""
+        return "".join(self.lines[-25:])
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code; None when it runs on."""
+        try:
+            return self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        if self.child.poll() is None:
+            os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+        self._reader.join(timeout=10)
+        self.child.stdout.close()
+
+
+def play(yard: Yard, stack: str, target: str) -> Cell:
+    """One cell; the hosts are whole again afterwards."""
+    run = Attached(yard, stack, f"cell-{secrets.token_hex(3)}")
+    try:
+        run.wait_training()
+        struck(yard, run, target)
+        started = time.monotonic()
+        if target in ("engine", "network"):
+            seconds, left = _until_silent(yard, ALLOWED_SECONDS)
+        else:
+            seconds, left = yard.until_gone(ALLOWED_SECONDS)
+        code = run.wait(60)
+        ended = time.monotonic() - started
+        if target == "engine":
+            yard.hosts["train"].start_engine()
+        if target == "network":
+            yard.hosts["train"].mend()
+        if not left:
+            # What an engine or a host that was away still has on its list goes when it is back.
+            _, left = yard.until_gone(20)
+    finally:
+        run.close()
+    whole = not left and seconds <= ALLOWED_SECONDS
+    return Cell(stack=stack, target=target, seconds=round(seconds, 1) if whole else None,
+                ended=round(ended, 1), code=code, left=left, said=run.said)  # fmt: skip
+
+
+def _until_silent(yard: Yard, seconds: float) -> tuple[float, dict[str, list[str]]]:
+    """As `until_gone`, but by processes alone: an engine that is gone lists nothing."""
+    started = time.monotonic()
+    while True:
+        left = {name: found for name, h in yard.hosts.items() if (found := h.of_containers())}
+        waited = time.monotonic() - started
+        if not left or waited > seconds:
+            return waited, left
+        time.sleep(0.1)
+
+
+def struck(yard: Yard, run: Attached, target: str) -> None:
+    """Kill the target."""
+    first, second = yard.hosts["study"], yard.hosts["train"]
+    if target == "controller":
+        os.kill(run.child.pid, signal.SIGKILL)
+    elif target == "launcher":
+        first.kill(_launcher(first))
+    elif target == "agent":
+        second.kill(_parent(second, second.ranks()[0]))
+    elif target == "rank":
+        second.kill(second.ranks()[0])
+    elif target == "container":
+        second.run("docker", "kill", f"stackyard-{run.name}-train")
+    elif target == "engine":
+        second.kill(int(second.run("pidof", "dockerd").split()[0]))
+    elif target == "network":
+        second.cut()
+    else:
+        raise AssertionError(target)
+
+
+def _launcher(host: EmulatedHost) -> int:
+    """The supervisor's child that is neither its agent nor its ssh: the job's launcher."""
+    found = [line.split(None, 2) for line in
+             host.run("ps", "-eo", "pid,ppid,args", "--no-headers").splitlines()]  # fmt: skip
+    supervisor = next(pid for pid, _, args in found
+                      if args.startswith("python3 /srv/stackyard/supervisor.py hold"))  # fmt: skip
+    children = [(pid, args) for pid, parent, args in found if parent == supervisor]
+    launchers = [pid for pid, args in children
+                 if "agent.py" not in args and not args.startswith("ssh ")]  # fmt: skip
+    assert len(launchers) == 1, children
+    return int(launchers[0])
+
+
+def _parent(host: EmulatedHost, pid: int) -> int:
+    return int(host.run("ps", "-o", "ppid=", "-p", str(pid)))
