@@ -224,6 +224,7 @@ def up(
         "include": "nodes and slots that take part, as in node1:0,1@node2:0",
         "exclude": "nodes and slots that do not",
         "save": "folder of checkpoints in the nodes",
+        "folder": "working directory of a command in the nodes",
         "detach": "leave it running; invoke logs, status and stop reach it from anywhere",
         "restarts": "start again this often when a node is lost, on those that are left",
         "lease": LEASE,
@@ -244,6 +245,7 @@ def run(
     include: str = "",
     exclude: str = "",
     save: str = "",
+    folder: str = "",
     detach: bool = False,
     restarts: int = 0,
     lease: float = 60.0,
@@ -257,7 +259,8 @@ def run(
     )
     wanted = cli_fleet.RunArguments(
         example=example, words=tuple(positional.remainder()), launcher=launcher, per_node=per_node,
-        settings=set, include=include, exclude=exclude, save=save, detach=detach, restarts=restarts,
+        settings=set, include=include, exclude=exclude, save=save, folder=folder, detach=detach,
+        restarts=restarts,
     )  # fmt: skip
     _exit(cli_fleet.run(given, wanted, as_json=json))
 
@@ -282,6 +285,46 @@ def logs(
     from stackyard import cli_fleet
 
     _exit(cli_fleet.logs(hosts, name, job, follow=follow, as_json=json))
+
+
+@task(
+    positional=["source"],
+    iterable=["more"],
+    help={
+        "source": "a file or folder of this machine; with --back a path in the nodes",
+        "to": "folder in the nodes (in one of hosts.yml's folders); with --back one here",
+        "hosts": HOSTS,
+        "name": NAME,
+        "back": "from the nodes to here",
+        "nodes": "with --back: only from these, by comma",
+        "checksum": "compare contents, and the copies with each other",
+        "delete": "remove there what is not here",
+        "more": "another source; may be given several times",
+        "json": JSON,
+    },
+)
+def sync(
+    c: Context,
+    source: str,
+    more: list[str],
+    to: str = "",
+    hosts: str = "",
+    name: str = "",
+    back: bool = False,
+    nodes: str = "",
+    checksum: bool = False,
+    delete: bool = False,
+    json: bool = False,
+) -> None:
+    """Bring code, data or checkpoints to all hosts of a run, or back: only what changed."""
+    from stackyard import cli_fleet
+
+    _exit(
+        cli_fleet.sync(
+            hosts, name, [source, *(more or [])], to, back=back, nodes=nodes, checksum=checksum,
+            delete=delete, as_json=json,
+        )
+    )  # fmt: skip
 
 
 @task(help={"hosts": HOSTS, "name": NAME, "json": JSON})

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class RunArguments:
     include: str = ""
     exclude: str = ""
     save: str = ""
+    folder: str = ""
     detach: bool = False
     restarts: int = 0
 
@@ -159,18 +160,48 @@ def run(arguments: UpArguments, wanted: RunArguments, *, as_json: bool) -> int:
                     f"no run {asked.run!r} is up, and --detach needs one that stays",
                     hint=f"invoke up {asked.stack} --name {asked.run}",
                 )
-            if own:
-                mesh, _ = runs.up(hosts, asked, lambda text: terminal.say(asked.run, text))
-            else:
-                mesh = there[asked.run]
-            try:
-                ended = _run(hosts, mesh, example, wanted, arguments.lease, own, terminal)
-            finally:
-                if own:
-                    runs.down(hosts, mesh)
+            ended = _attempts(hosts, there.get(asked.run), asked, example, wanted, terminal)
         return _conclude(ended, wanted, terminal)
 
     return command_run(command, as_json=as_json)
+
+
+def _attempts(
+    hosts: Reached,
+    standing_: Standing | None,
+    asked: Wanted,
+    example: Example | None,
+    wanted: RunArguments,
+    terminal: Terminal,
+) -> Ended:
+    """Run; and while nodes are lost and restarts are left, again on the nodes that are left."""
+    fleet, lost = hosts.fleet, set[str]()
+    for attempt in range(wanted.restarts + 1):
+        own = standing_ is None
+        left = Reached(fleet=fleet, links=hosts.links, failed=hosts.failed)
+        if standing_ is None:
+            mesh, _ = runs.up(left, asked, lambda text: terminal.say(asked.run, text))
+        else:
+            mesh = standing_
+        try:
+            ended = _run(left, mesh, example, wanted, asked.lease, own, terminal, lost)
+        finally:
+            if own:
+                runs.down(left, mesh)
+        gone = runs.lost_nodes(left, mesh, ended)
+        if ended.passed or not gone or attempt == wanted.restarts:
+            return ended
+        lost |= set(gone)
+        if not own and mesh.plan.names[0] in gone:
+            return ended
+        away = {mesh.plan.node(node).host for node in gone}
+        names = [host.name for host in fleet.hosts if host.name not in away]
+        if not names:
+            return ended
+        fleet = fleet.only(names)
+        terminal.note(f"{', '.join(gone)} lost: starting again on {', '.join(names)}"
+                      f" ({attempt + 1} of {wanted.restarts} restarts)")  # fmt: skip
+    raise AssertionError
 
 
 def _require_work(wanted: RunArguments, stack: str, root: Path) -> None:
@@ -238,6 +269,7 @@ def make_job(
             launcher=wanted.launcher or stack.smoke.launcher,
             options=_settings(wanted.settings),
             env={"DS_ACCELERATOR": "cpu"} if device == "cpu" else {},
+            folder=wanted.folder or "/root",
             **common,  # type: ignore[arg-type]
         )
     where = Where(folder=folder, save=wanted.save or f"{folder}/checkpoints", **common)  # type: ignore[arg-type]
@@ -266,11 +298,17 @@ def _run(
     lease: float,
     own: bool,
     terminal: Terminal,
+    lost: Collection[str] = (),
 ) -> Ended:
     plan = mesh.plan
-    selection = select(plan, wanted.per_node, wanted.include, wanted.exclude)
+    left_out = wanted.exclude
+    if lost and not own and not wanted.include:
+        left_out = "@".join(filter(None, [wanted.exclude, *lost]))
+    selection = select(plan, wanted.per_node, wanted.include, left_out)
     per_node = max(len(slots) for slots in selection.slots.values())
     job = make_job(plan, example, wanted, len(selection.nodes), per_node)
+    for line in runs.unequal(hosts, mesh, job, selection.nodes):
+        terminal.note(f"{line}; invoke sync brings the same files to all")
     talk = standing.connect(hosts.links, mesh)
     if own:
         talk.send("own", lease=lease)
@@ -430,6 +468,47 @@ def _only_run(hosts: Reached, name: str) -> Standing:
             hint="--name NAME" if there else "invoke up STACK",
         )
     return next(iter(there.values()))
+
+
+def sync(
+    hosts_: str,
+    name: str,
+    sources: Sequence[str],
+    to: str,
+    *,
+    back: bool,
+    nodes: str,
+    checksum: bool,
+    delete: bool,
+    as_json: bool,
+) -> int:
+    """`invoke sync SOURCE... --to FOLDER`, or `--back PATH --to DIR`."""
+    from stackyard.fleet import sync as syncing
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        if not to or (back and len(sources) != 1):
+            raise UsageError("say what to copy and where", hint="invoke sync code --to /code, or"
+                             " invoke sync /shared/run1 --back --to results")  # fmt: skip
+        started = time.monotonic()
+        with reached(load_fleet(hosts_)) as hosts:
+            run_ = _only_run(hosts, name)
+            if back:
+                chosen = [word for word in nodes.split(",") if word]
+                done = syncing.back(hosts.links, hosts.fleet, run_, sources[0], Path(to),
+                                    nodes=chosen, checksum=checksum)  # fmt: skip
+            else:
+                paths = [Path(source) for source in sources]
+                done = syncing.bring(
+                    hosts.links, hosts.fleet, run_, paths, to, checksum=checksum, delete=delete,
+                    say=lambda text: terminal.say("sync", text),
+                )  # fmt: skip
+        for copy in done:
+            terminal.text(f"{copy.source} to {copy.target}: {copy.files} files,"
+                          f" {copy.bytes / 1e6:.2f} MB, {copy.seconds:.1f} s")  # fmt: skip
+        seconds = round(time.monotonic() - started, 2)
+        return {"copies": [asdict(copy) for copy in done], "seconds": seconds}, 0
+
+    return command_run(command, as_json=as_json)
 
 
 def stop(hosts_: str, name: str, *, as_json: bool) -> int:

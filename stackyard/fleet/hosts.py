@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from stackyard.errors import DefinitionError, Problem, UsageError, shown
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 SOCKET = "/var/run/docker.sock"
 MAX_NODES = 64
+MAX_SLOTS = 256
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]+")
 _INTERFACE = re.compile(r"[A-Za-z0-9._:@-]{1,15}")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*")
@@ -111,7 +113,7 @@ def is_hostfile(text: str) -> bool:
 
 
 def read_hostfile(text: str, source: str, problems: list[Problem]) -> Fleet:
-    """`name slots=N` lines: the first N GPUs of each host; no comments, no blank lines."""
+    """`name slots=N` lines: the first N GPUs of each host; comments and blank lines are skipped."""
     hosts: list[Host] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -127,31 +129,37 @@ def read_hostfile(text: str, source: str, problems: list[Problem]) -> Fleet:
             refuse(f"not understood: {body!r}; a line is: name slots=N")
             continue
         target, slots = found[1], int(found[2])
-        if slots < 1:
-            refuse("slots must be at least 1")
-        name = _node_name(target, refuse)
-        if name in lines:
-            refuse(f"duplicate host {target!r}, first given on line {lines[name]}")
-            continue
-        lines[name] = number
+        if not 1 <= slots <= MAX_SLOTS:
+            refuse(f"slots must be 1 to {MAX_SLOTS}")
         gpus = ",".join(str(index) for index in range(slots))
-        hosts.append(_split_target(target, Host(name=name, ssh=target, gpus=gpus)))
+        host = _host_named(target, gpus)
+        if not _reachable(host):
+            refuse(f"{target!r} is no address or name that ssh knows")
+        elif host.name in lines:
+            refuse(f"duplicate host {target!r}, first given on line {lines[host.name]}")
+        else:
+            lines[host.name] = number
+            hosts.append(host)
     if not hosts and not problems:
         problems.append(Problem(file=source, line=1, key="", message="no host is named in it"))
     return Fleet(source=source, hosts=tuple(hosts))
 
 
-def _split_target(target: str, host: Host) -> Host:
-    user, at, place = target.rpartition("@")
-    return replace(host, user=user, ssh=place) if at else host
+def _host_named(target: str, gpus: str = "all") -> Host:
+    """A host by what ssh is told, `[user@]place`: addresses and capitals make no node's name."""
+    user, _, place = target.rpartition("@")
+    name = re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")[:40].strip("-")
+    return Host(name=name, ssh=place, user=user, gpus=gpus)
 
 
-def _node_name(target: str, refuse: object = None) -> str:
-    """A node's name for what ssh is told: addresses and capitals do not make one as they are."""
-    name = re.sub(r"[^a-z0-9]+", "-", target.rpartition("@")[2].lower()).strip("-")[:40].strip("-")
-    if not name and callable(refuse):
-        refuse(f"{target!r} gives no name for a node")
-    return name
+def _reachable(host: Host) -> bool:
+    """Whether ssh can be told of it, and takes no part of it for an option."""
+    return (
+        bool(host.name)
+        and bool(_ADDRESS.fullmatch(host.ssh))
+        and not host.ssh.startswith("-")
+        and (not host.user or bool(_USER.fullmatch(host.user)))
+    )
 
 
 def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
@@ -170,17 +178,19 @@ def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
         if not NAME.fullmatch(name):
             outer.problem("a host's name has lower-case letters, digits and `-`", key=name)
         hosts.append(_host(entry, given) if entry is not None else given)
-    if not hosts and not problems:
+    if not hosts and (outer is not None or not top.has("hosts")):
         top.problem("no host is named in it", key="hosts")
     folders = _folders(top)
     top.done()
-    _same_target(top, hosts)
+    if outer is not None:
+        _same_target(outer, hosts)
+        _same_node(outer, hosts)
     return Fleet(source=source, hosts=tuple(hosts), folders=folders)
 
 
 def _host(entry: Entry, given: Host) -> Host:
     host = replace(given, ssh=entry.single_line("address", given.ssh))
-    if not _ADDRESS.fullmatch(host.ssh) or host.ssh.startswith("-"):
+    if entry.has("address") and (not _ADDRESS.fullmatch(host.ssh) or host.ssh.startswith("-")):
         entry.problem("must be an address or a name that ssh knows", key="address")
     return _settings(entry, host)
 
@@ -207,7 +217,8 @@ def _settings(entry: Entry, given: Host) -> Host:
         ("nodes", 1 <= host.nodes <= MAX_NODES, f"must be 1 to {MAX_NODES}"),
     )  # fmt: skip
     for key, good, message in checks:
-        if not good:
+        # What `defaults` has wrong is told there, and once.
+        if not good and entry.has(key):
             entry.problem(message, key=key)
     entry.done()
     return host
@@ -234,12 +245,7 @@ def _folders(top: Entry) -> dict[str, Folder]:
             entry.done()
         else:
             folder = Folder(source=outer.single_line(place))
-        if not re.fullmatch(r"/[^:\0]*", place) or place.rstrip("/") in (
-            "",
-            "/run",
-            "/proc",
-            "/sys",
-        ):
+        if not _is_place(place):
             outer.problem("must be an absolute path inside the nodes", key=place)
         path = folder.source.startswith(("/", "~/")) and ":" not in folder.source
         if not path and not _VOLUME.fullmatch(folder.source):
@@ -248,29 +254,58 @@ def _folders(top: Entry) -> dict[str, Folder]:
     return found
 
 
-def _same_target(top: Entry, hosts: Iterable[Host]) -> None:
+def _is_place(place: str) -> bool:
+    """Whether nodes can have a folder there: not in place of what they themselves need."""
+    parts = place.split("/")[1:]
+    return (
+        place.startswith("/")
+        and ":" not in place
+        and place.isprintable()
+        and place == place.strip()
+        and any(parts)
+        and not {".", ".."} & set(parts)
+        and parts[0] not in ("run", "proc", "sys")
+    )
+
+
+def _same_target(outer: Entry, hosts: Iterable[Host]) -> None:
     seen: dict[tuple[str, ...], str] = {}
     for host in hosts:
         target = (host.ssh, host.user, str(host.port), host.engine, host.config)
         if target in seen:
-            top.problem(
+            outer.problem(
                 f"is the same machine as {seen[target]!r} ({host.ssh}); a host that is to get"
                 " several containers says so by nodes: N",
-                key=f"hosts.{host.name}",
+                key=host.name,
             )
         seen.setdefault(target, host.name)
 
 
+def _same_node(outer: Entry, hosts: Sequence[Host]) -> None:
+    """Nodes are named by their hosts: `a` with `nodes: 2` has `a-1`, which is no host's beside."""
+    owner: dict[str, str] = {}
+    for host in sorted(hosts, key=lambda one: one.nodes == 1):
+        for node in node_names(host) if host.nodes <= MAX_NODES else ():
+            if owner.setdefault(node, host.name) != host.name:
+                message = f"has the name of a node of {owner[node]!r}: one of them needs another"
+                outer.problem(message, key=host.name)
+
+
+def node_names(host: Host) -> tuple[str, ...]:
+    """Names of a host's nodes: its own, numbered where it has several."""
+    if host.nodes == 1:
+        return (host.name,)
+    return tuple(f"{host.name}-{number + 1}" for number in range(host.nodes))
+
+
 def from_names(names: Sequence[str], source: str) -> Fleet:
     """Hosts named one by one: addresses, or aliases of the caller's ssh configuration."""
-    hosts = [_split_target(name, Host(name=_node_name(name), ssh=name)) for name in names]
-    problems = []
-    for host in hosts:
-        if not host.name or not _ADDRESS.fullmatch(host.ssh) or host.ssh.startswith("-"):
-            message = f"{host.ssh!r} is no address or name that ssh knows"
-            problems.append(Problem(file=source, line=1, key="", message=message))
-    for name in {h.name for h in hosts if sum(o.name == h.name for o in hosts) > 1}:
-        problems.append(Problem(file=source, line=1, key="", message=f"duplicate host {name!r}"))
+    hosts = [_host_named(name) for name in names]
+    counts = Counter(host.name for host in hosts if _reachable(host))
+    wrong = [f"{n!r} is no address or name that ssh knows"
+             for n, host in zip(names, hosts, strict=True) if not _reachable(host)]  # fmt: skip
+    wrong += [f"duplicate host {name!r}" for name, count in counts.items() if count > 1]
+    problems = [Problem(file=source, line=1, key="", message=message) for message in wrong]
     if problems:
         raise DefinitionError(problems)
     return Fleet(source=source, hosts=tuple(hosts))
@@ -280,9 +315,7 @@ def matching(config: str, pattern: str) -> list[str]:
     """Names in an ssh configuration's `Host` lines that a shell pattern matches; no patterns."""
     found: list[str] = []
     for line in config.splitlines():
-        words = line.strip().split()
-        if words and words[0].lower() == "host":
-            found += [
-                w for w in words[1:] if not set(w) & set("*?!") and fnmatch.fnmatch(w, pattern)
-            ]
+        given = re.fullmatch(r"\s*host(?:\s*=\s*|\s+)(.*)", line, re.IGNORECASE)
+        words = given[1].replace('"', " ").split() if given else []
+        found += [w for w in words if not set(w) & set("*?!") and fnmatch.fnmatchcase(w, pattern)]
     return list(dict.fromkeys(found))

@@ -77,8 +77,8 @@ def _row(
 ) -> dict[str, str]:  # fmt: skip
     facts, engine = found.facts[name], found.engines[name]
     host = next(h for h in fleet.hosts if h.name == name)
-    free, refused = usable_gpus(host, facts)
-    total = len(free) + len(refused)
+    usable, refused = usable_gpus(host, facts)
+    total = len(usable) + len(refused)
     chosen = network.chosen.get(name)
     rate = f", {chosen.speed} Mbit/s" if chosen and chosen.speed else ""
     skew = f"{facts.skew:+.1f} s" if abs(facts.skew) - facts.skew_error > SKEW_WARNING else "ok"
@@ -88,9 +88,9 @@ def _row(
         "engine": f"{engine.get('ServerVersion', '?')}",
         "image": (image[7:19] if image else "not held") if tag else "",
         "driver": facts.driver.version if facts.driver else "none",
-        "GPUs free": f"{len(free)} of {total}" if total else "none",
+        "GPUs free": f"{len(usable)} of {total}" if total else "none",
         "memory": f"{facts.memory_bytes / 2**30:.0f} GiB",
-        "disk": f"{facts.engine_free_bytes / 2**30:.0f} GiB",
+        "disk": "?" if (free := facts.engine_free_bytes) is None else f"{free / 2**30:.0f} GiB",
         "clock": skew,
         "interface": f"{chosen.name} {chosen.address}{rate}, MTU {chosen.mtu}"
         if chosen

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from stackyard.errors import UsageError
-from stackyard.fleet.hosts import NAME, Fleet, Host, gpu_indexes
+from stackyard.fleet.hosts import NAME, Fleet, Host, gpu_indexes, node_names
 from stackyard.fleet.survey import HostFacts, Network, choose_network
 from stackyard.mesh import MeshPlan
 from stackyard.placement import Gpu, why_not_usable
@@ -151,16 +151,6 @@ def require_name(run: str) -> str:
     return run
 
 
-def node_names(hosts: Sequence[Host]) -> dict[str, tuple[str, ...]]:
-    """Names of each host's nodes: the host's own, numbered where it has several."""
-    return {
-        host.name: (host.name,)
-        if host.nodes == 1
-        else tuple(f"{host.name}-{number + 1}" for number in range(host.nodes))
-        for host in hosts
-    }
-
-
 def make_plan(
     fleet: Fleet, facts: Mapping[str, HostFacts], wanted: Wanted, now: int
 ) -> tuple[StandingPlan | None, list[HostProblem]]:
@@ -194,13 +184,12 @@ def make_plan(
 def _nodes(
     fleet: Fleet, facts: Mapping[str, HostFacts], wanted: Wanted, network: Network
 ) -> tuple[NodePlan, ...]:
-    names = node_names(fleet.hosts)
     port = free_port({host.name: (facts[host.name], host.nodes) for host in fleet.hosts})
     found = []
     for host in fleet.hosts:
         gpus = [g.index for g in usable_gpus(host, facts[host.name])[0]]
         share = len(gpus) // host.nodes if wanted.device == "cuda" else 0
-        for number, name in enumerate(names[host.name]):
+        for number, name in enumerate(node_names(host)):
             node = NodePlan(
                 name=name, host=host.name, gpus=tuple(gpus[number * share : (number + 1) * share])
             )
@@ -280,7 +269,7 @@ def wrong_host(fleet: Fleet, host: Host, facts: HostFacts, wanted: Wanted) -> li
                            " valid there"))  # fmt: skip
     elif off > SKEW_WARNING:
         found.append(wrong(f"its clock is {off:.0f} s {direction} ours", warning=True))
-    if facts.engine_free_bytes and facts.engine_free_bytes < DISK_BYTES:
+    if facts.engine_free_bytes is not None and facts.engine_free_bytes < DISK_BYTES:
         found.append(
             wrong(
                 f"its disk is full: {facts.engine_free_bytes / 2**20:.0f} MiB are free"
@@ -304,7 +293,7 @@ def _wrong_folders(fleet: Fleet, host: Host, facts: HostFacts) -> list[HostProbl
             found.append(HostProblem(host=host.name, what=f"it has no folder {folder.source}",
                                      hint=f"mkdir -p {folder.source} there; it is {place} in the"
                                      " nodes"))  # fmt: skip
-        elif seen.free_bytes < DISK_BYTES:
+        elif seen.free_bytes is not None and seen.free_bytes < DISK_BYTES:
             found.append(HostProblem(host=host.name, warning=True,
                                      what=f"{folder.source} has {seen.free_bytes / 2**20:.0f} MiB"
                                      " free"))  # fmt: skip

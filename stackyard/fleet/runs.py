@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from stackyard import guard
 from stackyard.archive import pack
-from stackyard.errors import EngineError, MeshError, StackyardError
-from stackyard.fleet import standing
+from stackyard.errors import EngineError, MeshError, StackyardError, UsageError
+from stackyard.fleet import standing, sync
 from stackyard.fleet.hosts import Fleet
 from stackyard.fleet.jobs import Selection, start_request
 from stackyard.fleet.link import HostError, Link, linked, on_each
@@ -113,6 +113,33 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
     return removed, failed
 
 
+def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
+    """Nodes that a job lost, as its supervisor said; or node 1, with which contact was lost."""
+    if ended.lost:
+        return [run.plan.names[0]]
+    found = [name for name in ended.lost_nodes if name in run.plan.names]
+    silent = [
+        node.name
+        for node in run.plan.nodes
+        if not hosts.links[node.host].alive or not hosts.links[node.host].engine.answers()
+    ]
+    return list(dict.fromkeys([*found, *silent]))
+
+
+def unequal(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
+    """How the folders that a job's program and working directory lie in differ between hosts."""
+    folders = {job.folder, *(str(PurePosixPath(w).parent) for w in job.program[:1] if "/" in w)}
+    found = []
+    for folder in sorted(folders):
+        try:
+            _, shared = sync.place_of(hosts.fleet, folder)
+        except UsageError:
+            continue  # not on the hosts: the same image everywhere
+        if not shared and len(nodes) > 1:
+            found += sync.differences(hosts.links, run, nodes, [folder])
+    return found
+
+
 def deliver(
     hosts: Reached, run: Standing, files: Mapping[str, bytes], names: tuple[str, ...]
 ) -> None:
@@ -156,10 +183,12 @@ class Ended:
 
     Attributes:
         lost: why we do not know more: contact was lost.
+        lost_nodes: nodes that went while it ran.
     """
 
     job: Event
     lost: str = ""
+    lost_nodes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -206,6 +235,7 @@ class Follower:
     watcher: Watcher
     attached: bool = True
     _offset: int = 0
+    _lost: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> Ended:
@@ -240,9 +270,10 @@ class Follower:
                 elif kind == "step":
                     self.watcher.step(event["what"])
                 elif kind == "lost":
+                    self._lost.append(str(event["node"]))
                     self.watcher.note(f"node {event['node']} is gone: {event['why']}")
                 elif kind == "ended":
-                    return Ended(job=event["job"])
+                    return Ended(job=event["job"], lost_nodes=tuple(self._lost))
                 elif kind == "refused":
                     return Ended(job={"name": self.job}, lost=str(event["why"]))
         return None

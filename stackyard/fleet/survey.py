@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from stackyard.placement import MIB, Gpu, GpuProcess
 
 SCRIPT = (Path(__file__).parent / "survey.sh").read_text(encoding="utf-8")
 # Names of interfaces that lead to containers and virtual machines of the host itself.
-_INTERNAL = re.compile(r"(lo|docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|vnet|tap)")
+_INTERNAL = re.compile(r"(lo\d*$|docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|vnet|tap)")
+# What kernels and drivers say beside -1 where they know no speed: the same in 16 and 32 bits.
+_NO_SPEED = (65535, 2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,15 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFacts:
-    """A folder of a host: its real path (empty when there is none), file system, free bytes."""
+    """A folder of a host: its real path (empty when there is none) and file system.
+
+    Attributes:
+        free_bytes: None where the host does not say.
+    """
 
     path: str
     kind: str = ""
-    free_bytes: int = 0
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,7 @@ class HostFacts:
         skew: seconds that its clock is ahead of ours, within `skew_error` seconds.
         reached: its own address that our login came to.
         ports: TCP ports that something listens on.
+        engine_free_bytes: where the engine keeps containers; None where the host does not say.
         folders: by their place in the nodes.
     """
 
@@ -65,7 +72,7 @@ class HostFacts:
     ports: frozenset[int]
     processors: int
     memory_bytes: int
-    engine_free_bytes: int
+    engine_free_bytes: int | None
     folders: Mapping[str, FolderFacts] = field(default_factory=dict)
     driver: DriverFiles | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -75,11 +82,11 @@ class HostFacts:
 
 def sections(text: str) -> dict[str, list[str]]:
     """The survey's answers by section; empty when its end did not come."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = defaultdict(list)
     current: list[str] = []
     for line in text.splitlines():
         if line.startswith("== "):
-            current = found.setdefault(line[3:].strip(), [])
+            current = found[line[3:].strip()]
         else:
             current.append(line)
     return found if "end" in found else {}
@@ -106,7 +113,7 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
         name=first("name"),
         kernel=first("kernel"),
         # The script asks its clock first: our time then is nearer to `asked` than to the answer.
-        skew=_number(first("clock")) - asked,
+        skew=_clock(first("clock"), asked) - asked,
         skew_error=max(0.0, answered - asked),
         reached=connection[2] if len(connection) == 4 else "",
         interfaces=tuple(_interfaces(found["addresses"], links)),
@@ -127,10 +134,14 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
 
 
 def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+    """What a host wrote as a number; 0 where it is none (`[N/A]`)."""
+    return float(text) if re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII) else 0.0
+
+
+def _clock(text: str, asked: float) -> float:
+    """Seconds since the epoch; busybox's date knows no parts of them. Unknown: as ours."""
+    whole = re.match(r"[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII)
+    return float(whole[0]) if whole else asked
 
 
 def _interfaces(lines: Iterable[str], links: Mapping[str, Sequence[str]]) -> Iterable[Interface]:
@@ -139,14 +150,13 @@ def _interfaces(lines: Iterable[str], links: Mapping[str, Sequence[str]]) -> Ite
         if len(words) < 4 or words[2] != "inet":
             continue
         name, (address, _, bits) = words[1].partition("@")[0], words[3].partition("/")
-        mtu, speed, *_ = (*links.get(name, ()), "0", "-1")
-        yield Interface(
-            name=name,
-            address=address,
-            subnet=str(ipaddress.ip_network(f"{address}/{bits or 32}", strict=False)),
-            mtu=int(_number(mtu)),
-            speed=max(0, int(_number(speed))),
-        )
+        mtu, speed = [int(_number(word)) for word in (*links.get(name, ()), "0", "-1")[:2]]
+        try:
+            subnet = ipaddress.ip_network(f"{address}/{bits or 32}", strict=False)
+        except ValueError:
+            continue
+        speed = 0 if speed in _NO_SPEED else max(0, speed)
+        yield Interface(name=name, address=address, subnet=str(subnet), mtu=mtu, speed=speed)
 
 
 def _ports(lines: Iterable[str]) -> Iterable[int]:
@@ -164,16 +174,15 @@ def _memory(lines: Iterable[str]) -> int:
     return 0
 
 
-def _free(lines: Sequence[str]) -> int:
-    """Bytes available, of a line of `df -Pk`."""
-    words = lines[0].split() if lines else []
-    return int(_number(words[3])) * 1024 if len(words) >= 6 else 0
+def _free(lines: Sequence[str]) -> int | None:
+    """Bytes available, of a line of `df -Pk`; file systems and places may hold blanks."""
+    found = re.search(r"\s\d+\s+-?\d+\s+(-?\d{1,18})\s+(\d+%|-)\s", lines[0]) if lines else None
+    return max(0, int(found[1])) * 1024 if found else None
 
 
 def _folder(lines: Sequence[str]) -> FolderFacts:
-    if len(lines) < 3:
-        return FolderFacts(path="")
-    return FolderFacts(path=lines[0], kind=lines[1], free_bytes=_free(lines[2:]))
+    path, kind, *rest = (*lines, "", "")
+    return FolderFacts(path=path, kind=kind, free_bytes=_free(rest))
 
 
 def _driver(found: Mapping[str, Sequence[str]]) -> DriverFiles | None:
@@ -272,10 +281,10 @@ def choose_network(
             there = ", ".join(i.name for i in facts[host].interfaces)
             problems.append((host, f"it has no interface {name!r} with an address; it has {there}"))
     open_ = {host: found for host, found in facts.items() if host not in named}
-    subnet, speed = _best_subnet(open_)
+    subnet, speed = _best_subnet(open_, {interface.subnet for interface in chosen.values()})
     by_ssh = []
     for host, found in open_.items():
-        inside = [i for i in found.interfaces if i.subnet == subnet]
+        inside = [i for i in _outward(found) if i.subnet == subnet]
         reached = [i for i in found.interfaces if i.address == found.reached]
         if inside:
             chosen[host] = inside[0]
@@ -283,13 +292,7 @@ def choose_network(
             chosen[host] = reached[0]
             by_ssh.append(host)
         else:
-            problems.append(
-                (
-                    host,
-                    f"none of its interfaces has the address {found.reached or '?'}"
-                    " that ssh reached; name one by `interface:` in hosts.yml",
-                )
-            )
+            problems.append((host, _unreached(found)))
     why = "by `interface:` of the inventory" if named and not open_ else ""
     if by_ssh:
         why = "no subnet is common to all hosts: where ssh reaches them"
@@ -299,22 +302,33 @@ def choose_network(
     return Network(chosen=chosen, why=why), problems
 
 
-def _best_subnet(facts: Mapping[str, HostFacts]) -> tuple[str, int]:
-    counts = Counter(
-        subnet
-        for found in facts.values()
-        for subnet in {i.subnet for i in found.interfaces if not _INTERNAL.match(i.name)}
+def _unreached(found: HostFacts) -> str:
+    if not found.interfaces:
+        return "it names no network interface with an IPv4 address (is the `ip` command there?)"
+    return (
+        f"none of its interfaces has the address {found.reached or '?'} that ssh reached;"
+        " name one by `interface:` in hosts.yml"
     )
+
+
+def _outward(found: HostFacts) -> list[Interface]:
+    """The interfaces that may lead to other hosts."""
+    return [i for i in found.interfaces if not _INTERNAL.match(i.name)]
+
+
+def _best_subnet(facts: Mapping[str, HostFacts], named: Collection[str]) -> tuple[str, int]:
+    """The subnet of all hosts that is fastest; one that the inventory names for others is best."""
+    counts = Counter(s for found in facts.values() for s in {i.subnet for i in _outward(found)})
     common = [subnet for subnet, count in counts.items() if count == len(facts)]
     reached = Counter(
         i.subnet for found in facts.values() for i in found.interfaces if i.address == found.reached
     )
 
     def speed(subnet: str) -> int:
-        rates = [i.speed for f in facts.values() for i in f.interfaces if i.subnet == subnet]
+        rates = [i.speed for f in facts.values() for i in _outward(f) if i.subnet == subnet]
         return min(rates, default=0)
 
     if not common:
         return "", 0
-    best = max(sorted(common), key=lambda subnet: (speed(subnet), reached[subnet]))
+    best = max(sorted(common), key=lambda s: (s in named, speed(s), reached[s]))
     return best, speed(best)

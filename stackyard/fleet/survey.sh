@@ -18,9 +18,13 @@ section processors; getconf _NPROCESSORS_ONLN
 section engine_disk; df -Pk "$1" 2> /dev/null | tail -n 1
 shift
 while [ "$#" -gt 1 ]; do
-    case $2 in "~/"*) path="$HOME/${2#??}" ;; *) path=$2 ;; esac
+    case $2 in [~]/*) path="$HOME/${2#??}" ;; *) path=$2 ;; esac
     section folder "$1"
-    if [ -d "$path" ]; then (cd "$path" && pwd -P); stat -f -c '%T' "$path"; df -Pk "$path" | tail -n 1; fi
+    if [ -d "$path" ]; then
+        (cd "$path" 2> /dev/null && pwd -P) || printf '%s\n' "$path"
+        stat -f -c '%T' "$path" 2> /dev/null || echo unknown
+        df -Pk "$path" 2> /dev/null | tail -n 1
+    fi
     shift 2
 done
 section driver; cat /proc/driver/nvidia/version 2> /dev/null

@@ -18,7 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-import lease  # type: ignore[import-not-found]  # it lies beside this file
+import lease  # type: ignore[import-not-found]  # these lie beside this file
+import strays  # type: ignore[import-not-found]
 
 # What one beat may carry: a rank that writes faster is read later, its file is the buffer.
 CHUNK_BYTES = 32 * 1024
@@ -41,14 +42,14 @@ class Words:
         self._path, self._offset, self._rest = path, 0, b""
         self._bar, self._barred = b"", 0.0
 
-    def read(self, limit: int) -> tuple[list[Said], int]:
-        """What is new, and how many bytes of the file that took."""
+    def read(self, limit: int) -> list[Said]:
+        """What is new, up to `limit` bytes of it."""
         with contextlib.suppress(OSError), self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read(limit)
             self._offset += len(data)
-            return [*self._lines(data), *self._latest()], len(data)
-        return [], 0
+            return [*self._lines(data), *self._latest()]
+        return []
 
     def finish(self) -> list[Said]:
         """What was written without a line break at the end."""
@@ -96,6 +97,7 @@ class Agent:
         self._folder: Path | None = None
         self._words: dict[Path, Words] = {}
         self._ranks: dict[int, Said] = {}
+        self._gone: set[int] = set()
         self.resting = False
 
     def keep(self) -> None:
@@ -110,7 +112,7 @@ class Agent:
         if command == "rest":
             self.resting = True
         elif command == "watch":
-            self._folder, self._words, self._ranks = Path(rest), {}, {}
+            self._folder, self._words, self._ranks, self._gone = Path(rest), {}, {}, set()
         elif command == "finish":
             self._pass_on(last=True)
             self._line.write(json.dumps({"finished": rest}))
@@ -122,26 +124,23 @@ class Agent:
     def _tick(self) -> bool:
         self._line.write("beat")
         self._pass_on()
-        for event in self._keeper.look():
-            self._line.write(json.dumps(event | self._rank_of(event)))
+        # Whether a rank is gone is known by its own word of who it is: one that fails at once may
+        # never have been seen among the processes.
+        for event in [*self._ended(), *self._keeper.look()]:
+            if event["event"] != "gone" or "rank" in event:
+                self._line.write(json.dumps(event))
         return not self.resting and not self._line.lost(self._seconds)
 
     def _pass_on(self, *, last: bool = False) -> None:
-        left, said = CHUNK_BYTES, []
+        said: list[Said] = []
         if self._folder is None:
             return
-        for path in sorted(self._folder.glob("rank*.log")):
-            if not path.stem[4:].isdigit():
-                continue
+        paths = [p for p in sorted(self._folder.glob("rank*.log")) if p.stem[4:].isdigit()]
+        for path in paths:
             words = self._words.setdefault(path, Words(path))
-            found, taken = words.read(left)
-            left -= taken
-            said += found
+            said += words.read(CHUNK_BYTES // len(paths))
             if last:
-                more, _ = words.read(CHUNK_BYTES)
-                said += [*more, *words.finish()]
-            if left <= 0 and not last:
-                break
+                said += [*words.read(CHUNK_BYTES), *words.finish()]
         if said:
             self._line.write(json.dumps({"said": said}))
         self._learn()
@@ -156,17 +155,20 @@ class Agent:
                     self._ranks[int(found["pid"])] = found
                     self._line.write(json.dumps({"event": "rank", **found}))
 
-    def _rank_of(self, event: Said) -> Said:
-        if event["event"] != "gone" or self._folder is None:
-            return {}
-        known = self._ranks.get(int(str(event["pid"])))
-        if known is None:
-            return {}
-        try:
-            end = (self._folder / f"rank{known['rank']}.end").read_text()
-        except OSError:
-            end = ""
-        return {"rank": known["rank"], "end": end}
+    def _ended(self) -> list[Said]:
+        """Ranks of this node that have ended since the last look, and how."""
+        found: list[Said] = []
+        for pid, known in self._ranks.items():
+            if pid in self._gone or strays.running(pid):
+                continue
+            assert self._folder is not None
+            self._gone.add(pid)
+            try:
+                end = (self._folder / f"rank{known['rank']}.end").read_text()
+            except OSError:
+                end = ""
+            found.append({"event": "gone", "pid": pid, "rank": known["rank"], "end": end})
+        return found
 
 
 if __name__ == "__main__":

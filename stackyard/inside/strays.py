@@ -46,6 +46,14 @@ def _state(pid: int) -> str:
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
 
 
+def running(pid: int) -> bool:
+    """Whether a process is there and has not ended (one that nobody has waited for yet has)."""
+    try:
+        return _state(pid) not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
 def strays() -> list[dict[str, object]]:
     """PID and command line of every process that is not the node's own."""
     own = _own(PID_FILE.read_text() if PID_FILE.exists() else "")

@@ -42,7 +42,7 @@ ORDER = [
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
     # machines over ssh, and runs that live on several of them
-    "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.runs", "fleet.inspect",
+    "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs", "fleet.inspect",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_fleet",

@@ -1,0 +1,206 @@
+"""up, run, status, logs, stop and down on three hosts, with real trainings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import time
+
+import pytest
+
+from stackyard.project import ROOT
+
+# Every launcher of the 2021 notes: the stack, the example, what else is typed, the ranks.
+LAUNCHERS = (
+    ("fairseq", "gpt2-fsdp", (), 3),  # torchrun, static rendezvous; fully sharded
+    ("fairseq", "lm-ddp", (), 3),  # torchrun, c10d rendezvous
+    ("megatron", "gpt-tp", ("--include", "study:0@train:0"), 2),  # deepspeed, hostfile, -i
+    ("megatron", "gpt-pp", ("--exclude", "depot"), 2),  # deepspeed, -e
+    ("megatron", "gpt-no-ssh", ("--include", "study@depot"), 2),  # deepspeed --no_ssh
+    ("megatron", "gpt-3d", ("--include", "study@train", "--per-node", "4"), 8),  # 3D over hosts
+    ("accelerate", "llama-ddp", (), 3),  # accelerate on every node
+    ("accelerate", "llama-zero2", ("--include", "study@train"), 2),  # accelerate, pdsh, ZeRO-2
+    ("accelerate", "llama-zero3", ("--include", "study@train"), 2),  # accelerate, pdsh, ZeRO-3
+    ("accelerate", "llama-zero3-standard", ("--include", "study@train"), 2),
+    ("accelerate", "ddp-tcp", (), 3),  # init_method tcp://
+    ("accelerate", "ddp-file", (), 3),  # init_method file:// on the shared folder
+)
+
+
+def losses(text):
+    """Losses that ranks printed, in order: of our programs, and of fairseq."""
+    found = re.findall(r"update \d+(?:/\d+)? loss ([0-9.]+)|loss=([0-9.]+), ppl", text)
+    return [float(ours or theirs) for ours, theirs in found]
+
+
+@pytest.fixture(scope="module")
+def meshes(three):
+    """A mesh for each stack, side by side on the same hosts; all are taken down at the end."""
+    for stack in ("fairseq", "megatron", "accelerate"):
+        said = json.loads(three.invoke("up", stack, "--gpus", "0", "--json").stdout)
+        assert [node["host"] for node in said["nodes"]] == list(three.hosts)
+    yield three
+    three.invoke("down", "--all")
+    assert three.left() == {}
+
+
+def test_runs_side_by_side_have_ports_of_their_own(meshes):
+    found = json.loads(meshes.invoke("status", "--json").stdout)["runs"]
+    assert [run["run"] for run in found] == ["accelerate", "fairseq", "megatron"]
+    assert all(run["missing"] == [] and run["lost"] == {} for run in found)
+    ports = set()
+    for host in meshes.hosts.values():
+        said = host.run("ss", "-ltnH").splitlines()
+        ports |= {line.split()[3].rpartition(":")[2] for line in said if ":222" in line}
+    assert ports == {"2222", "2223", "2224"}
+
+
+@pytest.mark.parametrize(
+    ("stack", "example", "more", "ranks"), LAUNCHERS, ids=[entry[1] for entry in LAUNCHERS]
+)
+def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
+    done = meshes.invoke("run", stack, "--gpus", "0", "--example", example, *more)
+    assert f": {ranks} ranks on " in done.stderr
+    assert re.search(rf"is done: {ranks} ranks", done.stdout), done.stdout[-2000:]
+    found = losses(done.stdout)
+    assert len(found) >= 4 and found[-1] < 0.85 * found[0], found
+    # Lines say which node and rank they are from.
+    assert re.search(r"^(study|train|depot) 0 +\| ", done.stdout, re.MULTILINE)
+    assert all(host.ranks() == [] for host in meshes.hosts.values())
+
+
+def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes):
+    """tqdm through pdsh comes in one block at the end; here it comes while it moves."""
+    program = (
+        "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE']);\n"
+        "for n in range(120): sys.stderr.write(f'\\r{n}%|####'); time.sleep(0.1)\n"
+        "sys.stderr.write('\\n')"
+    )
+    path = meshes.folder / "shared" / "bar.py"
+    path.write_text(program)
+    done = meshes.invoke("run", "fairseq", "--", "/shared/bar.py")
+    said = done.stdout
+    assert {f"rank {n} of 3" for n in range(3)} <= {
+        line.partition("| ")[2] for line in said.splitlines()
+    }
+    bars = [int(found) for found in re.findall(r"(\d+)%\|####", said)]
+    assert any(20 <= bar < 119 for bar in bars), bars
+
+
+def test_a_program_that_fails_is_named_with_its_rank_and_host(meshes):
+    path = meshes.folder / "shared" / "fail.py"
+    path.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1': raise RuntimeError('the third batch is empty')\n"
+        "time.sleep(300)\n"
+    )
+    started = time.monotonic()
+    done = meshes.invoke("run", "fairseq", "--", "/shared/fail.py", check=False)
+    assert done.returncode == 1
+    assert "rank 1 (train) ended: RuntimeError: the third batch is empty" in done.stdout
+    assert time.monotonic() - started < 60
+    assert all(host.ranks() == [] for host in meshes.hosts.values())
+
+
+def test_only_one_job_runs_in_a_mesh_and_the_second_is_told(meshes):
+    words = ("run", "accelerate", "--example", "ddp-tcp", "--set", "updates=100000")
+    meshes.invoke(*words, "--detach")
+    try:
+        done = meshes.invoke(*words, check=False)
+        assert done.returncode == 4
+        assert "is running here" in done.stderr
+    finally:
+        meshes.invoke("stop", "--name", "accelerate")
+    assert all(host.ranks() == [] for host in meshes.hosts.values())
+
+
+def test_a_detached_run_survives_its_controller_and_a_cut_of_30_seconds(meshes):
+    words = (
+        "run",
+        "fairseq",
+        "--example",
+        "lm-ddp",
+        "--set",
+        "updates=1000000",
+        "--detach",
+        "--json",
+    )
+    job = json.loads(meshes.invoke(*words).stdout)["name"]
+    depot = meshes.hosts["depot"]
+    _until(lambda: len(losses(meshes.invoke("logs", "--name", "fairseq").stdout)) > 2, 90)
+    before = sorted(pid for host in meshes.hosts.values() for pid in host.ranks())
+    assert len(before) == 3
+    depot.cut()
+    time.sleep(30)
+    depot.mend()
+    seen = len(losses(meshes.invoke("logs", "--name", "fairseq", "--job", job).stdout))
+    _until(lambda: len(losses(meshes.invoke("logs", "--name", "fairseq").stdout)) > seen + 2, 90)
+    after = sorted(pid for host in meshes.hosts.values() for pid in host.ranks())
+    assert after == before
+    meshes.invoke("stop", "--name", "fairseq")
+    assert all(host.ranks() == [] for host in meshes.hosts.values())
+
+
+def _until(true, seconds):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
+def test_ctrl_c_ends_a_run_everywhere_and_leaves_its_mesh(meshes):
+    child = _interrupted(meshes, "fairseq", [])
+    assert child.returncode == 130
+    assert all(host.ranks() == [] for host in meshes.hosts.values())
+    found = json.loads(meshes.invoke("status", "--name", "fairseq", "--json").stdout)["runs"]
+    assert found[0]["missing"] == [] and found[0]["jobs"][-1]["reason"] == "it was interrupted"
+
+
+def _interrupted(yard, stack, more):
+    words = ["run", stack, "--gpus", "0", "--example", "lm-ddp", "--hosts", yard.inventory,
+             "--set", "updates=1000000", *more]  # fmt: skip
+    child = subprocess.Popen(
+        [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    with child:
+        for line in child.stdout:
+            if "num_updates=10," in line:
+                os.kill(child.pid, signal.SIGINT)
+                break
+        child.stdout.read()
+    return child
+
+
+def test_ctrl_c_of_a_run_with_a_mesh_of_its_own_leaves_nothing(meshes):
+    name = f"own-{secrets.token_hex(3)}"
+    assert _interrupted(meshes, "fairseq", ["--name", name]).returncode == 130
+    assert not any(name in line for host in meshes.hosts.values() for line in host.containers())
+
+
+def test_a_lost_host_costs_a_restart_on_those_that_are_left(meshes):
+    """The last host's node is killed while it trains; the run goes on with two, and ends well."""
+    name = f"again-{secrets.token_hex(3)}"
+    words = ["run", "fairseq", "--gpus", "0", "--example", "lm-ddp", "--hosts", meshes.inventory,
+             "--name", name, "--set", "updates=600", "--restarts", "1",
+             "--save", f"/shared/{name}"]  # fmt: skip
+    child = subprocess.Popen(
+        [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    said = []
+    with child:
+        for line in child.stdout:
+            said.append(line)
+            if "num_updates=100," in line and not any("starting again" in old for old in said):
+                meshes.hosts["depot"].run("docker", "kill", f"stackyard-{name}-depot")
+    text = "".join(said)
+    assert child.returncode == 0, text[-3000:]
+    assert "depot lost: starting again on study, train (1 of 1 restarts)" in text
+    assert "is done: 2 ranks" in text
+    # It went on from the checkpoint that the first attempt had written at the end of an epoch.
+    assert "Loaded checkpoint" in text

@@ -1,0 +1,132 @@
+"""Files brought to all hosts and back: only what changed, from node to node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+MB = 10**6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rsync():
+    """rsync on this machine, where a user is told to install it."""
+    if shutil.which("rsync") is None:
+        subprocess.run(["apt-get", "install", "-y", "-q", "rsync"], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def mesh(three):
+    three.invoke("up", "fairseq", "--gpus", "0", "--name", "copies")
+    yield three
+    three.invoke("down", "--name", "copies")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """200 MB in 400 files that do not compress."""
+    folder = tmp_path_factory.mktemp("tree") / "code"
+    for number in range(400):
+        path = folder / f"part-{number % 20}" / f"file-{number}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(MB // 2))
+    (folder / "link").symlink_to("part-0")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("not wanted there")
+    return folder
+
+
+def digest(folder):
+    """One hash of every file below a folder, as `sha256sum` of each gives it."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink() and ".git" not in path.parts:
+            line = f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
+            found.update(line.encode())
+    return found.hexdigest()
+
+
+def digest_on(host, path):
+    script = (
+        f"cd {path} && find . -type f | sed 's|^./||' | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    )
+    return host.run("docker", "exec", f"stackyard-copies-{host.name}", "sh", "-c", script).split()[
+        0
+    ]
+
+
+def test_a_tree_of_200_mb_reaches_all_hosts_once_from_here(mesh, tree):
+    said = json.loads(
+        mesh.invoke(
+            "sync", str(tree), "--to", "/data", "--checksum", "--name", "copies", "--json"
+        ).stdout
+    )
+    moved = {(copy["source"], copy["target"]): copy for copy in said["copies"]}
+    assert set(moved) == {("here", "study"), ("study", "train"), ("study", "depot")} or set(moved) == {
+        ("here", "study"), ("study", "train"), ("train", "depot"),
+    }  # fmt: skip
+    assert all(copy["files"] == 400 and copy["bytes"] > 200 * MB for copy in moved.values())
+    wanted = digest(tree)
+    assert {digest_on(host, "/data/code") for host in mesh.hosts.values()} == {wanted}
+    listed = mesh.hosts["depot"].run(
+        "docker", "exec", "stackyard-copies-depot", "ls", "-A", "/data/code"
+    )
+    assert ".git" not in listed.split() and "link" in listed.split()
+
+
+def test_a_second_sync_moves_only_what_changed(mesh, tree):
+    (tree / "part-3" / "file-3.bin").write_bytes(os.urandom(MB // 2))
+    said = json.loads(
+        mesh.invoke("sync", str(tree), "--to", "/data", "--name", "copies", "--json").stdout
+    )
+    assert [copy["files"] for copy in said["copies"]] == [1, 1, 1]
+    assert all(copy["bytes"] < MB for copy in said["copies"])
+    assert {digest_on(host, "/data/code") for host in mesh.hosts.values()} == {digest(tree)}
+
+
+def test_what_is_on_one_host_only_is_warned_of_before_a_run(mesh, tree):
+    script = "import os; print('rank', os.environ['RANK'])"
+    (tree / "say.py").write_text(script)
+    mesh.invoke("sync", str(tree), "--to", "/data", "--name", "copies")
+    mesh.hosts["train"].run(
+        "docker",
+        "exec",
+        "stackyard-copies-train",
+        "sh",
+        "-c",
+        "echo '# other' >> /data/code/say.py",
+    )
+    done = mesh.invoke("run", "fairseq", "--name", "copies", "--", "/data/code/say.py")
+    assert "train differs from study in /data/code/say.py; invoke sync brings" in done.stderr
+
+
+def test_files_come_back_from_each_host_into_a_folder_of_its_own(mesh, tmp_path):
+    for name, host in mesh.hosts.items():
+        host.run("docker", "exec", f"stackyard-copies-{name}", "sh", "-c",
+                 f"mkdir -p /data/out && echo {name} > /data/out/name")  # fmt: skip
+    mesh.invoke("sync", "/data/out", "--back", "--to", str(tmp_path), "--name", "copies")
+    assert {n: (tmp_path / n / "out" / "name").read_text().strip() for n in mesh.hosts} == {
+        name: name for name in mesh.hosts
+    }
+
+
+def test_a_shared_folder_is_written_once(mesh, tmp_path):
+    (tmp_path / "one.txt").write_text("once")
+    said = json.loads(
+        mesh.invoke(
+            "sync", str(tmp_path / "one.txt"), "--to", "/shared", "--name", "copies", "--json"
+        ).stdout
+    )
+    assert [(copy["source"], copy["target"]) for copy in said["copies"]] == [("here", "study")]
+    assert (mesh.folder / "shared" / "one.txt").read_text() == "once"
+
+
+def test_a_place_that_would_be_gone_with_the_node_is_refused(mesh, tmp_path):
+    done = mesh.invoke("sync", str(tmp_path), "--to", "/root/code", "--name", "copies", check=False)
+    assert done.returncode == 2
+    assert "/root/code is in no folder of the hosts" in done.stderr
