@@ -447,11 +447,13 @@ def logs(hosts_: str, name: str, job: str, *, follow: bool, as_json: bool) -> in
 
 def _replay(talk: Talk, job: str, view: RunView) -> Ended:
     """What has been said so far."""
-    talk.send("follow", job=job, **{"from": 0})
-    for event in talk.events(1.5):
+    size = int(talk.ask("follow", "following", job=job, **{"from": 0})["size"])
+    for event in talk.events(10.0) if size else ():
         if event["event"] == "log":
             for entry in event["lines"]:
                 view.line(entry)
+            if event["next"] >= size:
+                break
         elif event["event"] == "ended":
             return Ended(job=event["job"])
     return Ended(job={"name": job, "state": "running"})

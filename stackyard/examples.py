@@ -6,15 +6,16 @@ a user of the stack would type, with a size for CPU ranks and one for GPUs.
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stackyard.document import Mapping as Entry
 from stackyard.document import nearest, parse_document
 from stackyard.errors import DefinitionError, Problem, UsageError, shown
 from stackyard.job import Job
-from stackyard.launch import LAUNCHERS
+from stackyard.launch import LAUNCHERS, wrong_options
 
 TEXT = "/usr/local/share/stackyard/text"
 GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node", "groups")
@@ -102,23 +103,27 @@ def _read(top: Entry, stack: str, name: str) -> Example:
 
 def _command(entry: Entry) -> tuple[str, ...]:
     words = entry.single_lines("run")
+    if entry.has("run") and not words:
+        entry.problem("must name a command", key="run")
     entry.done()
     return words
 
 
 def _check_words(top: Entry, example: Example) -> None:
-    if not example.program:
+    if top.has("program") and not example.program:
         top.problem("must name a program", key="program")
-    if example.multiple < 1:
+    if top.has("multiple") and example.multiple < 1:
         top.problem("must be at least 1", key="multiple")
+    if example.launcher in LAUNCHERS:
+        for message in wrong_options(example.launcher, example.options):
+            top.problem(message, key="options")
+    _check_names(top, example)
     known = {*GIVEN, *example.values}
     parts = [("program", example.program), *(("prepare", words) for words in example.prepare)]
     parts += [(f"devices.{device}.args", size.args) for device, size in example.sizes.items()]
     for key, words in parts:
-        for word in words:
-            for name in fields(word):
-                if name not in known:
-                    top.problem(f"unknown {{{name}}}; {nearest(name, known)}", key=key)
+        for message in (m for word in words for m in _wrong_fields(word, known)):
+            top.problem(message, key=key)
     for device, size in example.sizes.items():
         for name in size.values:
             if name not in example.values:
@@ -126,12 +131,30 @@ def _check_words(top: Entry, example: Example) -> None:
                 top.problem(problem, key=f"devices.{device}.values")
 
 
-def fields(word: str) -> list[str]:
-    """Names of a word's placeholders; one that is malformed counts as unknown."""
+def _check_names(top: Entry, example: Example) -> None:
+    for name in example.values:
+        if name in GIVEN:
+            top.problem(f"{name} is given by the place where it runs", key="values")
+        elif not re.fullmatch("[a-z_][a-z0-9_]*", name):
+            top.problem(f"{name!r} cannot be a placeholder's name", key="values")
+    for place, folder in example.files.items():
+        if not place.startswith("/") or not place.isprintable():
+            top.problem(f"{place!r} must be an absolute path", key="files")
+        if not folder or folder.startswith("/") or ".." in folder.split("/"):
+            top.problem(f"{folder!r} must be a folder of the stack", key="files")
+
+
+def _wrong_fields(word: str, known: Collection[str]) -> Iterator[str]:
     try:
-        return [f for _, f, _, _ in string.Formatter().parse(word) if f is not None]
-    except ValueError:
-        return [word]
+        parts = list(string.Formatter().parse(word))
+    except ValueError as error:
+        yield f"{word!r}: {error}; a brace that is meant as one is written twice"
+        return
+    for _, name, form, conversion in parts:
+        if name is not None and name not in known:
+            yield f"unknown {{{name}}}; {nearest(name, known)}"
+        elif form or conversion:
+            yield f"{word!r}: a placeholder is {{{name}}} and nothing more"
 
 
 @dataclass(frozen=True, kw_only=True)

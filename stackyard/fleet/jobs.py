@@ -11,27 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stackyard.errors import UsageError, shown
-from stackyard.fleet.plan import NodePlan, StandingPlan
+from stackyard.fleet.plan import NodePlan, StandingPlan, visible
 from stackyard.job import Job
-from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
+from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, wrong_options
 
 JOBS = "/var/lib/stackyard/jobs"
 SCRATCH = "/run/stackyard/launch"
 SITE = "/srv/stackyard/site"
-# What starts its own processes on other nodes only when it is told their slots one by one.
-_UNEVEN = ("deepspeed",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which nodes take part, and which slots of each (GPUs, or CPU ranks by number).
-
-    Attributes:
-        text: as the caller wrote it, for launchers that read it themselves.
-    """
+    """Which nodes take part, and which slots of each (GPUs, or CPU ranks by number)."""
 
     slots: Mapping[str, tuple[int, ...]]
-    text: str = ""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -55,6 +48,8 @@ def select(plan: StandingPlan, per_node: int, include: str = "", exclude: str = 
     Raises:
         UsageError: a node or slot does not exist, both are given, or nothing is left.
     """
+    if per_node < 1:
+        raise UsageError(f"--per-node must be at least 1, not {per_node}")
     there = {node.name: _slots(node, per_node) for node in plan.nodes}
     if include and exclude:
         raise UsageError("--include and --exclude cannot be given together")
@@ -72,8 +67,7 @@ def select(plan: StandingPlan, per_node: int, include: str = "", exclude: str = 
     slots = {node: slots[node] for node in there if slots.get(node)}
     if not slots:
         raise UsageError(f"{'--include' if include else '--exclude'} {shown(text)} leaves nothing")
-    return Selection(slots=slots, text="@".join(f"{n}:{','.join(map(str, s))}"
-                                                for n, s in slots.items()))  # fmt: skip
+    return Selection(slots=slots)
 
 
 def _slots(node: NodePlan, per_node: int) -> tuple[int, ...]:
@@ -98,7 +92,7 @@ def _parse(
                     f"{flag}: {node} has no slot {shown(word)!r}",
                     why=f"it has {count} slot{'s' if count != 1 else ''}: 0 to {count - 1}",
                 )
-        found[node] = tuple(dict.fromkeys([*found.get(node, ()), *(int(w) for w in words)]))
+        found[node] = tuple(sorted({*found.get(node, ()), *(int(word) for word in words)}))
     return found
 
 
@@ -106,33 +100,59 @@ def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) ->
     """What the launcher is asked for.
 
     Raises:
-        UsageError: this launcher cannot start different numbers of ranks on nodes.
+        UsageError: this launcher cannot start these ranks, or has no such option.
     """
-    if not selection.even and job.launcher not in _UNEVEN:
+    _check_launcher(job, selection)
+    if not selection.even and job.launcher != "deepspeed":
         counts = ", ".join(f"{node} {len(s)}" for node, s in selection.slots.items())
         raise UsageError(
             f"{job.launcher} starts as many ranks on every node, not {counts}",
             hint="choose as many slots of each node, or --launcher deepspeed",
         )
-    nodes = [plan.node(name) for name in selection.nodes]
-    gpus = tuple(tuple(selection.slots[n.name]) for n in nodes) if job.device == "cuda" else ()
+    takes = taken(plan, selection) if job.device == "cuda" else {}
     ports = {node.port for node in plan.nodes}
-    whole = all(len(s) == len(_slots(plan.node(n), job.per_node))
-                for n, s in selection.slots.items())  # fmt: skip
+    whole = all(len(s) == len(plan.node(n).gpus) for n, s in selection.slots.items())
     return LaunchRequest(
         nodes=selection.nodes,
         per_node=max(len(slots) for slots in selection.slots.values()),
-        gpus=gpus,
+        gpus=tuple(takes.values()),
         device=job.device,
         port=port,
         program=job.program,
-        env={**job.env, **environment(plan, job, selection, whole=whole)},
+        env={**job.env, **environment(job, {} if whole else takes)},
         folder=job.folder,
         scratch=f"{SCRATCH}/{job.name}",
         ssh_port=ports.pop() if len(ports) == 1 else 0,
         options={**job.options, "meeting": meeting_file(job)},
-        include="" if whole and len(selection.nodes) == len(plan.nodes) else selection.text,
+        # On GPUs `gpus` says it: slots are counted in a node, GPUs in what its container sees.
+        include="" if takes or selection.even else counted(selection),
     )
+
+
+def _check_launcher(job: Job, selection: Selection) -> None:
+    known = CHOICES.get(job.launcher, {})
+    wrong = wrong_options(job.launcher, {n: v for n, v in job.options.items() if n in known})
+    ranks = sum(len(slots) for slots in selection.slots.values())
+    if wrong:
+        raise UsageError(f"{job.launcher}: {'; '.join(wrong)}")
+    if job.launcher == "alone" and ranks != 1:
+        raise UsageError(
+            f"launcher alone starts one process, not {ranks} ranks",
+            hint=f"--include {selection.nodes[0]}:0, or another --launcher",
+        )
+
+
+def counted(selection: Selection) -> str:
+    """CPU ranks in DeepSpeed's words: any slots will do, and a node has as many as it has ranks."""
+    counts = {node: range(len(slots)) for node, slots in selection.slots.items()}
+    return "@".join(f"{node}:{','.join(map(str, slots))}" for node, slots in counts.items())
+
+
+def taken(plan: StandingPlan, selection: Selection) -> dict[str, tuple[int, ...]]:
+    """The GPUs that each node's ranks compute on, as its container numbers them."""
+    numbers = {name: visible(plan, plan.node(name)) for name in selection.nodes}
+    return {name: tuple(numbers[name][slot] for slot in slots)
+            for name, slots in selection.slots.items()}  # fmt: skip
 
 
 def meeting_file(job: Job) -> str:
@@ -140,20 +160,35 @@ def meeting_file(job: Job) -> str:
     return job.options.get("meeting") or f"/shared/stackyard-{job.name}.meeting"
 
 
-def environment(
-    plan: StandingPlan, job: Job, selection: Selection, *, whole: bool
-) -> dict[str, str]:
-    """What ranks need to know of us: where their words go, and which GPUs are theirs."""
+def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """What ranks need to know of us: where their words go, and which GPUs are theirs.
+
+    Args:
+        takes: the GPUs of each node, where these are not all that it has.
+
+    Raises:
+        UsageError: nodes take different ones, and the launcher tells all of them the same.
+    """
     site = ":".join(part for part in (SITE, job.env.get("PYTHONPATH", "")) if part)
     found = {"STACKYARD_LOGS": f"{JOBS}/{job.name}/ranks", "PYTHONPATH": site}
-    if job.device == "cuda" and not whole and len({*selection.slots.values()}) == 1:
-        first = selection.nodes[0]
-        chosen = [plan.node(first).gpus[slot] for slot in selection.slots[first]]
-        if sum(n.host == plan.node(first).host for n in plan.nodes) == 1:
-            # Containers of a host of their own see their GPUs numbered from 0.
-            chosen = list(selection.slots[first])
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, chosen))
+    if not takes or _tells_each_node(job, len(takes)):
+        return found
+    if len({*takes.values()}) > 1:
+        raise UsageError(
+            f"{job.launcher} gives every node the same GPUs, not "
+            + "@".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in takes.items()),
+            hint="choose the same slots of each node, or --launcher deepspeed",
+        )
+    found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, next(iter(takes.values()))))
     return found
+
+
+def _tells_each_node(job: Job, nodes: int) -> bool:
+    """Whether DeepSpeed starts the ranks: it sets CUDA_VISIBLE_DEVICES from slots by node."""
+    if job.launcher == "accelerate":
+        by_pdsh = job.options.get("start", "pdsh") == "pdsh"
+        return nodes > 1 and by_pdsh and job.options.get("zero_stage", "0") != "0"
+    return job.launcher == "deepspeed"
 
 
 def start_request(

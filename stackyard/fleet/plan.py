@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from stackyard.errors import UsageError
@@ -154,7 +154,10 @@ def require_name(run: str) -> str:
 def make_plan(
     fleet: Fleet, facts: Mapping[str, HostFacts], wanted: Wanted, now: int
 ) -> tuple[StandingPlan | None, list[HostProblem]]:
-    """The plan, and everything that is wrong; without a plan something must be mended first."""
+    """The plan, and everything that is wrong; without a plan something must be mended first.
+
+    Hosts that did not answer are in `fleet` alone: there is no plan then, and the caller says why.
+    """
     problems = [
         *_wrong_images(wanted),
         *(p for host in fleet.hosts if host.name in facts
@@ -164,7 +167,8 @@ def make_plan(
     if wanted.network == HOST_NETWORK:
         problems += [HostProblem(host=host, what=what) for host, what in unreachable]
     problems += _same_address(network)
-    if any(not problem.warning for problem in problems):
+    answered = all(host.name in facts and host.name in wanted.images for host in fleet.hosts)
+    if not answered or any(not problem.warning for problem in problems):
         return None, problems
     nodes = _nodes(fleet, facts, wanted, network)
     plan = StandingPlan(
@@ -333,6 +337,20 @@ def _same_address(network: Network) -> list[HostProblem]:
     return found
 
 
+def visible(plan: StandingPlan, node: NodePlan) -> tuple[int, ...]:
+    """A node's GPUs as its container numbers them: from 0, over all that it sees.
+
+    Nodes of one host see the GPUs of all of them (`placement` says why).
+    """
+    seen = sorted({gpu for o in plan.nodes if o.host == node.host for gpu in o.gpus})
+    return tuple(seen.index(gpu) for gpu in node.gpus)
+
+
+def _has_adapter(devices: Sequence[str]) -> bool:
+    """Whether there is InfiniBand to talk over: rdma_cm is there with the kernel's module alone."""
+    return any(device.startswith("/dev/infiniband/uverbs") for device in devices)
+
+
 def node_environment(
     plan: StandingPlan, facts: Mapping[str, HostFacts], node: NodePlan
 ) -> dict[str, str]:
@@ -342,12 +360,13 @@ def node_environment(
     alone = sum(other.host == node.host for other in plan.nodes) == 1
     if node.gpus:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        if len(plan.nodes) > 1 and all(found.infiniband for found in facts.values()):
+        used = {other.host for other in plan.nodes}
+        if len(used) > 1 and all(_has_adapter(facts[host].infiniband) for host in used):
             env["NCCL_NET"] = "IB"
         if not alone:
             # Nodes of one host see all of its GPUs and say so by one host id (`placement`).
             env["NCCL_HOSTID"] = f"stackyard-{plan.run}-{node.host}"
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible(plan, node)))
     return env
 
 

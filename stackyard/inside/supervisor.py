@@ -553,6 +553,7 @@ class Supervisor:
             client.say(event="refused", why=f"there is no job {name}" if name else "no job yet")
             return
         client.following = (found[-1], int(str(value.get("from") or 0)))
+        client.say(event="following", job=found[-1].name, size=found[-1].log.stat().st_size)
         self._serve(client)
 
     def _stop_asked(self, client: Client, value: Value) -> None:

@@ -6,8 +6,10 @@ pure function. It must not run anything: `stackyard.training` does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
+from stackyard.errors import shown
 from stackyard.launch import accelerate, alone, deepspeed, each, plain, torchrun
 from stackyard.launch.request import Launch, LaunchRequest
 
@@ -25,4 +27,43 @@ LAUNCHERS: Mapping[str, Launcher] = {
 # What a layout may give each launcher, beside the program's own arguments; all are required.
 OPTIONS: Mapping[str, tuple[str, ...]] = {"accelerate": ("zero_stage",)}
 
-__all__ = ["LAUNCHERS", "OPTIONS", "Launch", "LaunchRequest", "Launcher"]
+# What a job's options may be: a pattern, and how people read it.
+CHOICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "torchrun": {
+        "rendezvous": ("static|c10d", "static or c10d"),
+        "restarts": ("[0-9]{1,3}", "a number below 1000"),
+    },
+    "deepspeed": {"ssh": ("yes|no", "yes or no")},
+    "accelerate": {
+        "zero_stage": ("[0-3]", "0 to 3"),
+        "start": ("pdsh|standard", "pdsh or standard"),
+    },
+    "plain": {
+        "meet": ("tcp|file", "tcp or file"),
+        "meeting": ("/.+", "an absolute path"),
+    },
+}
+
+
+def wrong_options(launcher: str, options: Mapping[str, str]) -> list[str]:
+    """What is wrong with a job's options for its launcher, a sentence each."""
+    known = CHOICES.get(launcher, {})
+    found = []
+    for name, value in options.items():
+        if name not in known:
+            there = ", ".join(known) or "none"
+            found.append(f"there is no option {shown(name)!r}; known: {there}")
+        elif not re.fullmatch(known[name][0], value, re.ASCII):
+            found.append(f"option {name} must be {known[name][1]}, not {shown(value)!r}")
+    return found
+
+
+__all__ = [
+    "CHOICES",
+    "LAUNCHERS",
+    "OPTIONS",
+    "Launch",
+    "LaunchRequest",
+    "Launcher",
+    "wrong_options",
+]

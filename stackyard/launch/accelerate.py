@@ -1,8 +1,9 @@
 """`accelerate launch`: DeepSpeed through pdsh, plain data parallel, or one process alone.
 
 The configuration of a DeepSpeed launch is generated and named on the command line, so a stray
-default_config.yaml is never read. Option `zero_stage` (2 or 3; 0: DDP without DeepSpeed) belongs to
-layouts of several ranks. Option `start`: `pdsh` (from node 1) or `standard` (one of it on each).
+default_config.yaml is never read. Option `zero_stage` (2 or 3; 0, which nothing else means: DDP
+without DeepSpeed) belongs to layouts of several ranks. Option `start`: `pdsh` (from node 1) or
+`standard` (one of it on each).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def materialize(request: LaunchRequest) -> Launch:
     """The command for node 1 and the configuration it reads."""
     if len(request.nodes) * request.per_node == 1:
         return _alone(request)
-    if request.options["zero_stage"] == "0":
+    if request.options.get("zero_stage", "0") == "0":
         return _data_parallel(request)
     return _deepspeed(request)
 
@@ -41,14 +42,18 @@ def _data_parallel_on_cpu(request: LaunchRequest) -> Launch:
         "main_process_port": request.port,
     }
     text = template.render("runtime/accelerate-ddp.yaml.j2", values)
-    asked = replace(request, env={"ACCELERATE_USE_CPU": "true", **request.env})
+    env = {"ACCELERATE_USE_CPU": "true", **request.env}
+    if len(request.nodes) == 1:
+        argv = ("accelerate", "launch", "--config_file", config, *request.program)
+        return Launch(argv=argv, env=env, files={config: text})
+    asked = replace(request, env=env)
     words = ["accelerate", "--config_file", config, *request.program]
     found = everywhere(asked, words, ["launch", f"--machine_rank={NUMBER}"])
     return replace(found, files={config: text}, everywhere=True)
 
 
 def _data_parallel(request: LaunchRequest) -> Launch:
-    if request.device == "cpu" and len(request.nodes) > 1:
+    if request.device == "cpu":
         return _data_parallel_on_cpu(request)
     # accelerate starts nothing on other nodes: one of it on each, as its own documentation says.
     words = [
@@ -60,7 +65,7 @@ def _data_parallel(request: LaunchRequest) -> Launch:
         "--same_network",
         "--mixed_precision", "no",
         "--dynamo_backend", "no",
-        *(["--cpu"] if request.device == "cpu" else ["--multi_gpu"]),
+        "--multi_gpu",
         *request.program,
     ]  # fmt: skip
     if len(request.nodes) == 1:

@@ -17,7 +17,8 @@ MB = 10**6
 def rsync():
     """rsync on this machine, where a user is told to install it."""
     if shutil.which("rsync") is None:
-        subprocess.run(["apt-get", "install", "-y", "-q", "rsync"], check=True, capture_output=True)
+        for words in (["update", "-q"], ["install", "-y", "-q", "rsync"]):
+            subprocess.run(["apt-get", *words], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

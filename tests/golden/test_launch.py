@@ -20,6 +20,20 @@ GPU_FILES = [f"{name}{f'-zero-{stage}' if stage else ''}-gpus-{nodes}.txt"
              for name, nodes, stage in GPU_CASES]  # fmt: skip
 
 
+# Ways of starting that a launcher's options choose: name, nodes, options, other changes.
+OPTION_CASES = {
+    "torchrun-c10d-2": ("torchrun", 2, {"rendezvous": "c10d", "restarts": "3"}, {}),
+    "torchrun-restarts-1": ("torchrun", 1, {"restarts": "3"}, {}),
+    "deepspeed-no-ssh-2": ("deepspeed", 2, {"ssh": "no"}, {}),
+    "deepspeed-no-ssh-1": ("deepspeed", 1, {"ssh": "no"}, {}),
+    "deepspeed-include-2": ("deepspeed", 2, {}, {"include": "node1:0,1@node2:0", "per_node": 2}),
+    "accelerate-standard-2": ("accelerate", 2, {"zero_stage": "3", "start": "standard"}, {}),
+    "accelerate-ddp-2": ("accelerate", 2, {"zero_stage": "0"}, {}),
+    "accelerate-ddp-1": ("accelerate", 1, {"zero_stage": "0"}, {"per_node": 2}),
+    "plain-file-2": ("plain", 2, {"meet": "file", "meeting": "/shared/a meeting"}, {}),
+}
+
+
 def on_gpus(nodes, stage):
     takes = ((0, 1),) if nodes == 1 else ((0,), (1,))
     changes = {"device": "cuda", "per_node": 2 // nodes, "gpus": takes}
@@ -60,3 +74,10 @@ def test_a_launch_is_what_is_committed(golden, name, nodes):
 def test_a_launch_on_gpus_is_what_is_committed(golden, case, file):
     name, nodes, stage = case
     golden.check(file, written(LAUNCHERS[name](on_gpus(nodes, stage))))
+
+
+@pytest.mark.parametrize("case", OPTION_CASES)
+def test_a_launch_by_options_is_what_is_committed(golden, case):
+    name, nodes, options, changes = OPTION_CASES[case]
+    asked = dataclasses.replace(request(nodes), options=options, **changes)
+    golden.check(f"{case}.txt", written(LAUNCHERS[name](asked)))

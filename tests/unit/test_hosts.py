@@ -176,7 +176,7 @@ def test_gpus_are_all_none_or_indexes_quoted_or_not(written, gpus):
     assert found.gpus == gpus
 
 
-@pytest.mark.parametrize("written", ["''", "some", "0,", "0,0", "-1", "0-3", "1.5", "2000", "'0 1'"])
+@pytest.mark.parametrize("written", ["''", "some", "0,", "0,0", "-1", "0-3", "1.5", "'0 1'"])
 def test_gpus_that_are_no_indexes_are_refused(written):
     (found,) = problems(f"hosts:\n  a:\n    gpus: {written}\n")
     assert found == "3: hosts.a.gpus: must be all, none, or indexes as in 0,1"
@@ -227,7 +227,8 @@ def test_a_hostfile_is_read_with_comments_and_blank_lines():
 
 
 def test_every_bad_line_of_a_hostfile_is_told_at_once():
-    text = "a slots=2\nb\na slots=1\nc slots=0\nd slots=two\n-oX=y slots=1\n@ slots=1\ne;f slots=1\n"
+    good, wrong = "a slots=2\n", "b\na slots=1\nc slots=0\nd slots=two\n-oX=y slots=1\n"
+    text = f"{good}{wrong}@ slots=1\ne;f slots=1\n"
     assert problems(text) == [
         "2: not understood: 'b'; a line is: name slots=N",
         "3: duplicate host 'a', first given on line 1",
@@ -286,8 +287,8 @@ Host other gpu1
 
 @pytest.mark.parametrize(
     ("pattern", "names"),
-    [("gpu*", ["gpu1", "gpu2", "gpu4", "gpu5"]), ("other", ["other"]), ("gpu[12]", ["gpu1", "gpu2"]),
-     ("nobody", []), ("GPU1", [])],
+    [("gpu*", ["gpu1", "gpu2", "gpu4", "gpu5"]), ("other", ["other"]),
+     ("gpu[12]", ["gpu1", "gpu2"]), ("nobody", []), ("GPU1", [])],
 )  # fmt: skip
 def test_names_of_an_ssh_configuration_match_a_pattern(pattern, names):
     assert matching(CONFIG, pattern) == names
