@@ -151,6 +151,9 @@ def diagnose(c: Context, file: str, json: bool = False) -> None:
 HOSTS = "hosts.yml, a deepspeed hostfile, names by comma, or ssh:PATTERN (docs/hosts.md)"
 NAME = "the run's name (the stack's unless given)"
 LEASE = "seconds that a run goes on without being heard of"
+ON = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
+SITE = "with --on: the cluster's settings (site.yml, if it is there)"
+JOB = "with --on: the job's number on Slurm, its name on Kubernetes"
 
 
 @task(
@@ -216,7 +219,7 @@ def up(
         "hosts": HOSTS,
         "name": NAME,
         "base": BASE,
-        "gpus": "0: CPU ranks; for a mesh that is not up yet",
+        "gpus": "0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job",
         "example": "a training that comes with the stack",
         "launcher": "how ranks are started (docs/hosts.md)",
         "per-node": "CPU ranks on each node; nodes with GPUs have one for each",
@@ -228,6 +231,11 @@ def up(
         "detach": "leave it running; invoke logs, status and stop reach it from anywhere",
         "restarts": "start again this often when a node is lost, on those that are left",
         "lease": LEASE,
+        "on": ON,
+        "nodes": "with --on: how many nodes take part",
+        "site": SITE,
+        "image": "with --on: the image, as the cluster names it",
+        "out": "with --on slurm: folder to make for script and log, which all nodes see (./NAME)",
         "json": JSON,
     },
 )
@@ -249,39 +257,122 @@ def run(
     detach: bool = False,
     restarts: int = 0,
     lease: float = 60.0,
+    on: str = "",
+    nodes: int = 0,
+    site: str = "",
+    image: str = "",
+    out: str = "",
     json: bool = False,
 ) -> None:
     """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
+    words = tuple(positional.remainder())
+    if on or nodes or site or image or out:
+        from stackyard import cli_clusters, cluster_job
+
+        others = {"--hosts": hosts, "--include": include, "--exclude": exclude,
+                  "--restarts": restarts, "--lease": lease != 60.0}  # fmt: skip
+        asked = cluster_job.ClusterArguments(
+            engine=on, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
+            image=image, site=site, name=name, others=others, example=example, words=words,
+            launcher=launcher, settings=set, save=save, folder=folder,
+        )  # fmt: skip
+        _exit(cli_clusters.run(asked, out, detach=detach, as_json=json))
+        return
     from stackyard import cli_fleet
 
     given = cli_fleet.UpArguments(
         stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease
     )
     wanted = cli_fleet.RunArguments(
-        example=example, words=tuple(positional.remainder()), launcher=launcher, per_node=per_node,
+        example=example, words=words, launcher=launcher, per_node=per_node,
         settings=set, include=include, exclude=exclude, save=save, folder=folder, detach=detach,
         restarts=restarts,
     )  # fmt: skip
     _exit(cli_fleet.run(given, wanted, as_json=json))
 
 
-@task(help={"hosts": HOSTS, "name": NAME, "json": JSON})
-def status(c: Context, hosts: str = "", name: str = "", json: bool = False) -> None:
-    """Which runs are on the hosts, and what runs in them."""
+@task(
+    positional=["engine", "stack"],
+    help={
+        "engine": "slurm or kubernetes",
+        "stack": "a stack's name",
+        "example": "a training that comes with the stack; or else -- COMMAND",
+        "nodes": "how many nodes take part",
+        "per-node": "training processes on each node: GPUs, or CPU ranks",
+        "gpus": "GPUs of the whole job; 0 trains on CPU ranks",
+        "base": BASE,
+        "image": "the image, as the cluster names it",
+        "site": "the cluster's settings (site.yml, if it is there)",
+        "set": "values of the example, or options of the launcher: NAME=VALUE,...",
+        "launcher": "how ranks are started (docs/hosts.md)",
+        "save": "folder of checkpoints in the nodes",
+        "folder": "working directory of a command in the nodes",
+        "name": "the job's name (what runs and the time, unless given)",
+        "out": "the folder to make (./NAME)",
+        "json": JSON,
+    },
+)
+def export(
+    c: Context,
+    engine: str,
+    stack: str,
+    example: str = "",
+    nodes: int = 0,
+    per_node: int = 1,
+    gpus: int = -1,
+    base: str = "",
+    image: str = "",
+    site: str = "",
+    set: str = "",
+    launcher: str = "",
+    save: str = "",
+    folder: str = "",
+    name: str = "",
+    out: str = "",
+    json: bool = False,
+) -> None:
+    """Write the files that run a training on Slurm or Kubernetes, and say what to type there."""
+    from stackyard import cli_clusters, cluster_job
+
+    asked = cluster_job.ClusterArguments(
+        engine=engine, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
+        image=image, site=site, name=name, example=example, words=tuple(positional.remainder()),
+        launcher=launcher, settings=set, save=save, folder=folder,
+    )  # fmt: skip
+    _exit(cli_clusters.export(asked, out, as_json=json))
+
+
+@task(help={"hosts": HOSTS, "name": NAME, "on": ON, "job": JOB, "site": SITE, "json": JSON})
+def status(
+    c: Context, hosts: str = "", name: str = "", on: str = "", job: str = "", site: str = "",
+    json: bool = False,
+) -> None:  # fmt: skip
+    """Which runs are on the hosts, and what runs in them; or how a cluster's job stands."""
+    if on or job or site:
+        from stackyard import cli_clusters
+
+        _exit(cli_clusters.status(on, site, job, as_json=json))
+        return
     from stackyard import cli_fleet
 
     _exit(cli_fleet.status(hosts, name, as_json=json))
 
 
 @task(
-    help={"hosts": HOSTS, "name": NAME, "job": "which of its jobs (the last)", "follow": "go on",
-          "json": JSON}
+    help={"hosts": HOSTS, "name": NAME, "follow": "go on", "on": ON, "site": SITE, "json": JSON,
+          "job": "which of its jobs (the last); with --on: its number on Slurm, its name on"
+          " Kubernetes"}
 )  # fmt: skip
 def logs(
     c: Context, hosts: str = "", name: str = "", job: str = "", follow: bool = False,
-    json: bool = False,
+    on: str = "", site: str = "", json: bool = False,
 ) -> None:  # fmt: skip
     """What a job's ranks have said, labelled by node and rank."""
+    if on or site:
+        from stackyard import cli_clusters
+
+        _exit(cli_clusters.logs(on, site, job, follow=follow, as_json=json))
+        return
     from stackyard import cli_fleet
 
     _exit(cli_fleet.logs(hosts, name, job, follow=follow, as_json=json))
@@ -327,9 +418,17 @@ def sync(
     )  # fmt: skip
 
 
-@task(help={"hosts": HOSTS, "name": NAME, "json": JSON})
-def stop(c: Context, hosts: str = "", name: str = "", json: bool = False) -> None:
-    """End what runs in a mesh, on every node; the mesh stays."""
+@task(help={"hosts": HOSTS, "name": NAME, "on": ON, "job": JOB, "site": SITE, "json": JSON})
+def stop(
+    c: Context, hosts: str = "", name: str = "", on: str = "", job: str = "", site: str = "",
+    json: bool = False,
+) -> None:  # fmt: skip
+    """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job."""
+    if on or job or site:
+        from stackyard import cli_clusters
+
+        _exit(cli_clusters.stop(on, site, job, as_json=json))
+        return
     from stackyard import cli_fleet
 
     _exit(cli_fleet.stop(hosts, name, as_json=json))

@@ -7,20 +7,19 @@ Owns what the arguments of these commands mean. Steps are `stackyard.fleet.runs`
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stackyard import commands, dockerfile
+from stackyard import commands, dockerfile, job_source
 from stackyard.catalog import choose
 from stackyard.cli import run as command_run
 from stackyard.cli import show_diagnoses
 from stackyard.console import Terminal
 from stackyard.errors import StackyardError, UsageError, shown
-from stackyard.examples import Example, Where, job_of, read_example
+from stackyard.examples import Example, Where
 from stackyard.fleet import runs, standing
 from stackyard.fleet.hosts import Fleet, from_names, matching, read_inventory
 from stackyard.fleet.jobs import JOBS, select
@@ -31,11 +30,10 @@ from stackyard.fleet.standing import Standing
 from stackyard.fleet.talk import Talk
 from stackyard.fleet_view import RunView, hosts_table, runs_table
 from stackyard.job import Job
-from stackyard.launch import LAUNCHERS
+from stackyard.job_source import Work, load_example, require_work
 from stackyard.project import ROOT, Project, load_project
 
 HOSTS_FILE = "hosts.yml"
-INSIDE = Path(standing.__file__).resolve().parent.parent / "inside"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +50,12 @@ class UpArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArguments:
+class RunArguments(Work):
     """What `invoke run` was given beside that."""
 
-    example: str = ""
-    words: tuple[str, ...] = ()
-    launcher: str = ""
     per_node: int = 1
-    settings: str = ""
     include: str = ""
     exclude: str = ""
-    save: str = ""
-    folder: str = ""
     detach: bool = False
     restarts: int = 0
 
@@ -151,7 +143,7 @@ def run(arguments: UpArguments, wanted: RunArguments, *, as_json: bool) -> int:
         fleet = load_fleet(arguments.hosts)
         asked = wanted_of(project, arguments)
         example = load_example(project.root, asked.stack, wanted.example)
-        _require_work(wanted, asked.stack, project.root)
+        require_work(wanted, asked.stack, project.root, f"invoke run {asked.stack}")
         with reached(fleet) as hosts:
             there, _ = standing.find(hosts.links)
             own = asked.run not in there
@@ -204,90 +196,30 @@ def _attempts(
     raise AssertionError
 
 
-def _require_work(wanted: RunArguments, stack: str, root: Path) -> None:
-    if bool(wanted.example) == bool(wanted.words):
-        known = ", ".join(example_names(root, stack)) or "none"
-        raise UsageError(
-            "say what is to run: either an example or a command",
-            why=f"examples of {stack}: {known}",
-            hint=f"invoke run {stack} --example NAME, or invoke run {stack} -- COMMAND",
-        )
-    if wanted.launcher and wanted.launcher not in LAUNCHERS:
-        hint = ", ".join(sorted(LAUNCHERS))
-        raise UsageError(f"there is no launcher {shown(wanted.launcher)!r}", hint=f"one of: {hint}")
-
-
-def example_names(root: Path, stack: str) -> list[str]:
-    """The examples of a stack."""
-    return sorted(path.stem for path in (root / "images" / stack / "examples").glob("*.yml"))
-
-
-def load_example(root: Path, stack: str, name: str) -> Example | None:
-    """An example of a stack; None when none was asked for.
-
-    Raises:
-        UsageError: the stack has none of that name.
-    """
-    if not name:
-        return None
-    choose("example", name, dict.fromkeys(example_names(root, stack)))
-    path = root / "images" / stack / "examples" / f"{name}.yml"
-    file = str(path.relative_to(root))
-    return read_example(path.read_text(encoding="utf-8"), file, stack, name)
-
-
-def example_files(root: Path, example: Example) -> dict[str, bytes]:
-    """The files that an example brings, by their place in the nodes."""
-    found: dict[str, bytes] = {}
-    for place, folder in example.files.items():
-        source = root / "images" / example.stack / folder
-        for path in sorted(source.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                found[f"{place}/{path.relative_to(source)}"] = path.read_bytes()
-        found[f"{place}/stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
-    return found
-
-
 def make_job(
     plan: StandingPlan, example: Example | None, wanted: RunArguments, nodes: int, per_node: int
 ) -> Job:
-    """What is to run, from an example or from the user's own command.
+    """What is to run in a mesh, from an example or from the user's own command.
 
     Raises:
         UsageError: the example does not fit.
     """
     name = f"{wanted.example or 'run'}-{time.strftime('%H%M%S')}"
-    device = "cuda" if any(node.gpus for node in plan.nodes) else "cpu"
     folder = f"{JOBS}/{name}"
-    common = {"name": name, "base": plan.base, "image": plan.image, "nodes": nodes,
-              "per_node": per_node, "device": device}  # fmt: skip
-    if example is None:
-        stack = load_project().definitions.stacks[plan.stack]
-        return Job(
-            stack=plan.stack,
-            program=wanted.words,
-            launcher=wanted.launcher or stack.smoke.launcher,
-            options=_settings(wanted.settings),
-            env={"DS_ACCELERATOR": "cpu"} if device == "cpu" else {},
-            folder=wanted.folder or "/root",
-            **common,  # type: ignore[arg-type]
-        )
-    where = Where(folder=folder, save=wanted.save or f"{folder}/checkpoints", **common)  # type: ignore[arg-type]
-    files = example_files(ROOT, example)
-    job = job_of(example, where, files, _settings(wanted.settings), wanted.words)
-    if wanted.launcher:
-        return Job(**{**vars(job), "launcher": wanted.launcher})
-    return job
-
-
-def _settings(text: str) -> dict[str, str]:
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.partition("=")
-        if not equals or not re.fullmatch(r"[a-z_][a-z0-9_]*", name.strip()):
-            raise UsageError(f"--set: {shown(part)!r} is no NAME=VALUE")
-        found[name.strip()] = value
-    return found
+    where = Where(
+        name=name,
+        base=plan.base,
+        image=plan.image,
+        nodes=nodes,
+        per_node=per_node,
+        device="cuda" if any(node.gpus for node in plan.nodes) else "cpu",
+        folder=folder,
+        save=wanted.save or f"{folder}/checkpoints",
+    )
+    usual = ""
+    if example is None and not wanted.launcher:
+        usual = load_project().definitions.stacks[plan.stack].smoke.launcher
+    return job_source.make_job(wanted, example, where, root=ROOT, stack=plan.stack, usual=usual)
 
 
 def _run(

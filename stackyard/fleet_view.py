@@ -31,7 +31,7 @@ class RunView:
 
     Args:
         everything: lines of all ranks; else those of rank 0 and of launchers, and of others only
-            what rank 0 does not say.
+            what no other rank has said lately.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RunView:
         self._colour = {n: COLOURS[i % len(COLOURS)] for i, n in enumerate(plan.names)}
         self._terminal, self._job = terminal, job
         self._bars: dict[int, Mapping[str, Any]] = {}
-        self._told = 0.0
+        self._told = -BAR_SECONDS
         self._live: Live | None = None
         self._everything = everything
         self.kept: list[Mapping[str, Any]] = []
@@ -62,9 +62,10 @@ class RunView:
 
     def line(self, entry: Mapping[str, Any]) -> None:
         """One line of a rank, or of a launcher."""
+        again = not self._everything and self._repeats(entry)
         self.kept = [*self.kept[-KEPT:], entry]
         self._terminal.tail = "\n".join(str(e["text"]) for e in self.kept[-200:])
-        if self._terminal.json:
+        if self._terminal.json or again:
             return
         if self._live is None:
             print(f"{self._label(entry)} {entry['text']}", flush=True)
@@ -72,6 +73,13 @@ class RunView:
         colour = self._colour.get(str(entry["node"]), "white")
         label, text = escape(self._label(entry)), escape(str(entry["text"]))
         self._live.console.print(f"[{colour}]{label}[/] {text}", soft_wrap=True)
+
+    def _repeats(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a rank says what another one has said."""
+        rank = entry.get("rank")
+        return bool(rank) and any(
+            e["text"] == entry["text"] and e.get("rank") not in (None, rank) for e in self.kept
+        )
 
     def _label(self, entry: Mapping[str, Any]) -> str:
         rank = entry.get("rank")
@@ -84,13 +92,13 @@ class RunView:
         if self._terminal.json:
             return
         first = self._bars[min(self._bars)]
-        more = f"  (and {len(self._bars) - 1} more ranks)" if len(self._bars) > 1 else ""
+        more = f"  (and {len(self._bars) - 1} more)" if len(self._bars) > 1 else ""
         text = f"{self._label(first)} {str(first['text']).strip()}{more}"
         if self._live is not None:
             from rich.text import Text
 
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif time.monotonic() - self._told > BAR_SECONDS:
+        elif time.monotonic() - self._told >= BAR_SECONDS:
             self._told = time.monotonic()
             print(text, flush=True)
 

@@ -46,12 +46,16 @@ def ssh_options(host: Host) -> list[str]:
         "-o", f"ServerAliveInterval={ALIVE_SECONDS}",
         "-o", "ServerAliveCountMax=3",
     ]  # fmt: skip
-    if host.config:
-        words = ["-F", str(Path(host.config).expanduser()), *words]
-    for flag, value in (("-l", host.user), ("-p", str(host.port or "")), ("-i", host.key)):
-        if value:
-            words += [flag, str(Path(value).expanduser()) if flag == "-i" else value]
-    return words
+    return [*_own_options(host), *words]
+
+
+def _own_options(host: Host) -> list[str]:
+    """What the inventory says of this host's login."""
+    paths = {"-F": host.config, "-i": host.key}
+    words = [w for flag, path in paths.items() if path
+             for w in (flag, str(Path(path).expanduser()))]  # fmt: skip
+    words += ["-l", host.user] if host.user else []
+    return [*words, "-p", str(host.port)] if host.port else words
 
 
 class Link:
@@ -122,7 +126,8 @@ class Link:
                         why=self._ssh.said or error.why,
                         hint=f"on {self.host.name}: systemctl start docker; the user who logs in"
                         " must be in the group docker (or root); `engine:` in hosts.yml names"
-                        " another socket",
+                        " another socket; its sshd must forward sockets"
+                        " (AllowStreamLocalForwarding)",
                     ) from error
         return self._engine
 
@@ -167,13 +172,18 @@ class Link:
 _SAYINGS = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed",
      "somebody else may be answering: ask who looks after {host}; if the machine was installed"
-     " anew, ssh-keygen -R {ssh}, then ssh {ssh} once and compare the fingerprint"),
-    ("Host key verification failed", "its host key is not known",
-     "ssh {ssh} once and compare the fingerprint it shows"),
+     " anew, ssh-keygen -R {known}, then {login} once and compare the fingerprint"),
     ("host key is known for", "its host key is not known",
-     "ssh {ssh} once and compare the fingerprint it shows"),
+     "{login} once and compare the fingerprint it shows"),
+    ("Host key verification failed", "its host key is not known",
+     "{login} once and compare the fingerprint it shows"),
+    ("onfiguration option", "your ssh configuration is wrong", "mend what ssh names above"),
+    ("Can't open user config file", "your ssh configuration is not there",
+     "`ssh_config:` in hosts.yml"),
+    ("Too many authentication failures", "the login is refused",
+     "ssh offers it too many keys: `key:` in hosts.yml, or IdentitiesOnly in ~/.ssh/config"),
     ("Permission denied", "the login is refused",
-     "ssh {ssh} must log in without a question: a key of yours in its authorized_keys, or `key:`"
+     "{login} must log in without a question: a key of yours in its authorized_keys, or `key:`"
      " and `user:` in hosts.yml"),
     ("Could not resolve hostname", "there is no such host name",
      "`address:` in hosts.yml, or an alias in ~/.ssh/config"),
@@ -181,17 +191,19 @@ _SAYINGS = (
     ("timed out", "it does not answer", "is {host} up, and reachable from here?"),
     ("No route to host", "it cannot be reached", "is {host} up, and reachable from here?"),
     ("Network is unreachable", "it cannot be reached", "is {host} up, and reachable from here?"),
-    ("administratively prohibited", "its sshd forwards no sockets",
-     "AllowStreamLocalForwarding yes in its sshd_config"),
+    ("kex_exchange_identification", "it closes the connection before the login",
+     "does its sshd run, has it room (MaxStartups), and does it take logins from here?"),
 )  # fmt: skip
 
 
 def explain(said: str, host: Host) -> tuple[str, str]:
     """What ssh's last words mean, and what to do."""
+    login = shlex.join(["ssh", *_own_options(host), host.ssh])
+    known = shlex.quote(f"[{host.ssh}]:{host.port}") if host.port not in (0, 22) else host.ssh
     for words, what, hint in _SAYINGS:
         if words in said:
-            return what, hint.format(host=host.name, ssh=host.ssh)
-    return "the login failed", f"try: ssh {host.ssh}"
+            return what, hint.format(host=host.name, login=login, known=known)
+    return "the login failed", f"try: {login}"
 
 
 @contextlib.contextmanager

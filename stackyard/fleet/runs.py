@@ -140,6 +140,41 @@ def unequal(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> 
     return found
 
 
+_CONFIG = 'f="${HF_HOME:-$HOME/.cache/huggingface}/accelerate/default_config.yaml"; ls "$f"'
+
+
+def remarks(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
+    """What a user should know before a job starts, and what to do about it."""
+    found = [
+        f"{line}; invoke sync brings the same files to all"
+        for line in unequal(hosts, run, job, nodes)
+    ]
+    if job.launcher == "accelerate":
+        first = run.plan.node(nodes[0])
+        engine = hosts.links[first.host].engine
+        there = engine.exec(run.containers[first.name], ["sh", "-c", _CONFIG], seconds=20)
+        if there.code == 0:
+            said = there.output.strip()
+            found.append(
+                f"{said} on {first.name} is not read: this run has a configuration of its own"
+            )
+    return found
+
+
+def require_valid(run: Standing, now: float) -> None:
+    """See that a mesh's certificates are still valid.
+
+    Raises:
+        MeshError: they are not.
+    """
+    if run.plan.until < now:
+        raise MeshError(
+            f"the certificates of run {run.plan.run} have ended",
+            why=time.strftime("they were valid until %d %b %H:%M", time.localtime(run.plan.until)),
+            hint=f"invoke down --name {run.plan.run}, then invoke up again (--days says how long)",
+        )
+
+
 def deliver(
     hosts: Reached, run: Standing, files: Mapping[str, bytes], names: tuple[str, ...]
 ) -> None:

@@ -26,7 +26,10 @@ from stackyard.process import last_lines
 
 PLAN_LABEL = "stackyard.standing"
 INSIDE = Path(nodes.__file__).resolve().parent / "inside"
-PROGRAMS = ("agent.py", "lease.py", "strays.py", "supervisor.py", "ranks.py", "compare.py")
+PROGRAMS = (
+    "agent.py", "lease.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
+    "members.py", "ranks.py", "compare.py",
+)  # fmt: skip
 PROGRAM_FOLDER = str(Path(PROGRAM).parent)
 SITE_FOLDER = f"{PROGRAM_FOLDER}/site"
 SHM_BYTES = 8 * 2**30

@@ -23,6 +23,8 @@ import strays  # type: ignore[import-not-found]
 
 # What one beat may carry: a rank that writes faster is read later, its file is the buffer.
 CHUNK_BYTES = 32 * 1024
+# What of that is still told of each rank when all is over; the whole of it stays in its file.
+LAST_BYTES = 256 * 1024
 LINE_BYTES = 4000
 BAR_SECONDS = 0.4
 JOINED = Path("/run/stackyard/joined")  # `node.py` looks for it
@@ -44,17 +46,28 @@ class Words:
 
     def read(self, limit: int) -> list[Said]:
         """What is new, up to `limit` bytes of it."""
+        return [*self._lines(self._take(limit)), *self._latest()]
+
+    def finish(self) -> list[Said]:
+        """The last that was written, whether a line break is at its end or not."""
+        found = []
+        with contextlib.suppress(OSError):
+            more = self._path.stat().st_size - self._offset - LAST_BYTES
+            if more > 0:
+                found.append(self._said(f"[{more} bytes are only in {self._path}]".encode()))
+                self._offset, self._rest = self._offset + more, b""
+        while data := self._take(CHUNK_BYTES):
+            found += self._lines(data)
+        text, self._rest = self._rest.strip(b"\r"), b""
+        return [*found, *(self._said(piece) for piece in _pieces(text) if piece.strip())]
+
+    def _take(self, limit: int) -> bytes:
         with contextlib.suppress(OSError), self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read(limit)
             self._offset += len(data)
-            return [*self._lines(data), *self._latest()]
-        return []
-
-    def finish(self) -> list[Said]:
-        """What was written without a line break at the end."""
-        text, self._rest = self._rest, b""
-        return [self._said(text)] if text.strip() else []
+            return data
+        return b""
 
     def _lines(self, data: bytes) -> list[Said]:
         found, self._rest = [], self._rest + data
@@ -67,10 +80,9 @@ class Words:
             else:
                 # A bar's last state ends with a plain line break: it stays.
                 self._bar = b""
-                found.append(self._said(text))
-        while len(self._rest) > LINE_BYTES:
-            found.append(self._said(self._rest[:LINE_BYTES]))
-            self._rest = self._rest[LINE_BYTES:]
+                found += [self._said(piece) for piece in _pieces(text)]
+        *whole, self._rest = _pieces(self._rest)
+        found += [self._said(piece) for piece in whole]
         return [entry for entry in found if entry["text"]]
 
     def _latest(self) -> list[Said]:
@@ -86,6 +98,18 @@ class Words:
     def _said(self, text: bytes) -> Said:
         shown = text[:LINE_BYTES].decode("utf-8", errors="replace").rstrip()
         return {"rank": self.rank, "text": shown}
+
+
+def _pieces(text: bytes) -> list[bytes]:
+    """A long text in pieces as long as a line may be; no character is cut in two."""
+    found = []
+    while len(text) > LINE_BYTES:
+        end = LINE_BYTES
+        while text[end] & 0xC0 == 0x80 and end > LINE_BYTES - 4:
+            end -= 1
+        found.append(text[:end])
+        text = text[end:]
+    return [*found, text]
 
 
 class Agent:
@@ -115,6 +139,8 @@ class Agent:
             self._folder, self._words, self._ranks, self._gone = Path(rest), {}, {}, set()
         elif command == "finish":
             self._pass_on(last=True)
+            for event in self._ended():
+                self._line.write(json.dumps(event))
             self._line.write(json.dumps({"finished": rest}))
         else:
             found = self._keeper.answer(text)
@@ -132,28 +158,26 @@ class Agent:
         return not self.resting and not self._line.lost(self._seconds)
 
     def _pass_on(self, *, last: bool = False) -> None:
-        said: list[Said] = []
         if self._folder is None:
             return
         paths = [p for p in sorted(self._folder.glob("rank*.log")) if p.stem[4:].isdigit()]
         for path in paths:
             words = self._words.setdefault(path, Words(path))
-            said += words.read(CHUNK_BYTES // len(paths))
-            if last:
-                said += [*words.read(CHUNK_BYTES), *words.finish()]
-        if said:
-            self._line.write(json.dumps({"said": said}))
+            said = words.finish() if last else words.read(CHUNK_BYTES // len(paths))
+            if said:
+                self._line.write(json.dumps({"said": said}))
         self._learn()
 
     def _learn(self) -> None:
         """Who the ranks of this node are."""
         assert self._folder is not None
-        for path in self._folder.glob("rank*.json"):
-            with contextlib.suppress(OSError, ValueError, KeyError):
+        for path in sorted(self._folder.glob("rank*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 found = json.loads(path.read_text())
-                if int(found["pid"]) not in self._ranks:
-                    self._ranks[int(found["pid"])] = found
-                    self._line.write(json.dumps({"event": "rank", **found}))
+                pid, rank = int(found["pid"]), int(found["rank"])
+                if pid not in self._ranks:
+                    self._ranks[pid] = {"pid": pid, "rank": rank}
+                    self._line.write(json.dumps({"event": "rank", "pid": pid, "rank": rank}))
 
     def _ended(self) -> list[Said]:
         """Ranks of this node that have ended since the last look, and how."""

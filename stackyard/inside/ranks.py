@@ -51,7 +51,8 @@ def main(words: Sequence[str]) -> int:
                 if rank.poll() is None:
                     rank.kill()
                     rank.wait()
-            return failed[0] % 256 if failed else 0
+            # A signal's number is told as shells do.
+            return (failed[0] if failed[0] > 0 else 128 - failed[0]) if failed else 0
         time.sleep(0.1)
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
 import time
 
 import pytest
@@ -14,6 +17,7 @@ from stackyard.engine import Engine
 from stackyard.job import Job
 from stackyard.nodes import SMOKE_FOLDER
 from stackyard.project import ROOT, load_project
+from tests.fleet.conftest import invoke
 from tests.fleet.slurm_cluster import (
     IMAGES,
     docker,
@@ -195,6 +199,64 @@ def test_a_job_trains_in_slurms_own_containers_and_can_be_cancelled(cluster, sub
     wait(lambda: running.processes() == [], 10 - (time.monotonic() - started))
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     assert running.on("node1", "find", f"{ROOTFS}{SMOKE_FOLDER}", "-name", "*.py") == ""
+
+
+# Through the command line, as a user would
+
+
+@pytest.fixture
+def words(cluster, monkeypatch):
+    """What follows `invoke export slurm fairseq` and `invoke run fairseq --on slurm`, and --out."""
+    _, running, _ = cluster
+    monkeypatch.setenv("PATH", f"{running.commands}:{os.environ['PATH']}")
+    site = running.shared / "site.yml"
+    site.write_text("slurm: {minutes: 5, join_seconds: 60, runtime: filesystem}\n")
+    return ["--example", "lm-ddp", "--nodes", "2", "--gpus", "0", "--site", str(site), "--out"]
+
+
+def logged_losses(log):
+    """Of the first rank that fairseq let speak."""
+    return [float(value) for value in re.findall(r" loss=([0-9.]+)", log)]
+
+
+@in_one_cluster
+def test_an_exported_example_trains_over_two_nodes(cluster, words):
+    _, running, _ = cluster
+    folder = running.shared / "exported"
+    invoke("export", "slurm", "fairseq", *words, str(folder), "--set", "updates=40,log_every=1")
+    folder.chmod(0o777)
+    found, log = finished(slurm_client.submit(folder))
+    assert (found.state, found.code) == ("done", 0), log[-3000:]
+    assert "'distributed_world_size': 2" in log
+    assert {"node1", "node2"} == set(re.findall(r"stackyard: (node\d): address ", log))
+    found_losses = logged_losses(log)
+    assert len(found_losses) >= 35
+    assert found_losses[-1] < 0.7 * found_losses[0]
+
+
+@in_one_cluster
+def test_a_run_that_is_interrupted_is_cancelled_and_leaves_nothing(cluster, words):
+    _, running, _ = cluster
+    folder = running.shared / "attached"
+    line = [ROOT / ".venv/bin/invoke", "run", "fairseq", "--on", "slurm", "--set"]
+    line += [f"updates={ENDLESS},log_every=1", *words, folder]
+    # The job's user, who is not who types here, writes the log.
+    with subprocess.Popen(line, cwd=ROOT, umask=0, text=True, stdout=subprocess.PIPE) as typed:
+        try:
+            said = ""
+            for part in typed.stdout:
+                said += part
+                if len(logged_losses(said)) > 3:
+                    break
+            assert len(logged_losses(said)) > 3, said
+            assert {line.split(":")[0] for line in running.processes()} == {"node1", "node2"}
+        finally:
+            typed.send_signal(signal.SIGINT)
+        typed.communicate(timeout=60)
+    assert typed.returncode == 130
+    wait(lambda: running.processes() == [], 10)
+    assert not folder.exists()
+    assert running.on("ctl", "squeue", "-h") == ""
 
 
 # What does not depend on the stack is tried with one of them, and a program that starts fast

@@ -34,6 +34,9 @@ OPTION_CASES = {
 }
 
 
+OPTION_FILES = [f"{case}.txt" for case in OPTION_CASES]
+
+
 def on_gpus(nodes, stage):
     takes = ((0, 1),) if nodes == 1 else ((0,), (1,))
     changes = {"device": "cuda", "per_node": 2 // nodes, "gpus": takes}

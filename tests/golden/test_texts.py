@@ -5,5 +5,10 @@ from tests.golden.conftest import HERE
 
 
 def test_no_golden_file_is_left_over():
-    wanted = {*test_launch.FILES, *test_launch.GPU_FILES, *test_mesh.FILES}
+    wanted = {
+        *test_launch.FILES,
+        *test_launch.GPU_FILES,
+        *test_launch.OPTION_FILES,
+        *test_mesh.FILES,
+    }
     assert {path.name for path in HERE.iterdir() if path.suffix == ".txt"} == wanted

@@ -29,23 +29,24 @@ ORDER = [
     # Run --> raw logs --judge--> Outcome --> report
     "placement", "access", "nccl", "checks", "doctor",
     "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
-    "examples", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
     # jobs as objects and scripts of engines that are there already
     "clusters",
     "clusters.kubernetes_yaml", "clusters.kubernetes_site", "clusters.kubernetes_start",
     "clusters.kubernetes_pod", "clusters.kubernetes", "clusters.kubernetes_state",
-    "clusters.slurm_site", "clusters.slurm", "clusters.slurm_state",
+    "clusters.slurm_site", "clusters.slurm", "clusters.slurm_state", "site_file",
     # the edges
     "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "follow", "warden",
     "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
-    "clusters.kubernetes_client", "clusters.slurm_client",
+    "clusters.kubernetes_client", "clusters.slurm_client", "cluster_engine",
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
     # machines over ssh, and runs that live on several of them
-    "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs", "fleet.inspect",
+    "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
+    "fleet.inspect",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_fleet",
+    "fleet_view", "cli_fleet", "cluster_job", "cli_clusters",
 ]  # fmt: skip
 
 PURE = [
@@ -57,7 +58,7 @@ PURE = [
     "nccl", "read_smoke", "doctor", "outcome", "image", "report", "page", "archive", "template",
     "positional", "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
-    "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state",
+    "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
     "examples", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "launch.plain",
     "launch.each",
 ]  # fmt: skip
@@ -65,6 +66,8 @@ PURE = [
 # The one module that may import each.
 ALONE = {"subprocess": "process", "docker": "engine", "jinja2": "template"}
 WORLD = {"docker", "subprocess", "time", "datetime"}
+# Programs in nodes import each other by their own names.
+BESIDE = {"strays", "lease", "job", "client", "launcher", "members"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip
@@ -223,7 +226,7 @@ def beyond_the_library(package):
     found = []
     for name, source in package.items():
         # What lies beside a program in the image is there for it, too.
-        others = foreign(source) - set(sys.stdlib_module_names) - {"strays", "lease"}
+        others = foreign(source) - set(sys.stdlib_module_names) - BESIDE
         own = {"stackyard"} if any(m.startswith("stackyard") for m, _ in _named(source)) else set()
         found += [f"{name} imports {other}" for other in sorted(others | own)]
     return found

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 import tarfile
 import threading
@@ -109,3 +110,36 @@ def test_a_second_installation_does_not_replace_the_first(root, monkeypatch):
     with pytest.raises(OSError, match="File exists"):
         node.install()
     assert (root / "mesh" / "port").read_bytes() == b"1\n"
+
+
+@pytest.fixture
+def forked(monkeypatch, root):
+    """The process beside a node's program, without a fork: its clock, and what it killed."""
+    root.mkdir()
+    now, killed = [0.0], []
+    monkeypatch.setattr(node, "JOINED", root / "joined")
+    monkeypatch.setattr(node.os, "fork", lambda: 0)
+    monkeypatch.setattr(node.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(node.os, "_exit", lambda code: None)
+    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now, killed
+
+
+def test_a_node_that_nobody_joins_ends_its_container_after_its_time(forked):
+    now, killed = forked
+    node.end_unless_joined(30)
+    assert killed == [(1, signal.SIGTERM)]
+    assert 30 <= now[0] <= 31
+
+
+def test_a_node_that_is_joined_stays(forked, root):
+    (root / "joined").touch()
+    node.end_unless_joined(30)
+    assert forked[1] == []
+
+
+def test_the_nodes_own_program_goes_on_beside_it(monkeypatch):
+    monkeypatch.setattr(node.os, "fork", lambda: 7)
+    monkeypatch.setattr(node.os, "_exit", lambda code: pytest.fail("ended"))
+    assert node.end_unless_joined(0) is None

@@ -61,6 +61,8 @@ def _hidden() -> None:
 
 
 _folder, _rank = os.environ.get("STACKYARD_LOGS", ""), os.environ.get("RANK", "")
-if _folder and _rank.isdigit() and not os.environ.get("STACKYARD_RANK_PID"):
-    _take_over(_folder, int(_rank))
+if _folder and _rank.isdecimal() and not os.environ.get("STACKYARD_RANK_PID"):
+    # A full disk is no reason for a training not to start: its words stay with its launcher's.
+    with contextlib.suppress(OSError):
+        _take_over(_folder, int(_rank))
 _hidden()

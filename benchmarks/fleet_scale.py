@@ -1,0 +1,123 @@
+"""A run over hosts by its number of nodes: up, asked, one command everywhere, down.
+
+Three emulated hosts (containers with an engine and an sshd of their own, tests/fleet) share this
+machine; each gets a third of the nodes. So engines, logins and handshakes share its cores: what is
+seen is an upper bound for as many real hosts. By hand: `docker run -d` over ssh on each host, one
+after another as a shell loop does it, without keys, checks or anything that joins the nodes.
+
+    benchmarks/run fleet_scale [--nodes 3 6 12 24 48]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.common import Measured, Panel
+from stackyard import process
+from stackyard.console import Terminal
+from stackyard.engine import Engine
+from tests.fleet import emulated
+
+COUNTS = (3, 6, 12, 24, 48)
+HOSTS = ("study", "train", "depot")
+IMAGE = "stackyard/megatron:cpu"
+UP, STATUS, EACH, DOWN = "up", "status", "run on every node", "down"
+BARE = "docker run -d over ssh"
+
+
+def spread(yard: emulated.Yard, count: int) -> emulated.Yard:
+    """The same hosts with as many nodes in all."""
+    share = count // len(HOSTS)
+    text = (yard.folder / "hosts.yml").read_text(encoding="utf-8")
+    folder = yard.folder / f"of-{count}"
+    folder.mkdir(exist_ok=True)
+    text = text.replace("defaults:\n", f"defaults:\n  nodes: {share}\n")
+    (folder / "hosts.yml").write_text(text, encoding="utf-8")
+    return emulated.Yard(folder=folder, hosts=yard.hosts)
+
+
+def one(yard: emulated.Yard, count: int) -> dict[str, float]:
+    """Seconds of each command at one size."""
+    at, found, name = spread(yard, count), {}, f"scale-{secrets.token_hex(3)}"
+
+    def timed(what: str, *words: str) -> str:
+        started = time.monotonic()
+        said = at.invoke(*words, seconds=580).stdout
+        found[what] = round(time.monotonic() - started, 2)
+        return str(said)
+
+    up = json.loads(timed(UP, "up", "megatron", "--gpus", "0", "--name", name, "--json"))
+    assert len(up["nodes"]) == count
+    try:
+        timed(STATUS, "status", "--name", name)
+        words = ["run", "megatron", "--name", name, "--launcher", "each"]
+        said = timed(EACH, *words, "--", "hostname")
+        names = {line.partition("|")[2].strip() for line in said.splitlines() if "|" in line}
+        assert {node["name"] for node in up["nodes"]} <= names
+    finally:
+        timed(DOWN, "down", "--name", name)
+    assert at.left() == {}
+    return found
+
+
+def bare(yard: emulated.Yard, count: int) -> float:
+    """Seconds of as many containers by hand."""
+    config = str(yard.folder / "ssh_config")
+    started = time.monotonic()
+    for number in range(count):
+        host = yard.hosts[HOSTS[number % len(HOSTS)]]
+        remote = f"docker run -d --rm --network host --entrypoint sleep {IMAGE} 3600"
+        process.run(["ssh", "-F", config, host.address, remote], timeout=120)
+    seconds = time.monotonic() - started
+    for host in yard.hosts.values():
+        host.run("sh", "-c", "docker rm -f $(docker ps -q)")
+    return round(seconds, 2)
+
+
+def summarise(runs: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Measured:
+    """The curves."""
+    sides = (UP, BARE, STATUS, EACH, DOWN)
+    series = {
+        side: [[r[side] for r in runs if r["nodes"] == count and side in r] for count in counts]
+        for side in sides
+    }
+    return Measured(
+        title="A run over three emulated hosts on one machine, by its number of nodes",
+        runs=runs,
+        panels=[Panel(title="seconds by nodes", unit="s", x=list(counts), series=series)],
+        verdicts=[],
+    )
+
+
+def measure(counts: Sequence[int]) -> Callable[[Terminal, Engine], Measured]:
+    """The benchmark."""
+
+    def measured(terminal: Terminal, engine: Engine) -> Measured:
+        runs: list[dict[str, Any]] = []
+        with tempfile.TemporaryDirectory(prefix="fleet-scale-") as name:
+            folder = Path(name)
+            with emulated.hosts(HOSTS, [IMAGE], folder) as found:
+                yard = emulated.Yard(folder=folder, hosts={host.name: host for host in found})
+                for count in counts:
+                    run: dict[str, Any] = {"nodes": count, **one(yard, count)}
+                    run[BARE] = bare(yard, count)
+                    terminal.done(f"{count} nodes", json.dumps(run))
+                    runs.append(run)
+        return summarise(runs, counts)
+
+    return measured
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=list(COUNTS))
+    sys.exit(common.main("fleet_scale", measure(parser.parse_args().nodes)))

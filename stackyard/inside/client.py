@@ -1,0 +1,145 @@
+"""A controller and its supervisor: the two ends of the socket between them.
+
+Owns the lines on it. What requests mean is `supervisor.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import job  # type: ignore[import-not-found]  # it lies beside this file
+
+SOCKET = Path("/run/stackyard/supervisor.sock")
+CHUNK_BYTES = 256 * 1024
+CONNECT_SECONDS = 30.0
+Value = dict[str, object]
+
+
+class Client:
+    """A controller at the other end of a connection.
+
+    Attributes:
+        attached: a training that hears of it goes on; so does the mesh, if somebody owns it.
+        following: the job whose log it is sent, and from where on.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.closed = False
+        self.attached = False
+        self.following: tuple[job.Job, int] | None = None
+        self._in, self._out = b"", b""
+
+    def read(self) -> list[Value]:
+        """Whole requests that have come."""
+        try:
+            data = self.connection.recv(65536)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.closed = True
+            return []
+        *lines, self._in = (self._in + data).split(b"\n")
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    found.append(value)
+        return found
+
+    def say(self, **event: object) -> None:
+        """Send an event, now or when the other end takes it."""
+        self._out += json.dumps(event, ensure_ascii=False).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is waiting, as far as it goes."""
+        while self._out:
+            try:
+                sent = self.connection.send(self._out)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.closed = True
+                return
+            self._out = self._out[sent:]
+
+    def serve(self) -> None:
+        """Send a follower what has been written meanwhile, and the end when it has all."""
+        self.flush()
+        while self.following and not self.full and not self.closed:
+            followed, at = self.following
+            found, at_end = job.entries(followed.log, at)
+            if at_end != at:
+                self.following = (followed, at_end)
+                self.say(event="log", job=followed.name, lines=found, next=at_end)
+            elif followed.state == "ended":
+                self.following = None
+                self.say(event="ended", job=followed.value())
+            else:
+                break
+
+    @property
+    def full(self) -> bool:
+        """Whether the other end is behind."""
+        return len(self._out) > CHUNK_BYTES
+
+
+def listen() -> socket.socket:
+    """The supervisor's socket, for the node's own user only."""
+    with contextlib.suppress(FileNotFoundError):
+        SOCKET.unlink()
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    server.bind(str(SOCKET))
+    os.umask(previous)
+    server.listen(64)
+    server.setblocking(False)
+    return server
+
+
+def talk() -> None:
+    """Pass lines between our input and output and the supervisor's socket, until one ends."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection.connect(str(SOCKET))
+            break
+        except OSError as error:
+            if time.monotonic() > end:
+                raise SystemExit(f"no supervisor answers in this node: {error}") from error
+            time.sleep(0.05)
+    targets = {0: connection.fileno(), connection.fileno(): 1}
+    copies = {source: _copied(source, targets) for source in targets}
+    with selectors.DefaultSelector() as selector:
+        for source in targets:
+            selector.register(source, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                try:
+                    next(copies[key.fd])
+                except (StopIteration, OSError):
+                    return
+
+
+def _copied(source: int, targets: dict[int, int]) -> Iterator[bool]:
+    while True:
+        data = os.read(source, 65536)
+        if not data:
+            return
+        view = memoryview(data)
+        while view:
+            view = view[os.write(targets[source], view) :]
+        yield True

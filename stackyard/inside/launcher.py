@@ -1,0 +1,101 @@
+"""The command of one step of a training: a process of the first node, and what it says.
+
+Owns that process. Where its words go is `supervisor.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+# What has no line break is told in pieces as long as this.
+LINE_BYTES = 4000
+READ_BYTES = 64 * 1024
+# What is still in its pipe when it ends is less; what goes on writing there is not waited for.
+LAST_READS = 32
+
+
+class Launcher:
+    """A command that runs in a group of its own.
+
+    Args:
+        say: is given each line of its output that is not empty.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: str,
+        env: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        say: Callable[[str], None],
+    ) -> None:
+        self._selector, self._say, self._rest = selector, say, b""
+        self._child = subprocess.Popen(
+            list(words), cwd=folder, env=dict(env), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        assert self._child.stdout is not None
+        self._output = self._child.stdout
+        os.set_blocking(self._output.fileno(), False)
+        selector.register(self._output, selectors.EVENT_READ, self._hear)
+
+    def _hear(self) -> None:
+        data = self._read()
+        if data is not None:
+            self._take(data)
+            if not data:
+                self._close()
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._output.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        while len(self._rest) > LINE_BYTES:
+            lines.append(self._rest[:LINE_BYTES])
+            self._rest = self._rest[LINE_BYTES:]
+        for line in lines:
+            self._tell(line)
+
+    def _tell(self, line: bytes) -> None:
+        text = line.decode("utf-8", errors="replace").rstrip()
+        if text:
+            self._say(text)
+
+    def _close(self) -> None:
+        if not self._output.closed:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._output)
+            self._output.close()
+            last, self._rest = self._rest, b""
+            self._tell(last)
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """SIGKILL its group, unless it has ended."""
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    def finish(self) -> None:
+        """Take its last words and wait for it, though what it started may still hold its output."""
+        for _ in range(LAST_READS):
+            if self._output.closed or not (data := self._read()):
+                break
+            self._take(data)
+        self._close()
+        self._child.wait()

@@ -1,0 +1,125 @@
+"""The nodes of a mesh as its supervisor hears them: an agent at the end of a line to each.
+
+Owns who has joined, who is lost, and questions to all nodes at once. What nodes tell otherwise, and
+what follows from it, is `supervisor.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+from collections.abc import Callable, Iterable
+
+import lease  # type: ignore[import-not-found]  # it lies beside this file
+
+Value = dict[str, object]
+Answers = dict[str, list[object]]
+
+
+class Members:
+    """The lines to all nodes.
+
+    Args:
+        seconds: a node that is not heard for as long is lost.
+        take: is given what a node tells: its name, and a value.
+        gone: is told once of each node that is lost, and why.
+
+    Attributes:
+        lost: nodes that are gone, and why.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        selector: selectors.BaseSelector,
+        take: Callable[[str, Value], None],
+        gone: Callable[[str, str], None],
+    ) -> None:
+        self._seconds, self._selector = seconds, selector
+        self._take, self._gone = take, gone
+        self._lines: dict[str, lease.Line] = {}
+        self._wanted: dict[str, tuple[Answers, Callable[[Answers], None]]] = {}
+        self._number = 0
+        self.joined: set[str] = set()
+        self.lost: dict[str, str] = {}
+
+    def add(self, node: str, line: lease.Line) -> None:
+        """Hear a node from now on."""
+        self._lines[node] = line
+        self._selector.register(line.source, selectors.EVENT_READ, lambda: self._hear(node))
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._lines
+
+    @property
+    def living(self) -> set[str]:
+        """Nodes that are not lost."""
+        return set(self._lines) - set(self.lost)
+
+    def tell(self, text: str, nodes: Iterable[str]) -> None:
+        """Send a line to nodes."""
+        for node in nodes:
+            self._lines[node].write(text)
+
+    def ask(self, command: str, then: Callable[[Answers], None]) -> None:
+        """Ask all nodes the same; their answers come when those that are not lost have given them.
+
+        Args:
+            command: `list` or `kill`.
+        """
+        self._number += 1
+        number = str(self._number)
+        self._wanted[number] = ({}, then)
+        self.tell(f"{command} {number}", self.living)
+        self._complete(number)
+
+    def beat(self) -> None:
+        """Let every node hear us, and notice those that are not heard."""
+        for node in self._lines:
+            if node not in self.lost:
+                self._lines[node].write("beat")
+                self._see(node)
+
+    def _hear(self, node: str) -> None:
+        line = self._lines[node]
+        for text in line.read():
+            if text == "beat":
+                self.joined.add(node)
+                continue
+            try:
+                value = json.loads(text)
+            except ValueError:
+                line.said = text.strip()[:200]  # what ssh says when it fails
+                continue
+            if not isinstance(value, dict):
+                line.said = text.strip()[:200]
+            elif "answer" in value:
+                self._answered(node, value)
+            else:
+                self._take(node, value)
+        if line.closed:
+            self._selector.unregister(line.source)
+            self._see(node)
+
+    def _answered(self, node: str, value: Value) -> None:
+        number = str(value["answer"])
+        if number in self._wanted:
+            self._wanted[number][0][node] = list(value["found"])  # type: ignore[call-overload]
+            self._complete(number)
+
+    def _complete(self, number: str) -> None:
+        if number in self._wanted and set(self._wanted[number][0]) >= self.living:
+            answers, then = self._wanted.pop(number)
+            then(answers)
+
+    def _see(self, node: str) -> None:
+        """Notice a node that is gone."""
+        if node in self.lost:
+            return
+        joined = node in self.joined
+        why = self._lines[node].lost(self._seconds if joined else lease.JOIN_SECONDS)
+        if why:
+            self.lost[node] = why
+            for number in list(self._wanted):
+                self._complete(number)
+            self._gone(node, why)

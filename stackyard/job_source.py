@@ -1,0 +1,153 @@
+"""What is to run, from the command line's words: an example of a stack, or the user's own command.
+
+Owns the part of a command line that says what a job is, whatever runs it, and reading an example's
+files. It must not know where a job runs: hosts, Slurm and Kubernetes take the same `Job`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stackyard.catalog import choose
+from stackyard.errors import UsageError, shown
+from stackyard.examples import Example, Where, job_of, read_example
+from stackyard.job import Job
+from stackyard.launch import CHOICES, LAUNCHERS, wrong_options
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the command line says is to run.
+
+    Attributes:
+        example: a training that comes with the stack; or else
+        words: a command of the user's.
+        launcher: by which ranks are started; empty for the example's or the stack's own.
+        settings: `NAME=VALUE,...`: values of the example, or options of the launcher.
+        save: folder of checkpoints in the nodes.
+        folder: working directory of a command in the nodes.
+    """
+
+    example: str = ""
+    words: tuple[str, ...] = ()
+    launcher: str = ""
+    settings: str = ""
+    save: str = ""
+    folder: str = ""
+
+
+def require_work(work: Work, stack: str, root: Path, typed: str) -> None:
+    """Refuse a command line that names nothing to run, or what no stack has.
+
+    Args:
+        typed: how the command begins, for what to type instead.
+
+    Raises:
+        UsageError: nothing is to run, or by a launcher that there is not.
+    """
+    if bool(work.example) == bool(work.words):
+        known = ", ".join(example_names(root, stack)) or "none"
+        raise UsageError(
+            "say what is to run: either an example or a command",
+            why=f"examples of {stack}: {known}",
+            hint=f"{typed} --example NAME, or {typed} -- COMMAND",
+        )
+    if work.launcher and work.launcher not in LAUNCHERS:
+        hint = ", ".join(sorted(LAUNCHERS))
+        raise UsageError(f"there is no launcher {shown(work.launcher)!r}", hint=f"one of: {hint}")
+
+
+def example_names(root: Path, stack: str) -> list[str]:
+    """The examples of a stack."""
+    return sorted(path.stem for path in (root / "images" / stack / "examples").glob("*.yml"))
+
+
+def load_example(root: Path, stack: str, name: str) -> Example | None:
+    """An example of a stack; None when none was asked for.
+
+    Raises:
+        UsageError: the stack has none of that name.
+        DefinitionError: it is wrong.
+    """
+    if not name:
+        return None
+    choose("example", name, dict.fromkeys(example_names(root, stack)))
+    path = root / "images" / stack / "examples" / f"{name}.yml"
+    file = str(path.relative_to(root))
+    return read_example(path.read_text(encoding="utf-8"), file, stack, name)
+
+
+def example_files(root: Path, example: Example) -> dict[str, bytes]:
+    """The files that an example brings, by their place in the nodes."""
+    found: dict[str, bytes] = {}
+    for place, folder in example.files.items():
+        source = root / "images" / example.stack / folder
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[f"{place}/{path.relative_to(source)}"] = path.read_bytes()
+        found[f"{place}/stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
+    return found
+
+
+def make_job(
+    work: Work, example: Example | None, where: Where, *, root: Path, stack: str, usual: str
+) -> Job:
+    """What is to run, as a job.
+
+    Args:
+        usual: the launcher of a command for which none is named.
+
+    Raises:
+        UsageError: the example does not fit, or an option is none of the launcher's.
+    """
+    settings = parse_settings(work.settings)
+    if example is None:
+        return _command_job(work, where, stack, work.launcher or usual, settings)
+    job = job_of(example, where, example_files(root, example), settings)
+    if not work.launcher or work.launcher == job.launcher:
+        return job
+    known = CHOICES.get(work.launcher, {})
+    options = {name: value for name, value in job.options.items() if name in known}
+    return replace(job, launcher=work.launcher, options=options)
+
+
+def _command_job(
+    work: Work, where: Where, stack: str, launcher: str, options: Mapping[str, str]
+) -> Job:
+    wrong = wrong_options(launcher, options)
+    if wrong:
+        raise UsageError(f"{launcher}: {'; '.join(wrong)}", hint="correct --set NAME=VALUE,...")
+    return Job(
+        name=where.name,
+        stack=stack,
+        base=where.base,
+        image=where.image,
+        nodes=where.nodes,
+        per_node=where.per_node,
+        device=where.device,
+        program=work.words,
+        env={"DS_ACCELERATOR": "cpu"} if where.device == "cpu" else {},
+        folder=work.folder or "/root",
+        launcher=launcher,
+        options=options,
+    )
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """The values of `--set NAME=VALUE,...`.
+
+    Raises:
+        UsageError: a part of it is something else.
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_][a-z0-9_]*", name.strip()):
+            raise UsageError(f"--set: {shown(part)!r} is no NAME=VALUE")
+        found[name.strip()] = value
+    return found

@@ -1,0 +1,12 @@
+"""Programs of nodes import what lies beside them by their own names: here these are known, too."""
+
+import importlib
+import sys
+
+# Each after those that it imports itself.
+for name in ("strays", "lease", "job", "client", "launcher", "members"):
+    sys.modules.setdefault(name, importlib.import_module(f"stackyard.inside.{name}"))
+
+from stackyard.inside import agent, supervisor  # noqa: E402
+
+__all__ = ["agent", "supervisor"]
