@@ -189,6 +189,7 @@ def doctor(
         "gpus": "0: CPU ranks; else the GPUs that the hosts' entries name",
         "network": "host, or a network that spans the hosts (an overlay), by name",
         "lease": LEASE,
+        "days": "how long its certificates last (7)",
         "json": JSON,
     },
 )
@@ -201,13 +202,15 @@ def up(
     gpus: int = -1,
     network: str = "host",
     lease: float = 60.0,
+    days: float = 7.0,
     json: bool = False,
 ) -> None:
     """Start a mesh of nodes on hosts; it stands until `invoke down`."""
     from stackyard import cli_fleet
 
     given = cli_fleet.UpArguments(
-        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, network=network, lease=lease
+        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, network=network, lease=lease,
+        days=days,
     )
     _exit(cli_fleet.up(given, as_json=json))
 

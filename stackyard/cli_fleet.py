@@ -47,6 +47,7 @@ class UpArguments:
     gpus: int = -1
     network: str = HOST_NETWORK
     lease: float = 60.0
+    days: float = 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,8 @@ def wanted_of(project: Project, arguments: UpArguments) -> Wanted:
     base = project.definitions.bases[choose("base", base_name, project.definitions.bases)]
     if arguments.gpus == 0 and base.device != "cpu":
         raise UsageError(f"base {base.name} is for GPUs, --gpus 0 asks for CPU ranks")
+    if not 0 < arguments.days <= 90:
+        raise UsageError("--days must be more than 0 and at most 90")
     if arguments.lease < 2:
         raise UsageError("--lease must be at least 2 seconds")
     return Wanted(
@@ -132,6 +135,7 @@ def wanted_of(project: Project, arguments: UpArguments) -> Wanted:
         images={},
         network=arguments.network,
         lease=arguments.lease,
+        keep_seconds=int(arguments.days * 86400),
     )
 
 
@@ -239,8 +243,9 @@ def _run(
     selection = select(plan, wanted.per_node, wanted.include, left_out)
     per_node = max(len(slots) for slots in selection.slots.values())
     job = make_job(plan, example, wanted, len(selection.nodes), per_node)
-    for line in runs.unequal(hosts, mesh, job, selection.nodes):
-        terminal.note(f"{line}; invoke sync brings the same files to all")
+    runs.require_valid(mesh, time.time())
+    for remark in runs.remarks(hosts, mesh, job, selection.nodes):
+        terminal.note(remark)
     talk = standing.connect(hosts.links, mesh)
     if own:
         talk.send("own", lease=lease)
@@ -251,7 +256,8 @@ def _run(
                       f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
         if wanted.detach:
             return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
-        with RunView(plan, job.name, terminal) as view:
+        log = ROOT / "reports" / "runs" / plan.run / f"{job.name}.log"
+        with RunView(plan, job.name, terminal, log=log) as view:
             watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note, step=view.step)
             follower = Follower(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
@@ -279,6 +285,8 @@ def _stop(talk: Talk, job: str) -> None:
 def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[Any, int]:
     job = ended.job
     value = {"outcome": "passed" if ended.passed else "failed", "lost": ended.lost, **job}
+    if not wanted.detach:
+        terminal.note(f"every line is in reports/runs, in {job['name']}.log")
     if wanted.detach:
         terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
         return {**value, "outcome": "running"}, 0

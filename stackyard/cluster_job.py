@@ -69,9 +69,14 @@ def require_engine(name: str) -> str:
     Raises:
         UsageError: there is none of that name.
     """
+    if not name:
+        raise UsageError(
+            "no cluster is named, and some of what was typed is for one",
+            hint="add --on slurm or --on kubernetes, or leave out --nodes, --site, --image, --out"
+            " and (but for logs) --job",
+        )
     if name not in ENGINES:
-        what = f"{shown(name)!r} is not a cluster's engine" if name else "no cluster is named"
-        raise UsageError(what, why=nearest(name, ENGINES), hint="--on slurm or --on kubernetes")
+        raise UsageError(f"{shown(name)!r} is not an engine", why=nearest(name, ENGINES))
     return name
 
 

@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
 from rich.table import Table
@@ -30,13 +31,22 @@ class RunView:
     """The lines of one job as they come; a context, so that the bar is taken away at the end.
 
     Args:
+        log: a file that every line goes to as well.
         everything: lines of all ranks; else those of rank 0 and of launchers, and of others only
             what no other rank has said lately.
     """
 
     def __init__(
-        self, plan: StandingPlan, job: str, terminal: Terminal, *, everything: bool = False
+        self,
+        plan: StandingPlan,
+        job: str,
+        terminal: Terminal,
+        *,
+        everything: bool = False,
+        log: Path | None = None,
     ) -> None:
+        self._log = log
+        self._file: TextIO | None = None
         self._width = max(len(name) for name in plan.names) + 4
         self._colour = {n: COLOURS[i % len(COLOURS)] for i, n in enumerate(plan.names)}
         self._terminal, self._job = terminal, job
@@ -47,6 +57,9 @@ class RunView:
         self.kept: list[Mapping[str, Any]] = []
 
     def __enter__(self) -> RunView:
+        if self._log is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._log.open("a", encoding="utf-8")
         if sys.stdout.isatty() and not self._terminal.json:
             from rich.console import Console
             from rich.live import Live
@@ -59,11 +72,15 @@ class RunView:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._file is not None:
+            self._file.close()
 
     def line(self, entry: Mapping[str, Any]) -> None:
         """One line of a rank, or of a launcher."""
         again = not self._everything and self._repeats(entry)
         self.kept = [*self.kept[-KEPT:], entry]
+        if self._file is not None:
+            self._file.write(f"{self._label(entry)} {entry['text']}\n")
         self._terminal.tail = "\n".join(str(e["text"]) for e in self.kept[-200:])
         if self._terminal.json or again:
             return

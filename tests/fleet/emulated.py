@@ -203,6 +203,7 @@ def seed(image: str, images: Sequence[str]) -> Path:
     place = Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", made))
     if (place / "seed.done").exists():
         return place
+    _drop_old_seeds(volume)
     shutil.rmtree(place / "seed", ignore_errors=True)
     (place / "seed").mkdir()
     name = f"{LABEL}-seed-{secrets.token_hex(4)}"
@@ -222,6 +223,14 @@ def seed(image: str, images: Sequence[str]) -> Path:
         shutil.rmtree(place / "seed" / folder, ignore_errors=True)
     (place / "seed.done").touch()
     return place
+
+
+def _drop_old_seeds(keep: str) -> None:
+    """Remove what was made for other images and no host uses: gigabytes each."""
+    for volume in docker("volume", "ls", "-q", "--filter", f"label={LABEL}").split():
+        place = Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume))
+        if volume != keep and {path.name for path in place.iterdir()} <= {"seed", "seed.done"}:
+            docker("volume", "rm", volume, check=False)
 
 
 def _start(name: str, image: str, data: Path, more: Sequence[str]) -> None:

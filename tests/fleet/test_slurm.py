@@ -225,7 +225,7 @@ def test_an_exported_example_trains_over_two_nodes(cluster, words):
     folder = running.shared / "exported"
     invoke("export", "slurm", "fairseq", *words, str(folder), "--set", "updates=40,log_every=1")
     folder.chmod(0o777)
-    found, log = finished(slurm_client.submit(folder))
+    found, log = finished(slurm_client.submit(folder), 180)
     assert (found.state, found.code) == ("done", 0), log[-3000:]
     assert "'distributed_world_size': 2" in log
     assert {"node1", "node2"} == set(re.findall(r"stackyard: (node\d): address ", log))

@@ -1,6 +1,7 @@
 """site.yml: every key of both clusters, every problem with its line, whatever else is in it."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from stackyard.clusters.kubernetes_site import KubernetesSite
 from stackyard.clusters.slurm_site import SlurmSite
 from stackyard.errors import DefinitionError
+from stackyard.project import ROOT
 from stackyard.site_file import AUTO, SiteFile, read_site
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
 from tests.unit.test_fuzz_definitions import examples
@@ -156,6 +158,13 @@ def test_what_a_cluster_cannot_have_is_one_problem(text, said):
 @pytest.mark.parametrize("image", ["/images/toy", "registry.example/toy:cpu"])
 def test_an_image_of_any_kind_stands_beside_a_runtime_that_is_still_looked_for(image):
     assert read(f"slurm: {{image: {image}}}").slurm == SlurmSite(runtime=AUTO, image=image)
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_the_example_in_the_docs_is_one(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert read(block).binds[name]
 
 
 # Whatever is in it, it is a site or a list of places
