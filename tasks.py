@@ -209,7 +209,13 @@ def up(
     from stackyard import cli_fleet
 
     given = cli_fleet.UpArguments(
-        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, network=network, lease=lease,
+        stack=stack,
+        hosts=hosts,
+        name=name,
+        base=base,
+        gpus=gpus,
+        network=network,
+        lease=lease,
         days=days,
     )
     _exit(cli_fleet.up(given, as_json=json))
