@@ -7,6 +7,7 @@ Owns what the arguments of these commands mean. Steps are `stackyard.fleet.runs`
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -149,55 +150,62 @@ def run(arguments: UpArguments, wanted: RunArguments, *, as_json: bool) -> int:
         example = load_example(project.root, asked.stack, wanted.example)
         require_work(wanted, asked.stack, project.root, f"invoke run {asked.stack}")
         with reached(fleet) as hosts:
-            there, _ = standing.find(hosts.links)
-            own = asked.run not in there
-            if own and wanted.detach:
-                raise UsageError(
-                    f"no run {asked.run!r} is up, and --detach needs one that stays",
-                    hint=f"invoke up {asked.stack} --name {asked.run}",
-                )
-            ended = _attempts(hosts, there.get(asked.run), asked, example, wanted, terminal)
+            mesh = standing.find(hosts.links)[0].get(asked.run)
+            _require_mesh(mesh, asked, wanted)
+            ended = _attempts(hosts, mesh, asked, example, wanted, terminal)
         return _conclude(ended, wanted, terminal)
 
     return command_run(command, as_json=as_json)
 
 
+def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunArguments) -> None:
+    """See that a mesh that is up is of this stack, and that one is up where it is needed."""
+    if mesh is None and wanted.detach:
+        raise UsageError(
+            f"no run {asked.run!r} is up, and --detach needs one that stays",
+            hint=f"invoke up {asked.stack} --name {asked.run}",
+        )
+    if mesh is not None and mesh.plan.stack != asked.stack:
+        raise UsageError(
+            f"run {asked.run!r} is a mesh of {mesh.plan.stack}, not of {asked.stack}",
+            hint=f"invoke run {mesh.plan.stack} --name {asked.run}, or another --name",
+        )
+
+
 def _attempts(
     hosts: Reached,
-    standing_: Standing | None,
+    up_already: Standing | None,
     asked: Wanted,
     example: Example | None,
     wanted: RunArguments,
     terminal: Terminal,
 ) -> Ended:
     """Run; and while nodes are lost and restarts are left, again on the nodes that are left."""
-    fleet, lost = hosts.fleet, set[str]()
+    lost = set[str]()
     for attempt in range(wanted.restarts + 1):
-        own = standing_ is None
-        left = Reached(fleet=fleet, links=hosts.links, failed=hosts.failed)
-        if standing_ is None:
-            mesh, _ = runs.up(left, asked, lambda text: terminal.say(asked.run, text))
-        else:
-            mesh = standing_
+        mesh = up_already
+        if mesh is None:
+            mesh, _ = runs.up(hosts, asked, lambda text: terminal.say(asked.run, text),
+                              owner=asked.lease)  # fmt: skip
         try:
-            ended = _run(left, mesh, example, wanted, asked.lease, own, terminal, lost)
+            ended = _run(hosts, mesh, example, wanted, asked.lease, terminal, lost)
         finally:
-            if own:
-                runs.down(left, mesh)
-        gone = runs.lost_nodes(left, mesh, ended)
-        if ended.passed or not gone or attempt == wanted.restarts:
-            return ended
-        lost |= set(gone)
-        if not own and mesh.plan.names[0] in gone:
-            return ended
+            if up_already is None:
+                for host, error in runs.down(hosts, mesh)[1].items():
+                    terminal.note(f"{host}: its node ends by itself: {error.what}")
+        if ended.passed or attempt == wanted.restarts:
+            break
+        gone = runs.lost_nodes(hosts, mesh, ended)
         away = {mesh.plan.node(node).host for node in gone}
-        names = [host.name for host in fleet.hosts if host.name not in away]
-        if not names:
-            return ended
-        fleet = fleet.only(names)
+        names = [host.name for host in hosts.fleet.hosts if host.name not in away]
+        if not gone or not names or (up_already and mesh.plan.names[0] in gone):
+            break
+        lost |= set(gone)
+        if up_already is None:
+            hosts = hosts.without(away)
         terminal.note(f"{', '.join(gone)} lost: starting again on {', '.join(names)}"
                       f" ({attempt + 1} of {wanted.restarts} restarts)")  # fmt: skip
-    raise AssertionError
+    return ended
 
 
 def make_job(
@@ -208,7 +216,7 @@ def make_job(
     Raises:
         UsageError: the example does not fit.
     """
-    name = f"{wanted.example or 'run'}-{time.strftime('%H%M%S')}"
+    name = f"{wanted.example or 'run'}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
     folder = f"{JOBS}/{name}"
     where = Where(
         name=name,
@@ -232,25 +240,23 @@ def _run(
     example: Example | None,
     wanted: RunArguments,
     lease: float,
-    own: bool,
     terminal: Terminal,
-    lost: Collection[str] = (),
+    lost: Collection[str],
 ) -> Ended:
     plan = mesh.plan
-    left_out = wanted.exclude
-    if lost and not own and not wanted.include:
-        left_out = "@".join(filter(None, [wanted.exclude, *lost]))
+    gone = [] if wanted.include else [name for name in plan.names if name in lost]
+    left_out = "@".join(filter(None, [wanted.exclude, *gone]))
     selection = select(plan, wanted.per_node, wanted.include, left_out)
     per_node = max(len(slots) for slots in selection.slots.values())
     job = make_job(plan, example, wanted, len(selection.nodes), per_node)
     runs.require_valid(mesh, time.time())
-    for remark in runs.remarks(hosts, mesh, job, selection.nodes):
-        terminal.note(remark)
     talk = standing.connect(hosts.links, mesh)
-    if own:
-        talk.send("own", lease=lease)
     follower = None
     try:
+        if not wanted.detach:
+            talk.send("attach")  # a mesh of our own hears of us from here on
+        for remark in runs.remarks(hosts, mesh, job, selection.nodes):
+            terminal.note(remark)
         runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
         terminal.done(plan.run, f"{job.name}: {sum(len(s) for s in selection.slots.values())} ranks"
                       f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
@@ -273,7 +279,7 @@ def _run(
 def _stop(talk: Talk, job: str) -> None:
     """End a job and wait until nothing of it runs."""
     try:
-        talk.send("stop", reason="it was interrupted")
+        talk.send("stop", job=job, reason="it was interrupted")
         talk.send("follow", job=job, **{"from": 0})
         for event in talk.events(20):
             if event["event"] == "ended":

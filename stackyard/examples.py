@@ -181,14 +181,12 @@ def job_of(
     where: Where,
     files: Mapping[str, bytes],
     given: Mapping[str, str] | None = None,
-    more: Sequence[str] = (),
 ) -> Job:
     """An example as a job.
 
     Args:
         files: contents by place in the nodes, of the folders that the example names.
         given: values that the user set.
-        more: arguments that the user added.
 
     Raises:
         UsageError: it does not run on this device or on so many ranks, or has no such value.
@@ -234,7 +232,7 @@ def job_of(
         nodes=where.nodes,
         per_node=where.per_node,
         device=where.device,
-        program=(*fill((*example.program, *size.args)), *more),
+        program=fill((*example.program, *size.args)),
         prepare=tuple(fill(words) for words in example.prepare),
         env=dict(size.env),
         folder=next(iter(example.files), "/root"),

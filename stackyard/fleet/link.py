@@ -11,7 +11,7 @@ import contextlib
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -75,16 +75,19 @@ class Link:
         if len(str(self._control)) > _LONGEST:
             raise HostError(host.name, "the temporary folder's path is too long for a socket",
                             why=str(folder), hint="set TMPDIR to a shorter one")  # fmt: skip
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._open()
+
+    def _open(self) -> None:
         self._engine: Engine | None = None
         self._ssh = process.Companion(
             [
-                "ssh", "-N", "-M", "-S", str(self._control), *ssh_options(host),
+                "ssh", "-N", "-M", "-S", str(self._control), *ssh_options(self.host),
                 "-o", "ControlPersist=no",
                 "-o", "ExitOnForwardFailure=yes",
                 "-o", "StreamLocalBindMask=0177",
-                "-L", f"{self._socket}:{host.engine}",
-                "--", host.ssh,
+                "-L", f"{self._socket}:{self.host.engine}",
+                "--", self.host.ssh,
             ]
         )  # fmt: skip
         try:
@@ -150,14 +153,23 @@ class Link:
             raise HostError(self.host.name, error.what, why=error.why) from error
         return done.output
 
-    def again(self) -> Link:
-        """The same way anew, after the connection broke.
+    def renew(self) -> None:
+        """Connect anew if the connection broke.
 
         Raises:
             HostError: the host does not answer.
         """
-        self.close()
-        return Link(self.host, self._control.parent, int(self._control.stem) + 1000)
+        with self._lock:
+            if not self.alive:
+                self.close()
+                self._open()
+
+    def answers(self) -> bool:
+        """Whether the host and its engine do."""
+        try:
+            return self.alive and self.engine.answers()
+        except HostError:
+            return False
 
     def close(self) -> None:
         """End the connection."""
@@ -238,7 +250,7 @@ def linked(
 
 
 def on_each(
-    links: dict[str, Link], work: Callable[[Link], T], *, at_once: int = 64
+    links: Mapping[str, Link], work: Callable[[Link], T], *, at_once: int = 64
 ) -> tuple[dict[str, T], dict[str, StackyardError]]:
     """Do the same on all hosts at the same time: answers, and failures, by host."""
     answers: dict[str, T] = {}

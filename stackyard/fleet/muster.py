@@ -79,7 +79,7 @@ def muster(links: Mapping[str, Link], failed: Mapping[str, HostError], fleet: Fl
                             " ask something?")  # fmt: skip
         return facts, info
 
-    found, broken = on_each(dict(links), ask)
+    found, broken = on_each(links, ask)
     runs, silent = standing.find(links)
     facts = {name: answer[0] for name, answer in found.items()}
     return Muster(

@@ -7,7 +7,6 @@ Pure: it is told what hosts said (`stackyard.fleet.survey`) and what their engin
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -368,8 +367,3 @@ def node_environment(
             env["NCCL_HOSTID"] = f"stackyard-{plan.run}-{node.host}"
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible(plan, node)))
     return env
-
-
-def safe_label(text: str) -> str:
-    """A text as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:80] or "run"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -39,6 +39,15 @@ class Reached:
     links: dict[str, Link]
     failed: dict[str, HostError]
 
+    def without(self, names: Collection[str]) -> Reached:
+        """The same, as if some hosts were not in the inventory."""
+        kept = [host.name for host in self.fleet.hosts if host.name not in names]
+        return Reached(
+            fleet=self.fleet.only(kept),
+            links={name: link for name, link in self.links.items() if name in kept},
+            failed={name: error for name, error in self.failed.items() if name in kept},
+        )
+
 
 @contextlib.contextmanager
 def reached(fleet: Fleet) -> Iterator[Reached]:
@@ -47,8 +56,13 @@ def reached(fleet: Fleet) -> Iterator[Reached]:
         yield Reached(fleet=fleet, links=links, failed=failed)
 
 
-def up(hosts: Reached, wanted: Wanted, say: Say) -> tuple[Standing, list[HostProblem]]:
-    """Start a mesh that stands until `down`; what was started is removed if that fails.
+def up(
+    hosts: Reached, wanted: Wanted, say: Say, *, owner: float = 0.0
+) -> tuple[Standing, list[HostProblem]]:
+    """Start a mesh; what was started is removed if that fails.
+
+    Args:
+        owner: seconds after which it ends when we are not heard; 0: it stands until `down`.
 
     Raises:
         NotReady: with everything that is wrong on any host; nothing was started.
@@ -60,7 +74,9 @@ def up(hosts: Reached, wanted: Wanted, say: Say) -> tuple[Standing, list[HostPro
         plan, warnings = plan_run(hosts.links, hosts.fleet, found, wanted)
         say(f"starting {len(plan.nodes)} nodes: {plan.why}, sshd at port {plan.nodes[0].port}")
         try:
-            return start(hosts, found, plan), warnings
+            links = {host: hosts.links[host] for host in {node.host for node in plan.nodes}}
+            run = standing.start(links, hosts.fleet, found.facts, plan, owner=owner)
+            return run, warnings
         except PortTaken:
             if attempt == PORT_TRIES - 1:
                 raise
@@ -74,16 +90,6 @@ def _without_ports(found: Muster, plan: StandingPlan) -> Muster:
     ports = {node.port for node in plan.nodes}
     facts = {name: replace(f, ports=f.ports | ports) for name, f in found.facts.items()}
     return replace(found, facts=facts)
-
-
-def start(hosts: Reached, found: Muster, plan: StandingPlan) -> Standing:
-    """Start a planned mesh, or leave nothing of it."""
-    links = {host: hosts.links[host] for host in {node.host for node in plan.nodes}}
-    try:
-        return standing.start(links, hosts.fleet, found.facts, plan)
-    except BaseException:
-        standing.remove(links, plan.run)
-        raise
 
 
 def find(hosts: Reached, name: str) -> Standing:
@@ -118,11 +124,7 @@ def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
     if ended.lost:
         return [run.plan.names[0]]
     found = [name for name in ended.lost_nodes if name in run.plan.names]
-    silent = [
-        node.name
-        for node in run.plan.nodes
-        if not hosts.links[node.host].alive or not hosts.links[node.host].engine.answers()
-    ]
+    silent = [node.name for node in run.plan.nodes if not hosts.links[node.host].answers()]
     return list(dict.fromkeys([*found, *silent]))
 
 
@@ -275,9 +277,8 @@ class Follower:
 
     def follow(self) -> Ended:
         """Until the job has ended, or contact is lost for longer than its lease."""
-        guard_thread = threading.Thread(target=self._watch_engines, daemon=True)
         if self.attached:
-            guard_thread.start()
+            threading.Thread(target=self._watch_engines, daemon=True).start()
         try:
             while True:
                 self.talk.send("follow", job=self.job, **{"from": self._offset})
@@ -321,9 +322,7 @@ class Follower:
         while time.monotonic() < end and not self._stop.wait(1.0):
             try:
                 link = self.hosts.links[first.host]
-                if not link.alive:
-                    link = link.again()
-                    self.hosts.links[first.host] = link
+                link.renew()
                 self.talk.close()
                 self.talk = Talk(link.engine, self.run.containers[first.name])
                 self.talk.ask("state", "state", 10)
@@ -347,21 +346,15 @@ class Follower:
             for node in others:
                 link = self.hosts.links[node.host]
                 with contextlib.suppress(StackyardError):
-                    if not link.alive:
-                        link = self.hosts.links[node.host] = link.again()
-                    if link.engine.answers():
-                        silent.pop(node.host, None)
-                        continue
+                    link.renew()
+                if link.answers():
+                    silent.pop(node.host, None)
+                    continue
                 since = silent.setdefault(node.host, time.monotonic())
                 # An engine that refuses is gone; a host that cannot be reached may come back.
                 patience = SILENT_SECONDS if link.alive else max(self.lease, SILENT_SECONDS)
                 if time.monotonic() - since > patience:
                     reason = f"the container engine of {node.host} does not answer any more"
                     with contextlib.suppress(MeshError):
-                        self.talk.send("stop", reason=reason)
+                        self.talk.send("stop", job=self.job, reason=reason)
                     return
-
-    def stop(self, reason: str) -> None:
-        """Have the job ended now."""
-        with contextlib.suppress(MeshError):
-            self.talk.send("stop", reason=reason)

@@ -7,6 +7,7 @@ Owns the containers of a run over several engines. They end by themselves when n
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from stackyard.fleet.talk import PROGRAM, Talk
 from stackyard.process import last_lines
 
 PLAN_LABEL = "stackyard.standing"
+TOKEN_LABEL = "stackyard.token"
 INSIDE = Path(nodes.__file__).resolve().parent / "inside"
 PROGRAMS = (
     "agent.py", "lease.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
@@ -70,7 +72,7 @@ def programs() -> bytes:
 
 def find(links: Mapping[str, Link]) -> tuple[dict[str, Standing], dict[str, StackyardError]]:
     """Every run on the hosts that answer, by name, and hosts whose engine did not."""
-    found, failed = on_each(dict(links), lambda link: link.engine.containers(PLAN_LABEL))
+    found, failed = on_each(links, lambda link: link.engine.containers(PLAN_LABEL))
     plans: dict[str, StandingPlan] = {}
     running: dict[str, dict[str, str]] = {}
     states: dict[str, dict[str, str]] = {}
@@ -97,9 +99,12 @@ def start(
     facts: Mapping[str, HostFacts],
     plan: StandingPlan,
     *,
-    env: Mapping[str, str] | None = None,
+    owner: float = 0.0,
 ) -> Standing:
-    """Start the nodes, join them and have them supervised.
+    """Start the nodes, join them and have them supervised; what was started is removed if it fails.
+
+    Args:
+        owner: seconds after which the mesh ends when whoever started it is not heard; 0: it stands.
 
     Raises:
         PortTaken: another program took a node's port.
@@ -110,11 +115,13 @@ def start(
     mesh_plan = plan.mesh(now)
     material = mesh.node_material(mesh_plan, mesh.Authority(), now=now)
     archive = programs()
-    labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text()}
+    # Two commands may start runs of one name at the same time: each removes what it made itself.
+    token = secrets.token_hex(8)
+    labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text(), TOKEN_LABEL: token}
 
     def one(node: NodePlan) -> str:
         link = links[node.host]
-        spec = _spec(plan, node, fleet, facts, link.engine, {**labels, NODE_LABEL: node.name}, env)
+        spec = _spec(plan, node, fleet, facts, link.engine, {**labels, NODE_LABEL: node.name})
         container = link.engine.start(spec)
         try:
             link.engine.put(container, "/", archive)
@@ -123,11 +130,15 @@ def start(
             raise MeshError(f"node {node.name} did not start", why=str(error)) from error
         return container
 
-    with ThreadPoolExecutor(min(32, len(plan.nodes))) as pool:
-        started = {node.name: pool.submit(one, node) for node in plan.nodes}
-        containers = {name: future.result() for name, future in started.items()}
-    standing = Standing(plan=plan, containers=containers)
-    _supervise(links, standing)
+    try:
+        with ThreadPoolExecutor(min(32, len(plan.nodes))) as pool:
+            started = {node.name: pool.submit(one, node) for node in plan.nodes}
+            containers = {name: future.result() for name, future in started.items()}
+        standing = Standing(plan=plan, containers=containers)
+        _supervise(links, standing, owner)
+    except BaseException:
+        on_each(links, lambda link: link.engine.remove_run(f"{TOKEN_LABEL}={token}"))
+        raise
     return standing
 
 
@@ -138,7 +149,6 @@ def _spec(
     facts: Mapping[str, HostFacts],
     engine: Engine,
     labels: Mapping[str, str],
-    env: Mapping[str, str] | None,
 ) -> ContainerSpec:
     here = facts[node.host]
     several = sum(other.host == node.host for other in plan.nodes) > 1
@@ -160,12 +170,7 @@ def _spec(
         image=plan.image,
         hostname=node.name,
         network=plan.network,
-        env={
-            "PYTHONUNBUFFERED": "1",
-            **given.env,
-            **node_environment(plan, facts, node),
-            **(env or {}),
-        },
+        env={"PYTHONUNBUFFERED": "1", **given.env, **node_environment(plan, facts, node)},
         labels=labels,
         volumes={},
         capabilities=nodes.CAPABILITIES,
@@ -188,16 +193,17 @@ def _spec(
     )
 
 
-def _supervise(links: Mapping[str, Link], standing: Standing) -> None:
+def _supervise(links: Mapping[str, Link], standing: Standing, owner: float) -> None:
     """Start the supervisor and wait until every node's part of the lease is held."""
     plan = standing.plan
     first = plan.nodes[0]
     engine = links[first.host].engine
-    words = f"exec python3 {PROGRAM} hold {plan.lease:g} {' '.join(plan.names)}"
+    words = f"exec python3 {PROGRAM} hold {plan.lease:g} {owner:g} {' '.join(plan.names)}"
     script = f"{words} >> /var/log/stackyard-supervisor.log 2>&1"
     engine.detach(standing.containers[first.name], ["sh", "-c", script])
     talk = Talk(engine, standing.containers[first.name])
     try:
+        talk.send("attach")
         wait_joined(talk, plan)
     except MeshError as error:
         logs = {n.name: _log(links, standing, n) for n in plan.nodes}
@@ -260,7 +266,7 @@ def remove(links: Mapping[str, Link], run: str) -> tuple[list[str], dict[str, St
         What was removed, and hosts where that failed.
     """
     label = nodes.run_label(run)
-    found, failed = on_each(dict(links), lambda link: link.engine.remove_run(label))
+    found, failed = on_each(links, lambda link: link.engine.remove_run(label))
     return [name for names in found.values() for name in names], failed
 
 

@@ -122,20 +122,16 @@ class Agent:
         self._words: dict[Path, Words] = {}
         self._ranks: dict[int, Said] = {}
         self._gone: set[int] = set()
-        self.resting = False
 
     def keep(self) -> None:
         """Go on until nothing is heard for the lease's time, or the line closes."""
         JOINED.touch()
         lease.run([self._line], self._tick, self._take)
-        if not self.resting:
-            lease.end_node()
+        lease.end_node()
 
     def _take(self, _: lease.Line, text: str) -> None:
         command, _, rest = text.partition(" ")
-        if command == "rest":
-            self.resting = True
-        elif command == "watch":
+        if command == "watch":
             self._folder, self._words, self._ranks, self._gone = Path(rest), {}, {}, set()
         elif command == "finish":
             self._pass_on(last=True)
@@ -155,7 +151,7 @@ class Agent:
         for event in [*self._ended(), *self._keeper.look()]:
             if event["event"] != "gone" or "rank" in event:
                 self._line.write(json.dumps(event))
-        return not self.resting and not self._line.lost(self._seconds)
+        return not self._line.lost(self._seconds)
 
     def _pass_on(self, *, last: bool = False) -> None:
         if self._folder is None:

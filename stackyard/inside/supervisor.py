@@ -6,11 +6,12 @@ outlives whoever started it; controllers come and go through a socket. Every nod
 included, has an agent (`agent.py`) at the end of a line; when this process goes, their lines
 close, and each ends its node. It must not know what a training is: it is given commands.
 
-    supervisor.py hold SECONDS NODE...   supervise; NODE... in order, this one first
-    supervisor.py talk                   lines between standard input and output and the supervisor
+    supervisor.py hold SECONDS OWNER NODE...   supervise; NODE... in order, this one first
+    supervisor.py talk           lines between standard input and output and the supervisor
 
-Requests and answers are JSON lines. `start {job}`, `stop`, `follow {from}`, `beat`, `own {lease}`,
-`state`, `port`, `list`, `down`; each answer is an `event`.
+OWNER: seconds after which the mesh ends when nobody attached is heard; 0: it stands. Requests and
+answers are JSON lines. `start {job}`, `attach`, `beat`, `follow {from}`, `stop {job}`, `state`, `port`,
+`list`, `down`; each answer is an `event`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Value = dict[str, object]
 class Supervisor:
     """The life of a mesh and of the trainings in it, one after another."""
 
-    def __init__(self, seconds: float, nodes: list[str]) -> None:
+    def __init__(self, seconds: float, nodes: list[str], owner: float = 0.0) -> None:
         self._seconds, self._nodes = seconds, nodes
         self._me = nodes[0]
         self._selector = selectors.DefaultSelector()
@@ -55,7 +56,7 @@ class Supervisor:
         self._jobs: list[Job] = []
         self._launcher: Launcher | None = None
         self._checks, self._checking = 0, False
-        self._owner_lease, self._owner_heard = 0.0, time.monotonic()
+        self._owner_lease, self._owner_heard = owner, time.monotonic()
         self._closing: set[str] = set()
         self._over = False
         self._server = listen()
@@ -326,10 +327,6 @@ class Supervisor:
         client.attached = True
         self._beat(client, value)
 
-    def _own(self, client: Client, value: Value) -> None:
-        self._owner_lease, self._owner_heard = float(str(value["lease"])), time.monotonic()
-        client.attached = True
-
     def _follow(self, client: Client, value: Value) -> None:
         name = str(value.get("job") or "")
         found = [job for job in self._jobs if not name or job.name == name]
@@ -341,7 +338,8 @@ class Supervisor:
         self._serve(client)
 
     def _stop_asked(self, client: Client, value: Value) -> None:
-        if self._job is not None:
+        # By name: whoever was refused because of a job is not to end it.
+        if self._job is not None and value.get("job") == self._job.name:
             self._stop(self._job, str(value.get("reason") or "it was stopped"))
 
     def _port(self, client: Client, value: Value) -> None:
@@ -357,7 +355,7 @@ class Supervisor:
         self._over = True
 
     _verbs: ClassVar[dict[str, Callable[[Supervisor, Client, Value], None]]] = {
-        "state": _state, "start": _start, "beat": _beat, "attach": _attach, "own": _own,
+        "state": _state, "start": _start, "beat": _beat, "attach": _attach,
         "follow": _follow, "stop": _stop_asked, "port": _port, "list": _list, "down": _down,
     }  # fmt: skip
 
@@ -375,8 +373,8 @@ def _local(seconds: float) -> lease.Line:
 
 if __name__ == "__main__":
     verb, *rest = sys.argv[1:] or [""]
-    if verb == "hold" and len(rest) > 1:
-        Supervisor(float(rest[0]), rest[1:]).supervise()
+    if verb == "hold" and len(rest) > 2:
+        Supervisor(float(rest[0]), rest[2:], float(rest[1])).supervise()
     elif verb == "talk":
         talk()
     else:

@@ -113,6 +113,9 @@ def test_only_one_job_runs_in_a_mesh_and_the_second_is_told(meshes):
         done = meshes.invoke(*words, check=False)
         assert done.returncode == 4
         assert "is running here" in done.stderr
+        # Whoever is refused leaves the other's training alone.
+        time.sleep(3)
+        assert all(len(host.ranks()) == 1 for host in meshes.hosts.values())
     finally:
         meshes.invoke("stop", "--name", "accelerate")
     assert all(host.ranks() == [] for host in meshes.hosts.values())

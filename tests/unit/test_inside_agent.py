@@ -287,19 +287,13 @@ def test_questions_are_answered_by_their_number(node):
     assert node.take("beat") == []
 
 
-def test_a_node_that_hears_nothing_ends_itself_unless_the_lease_was_given_up(
-    node, tmp_path, monkeypatch
-):
+def test_a_node_that_hears_nothing_ends_itself(node, tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(agent, "JOINED", tmp_path / "joined")
     monkeypatch.setattr(agent.lease, "end_node", lambda: ended.append(True))
     monkeypatch.setattr(agent.lease, "run", lambda lines, tick, take: None)
     node.agent.keep()
     assert ended == [True] and (tmp_path / "joined").exists()
-    monkeypatch.setattr(agent.lease, "run", lambda lines, tick, take: take(None, "rest"))
-    node.agent.keep()
-    assert ended == [True]
-    assert not node.agent._tick()
 
 
 def test_a_line_that_is_lost_ends_the_watch(node, monkeypatch):

@@ -109,9 +109,9 @@ class Launcher:
 class Mesh:
     """A supervisor of two nodes, its nodes' lines, and one controller."""
 
-    def __init__(self, clock):
+    def __init__(self, clock, owner=0.0):
         self.clock = clock
-        self.supervisor = supervisor.Supervisor(60.0, NODES)
+        self.supervisor = supervisor.Supervisor(60.0, NODES, owner)
         self.lines = {name: Line(name) for name in NODES}
         for name, line in self.lines.items():
             self.supervisor._members.add(name, line)
@@ -177,14 +177,25 @@ class Mesh:
 
 
 @pytest.fixture
-def mesh(tmp_path, monkeypatch):
+def make(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["job"], "JOBS", tmp_path / "jobs")
     monkeypatch.setattr(supervisor, "listen", lambda: "server")
     monkeypatch.setattr(supervisor, "Launcher", Launcher)
     monkeypatch.setattr(supervisor.selectors, "DefaultSelector", Selector)
     monkeypatch.setattr(Launcher, "started", ())
     monkeypatch.setattr(Launcher, "fails", None)
-    return Mesh(Clock(monkeypatch))
+    return lambda owner=0.0: Mesh(Clock(monkeypatch), owner)
+
+
+@pytest.fixture
+def mesh(make):
+    return make()
+
+
+@pytest.fixture
+def owned(make):
+    """A mesh that ends when whoever started it is not heard for 8 s."""
+    return make(8.0)
 
 
 def events(found):
@@ -325,8 +336,7 @@ def test_a_job_whose_log_cannot_be_made_is_refused(mesh, tmp_path):
     [
         ({"do": "dance"}, "unknown request 'dance'"),
         ({}, "unknown request None"),
-        ({"do": "own"}, "not understood: KeyError('lease')"),
-        ({"do": "own", "lease": "x"}, "not understood: ValueError"),
+        ({"do": "follow", "from": "x"}, "no job yet"),
         ({"do": "follow"}, "no job yet"),
         ({"do": "follow", "job": "x"}, "there is no job x"),
         ({"do": "port", "address": "192.0.2.1"}, "port: [Errno 99]"),
@@ -349,7 +359,7 @@ def test_what_is_no_line_of_json_is_passed_over(mesh):
 
 def test_a_job_is_stopped_on_every_node_when_somebody_says_so(mesh):
     mesh.start()
-    mesh.ask("stop", reason="it was interrupted")
+    mesh.ask("stop", job=mesh.job.name, reason="it was interrupted")
     assert Launcher.started[0].killed
     assert mesh.asked() == {"a": "kill", "b": "kill"}
     mesh.close()
@@ -360,7 +370,7 @@ def test_a_job_that_has_ended_well_is_not_stopped_any_more(mesh):
     mesh.start()
     mesh.end(0)
     mesh.answer()
-    mesh.ask("stop")
+    mesh.ask("stop", job=mesh.job.name)
     mesh.lines["b"].why = "its end of the line was closed"
     mesh.tick()
     mesh.say({"finished": "demo"}, nodes=["a"])
@@ -369,7 +379,7 @@ def test_a_job_that_has_ended_well_is_not_stopped_any_more(mesh):
 
 
 def test_a_stop_without_a_job_does_nothing(mesh):
-    assert mesh.ask("stop") == []
+    assert mesh.ask("stop", job="any") == []
 
 
 def test_a_job_that_nobody_attached_is_heard_for_ends_after_its_lease(mesh):
@@ -610,7 +620,7 @@ def test_what_is_still_there_then_is_killed_and_told(mesh):
 
 def test_what_cannot_be_killed_does_not_hold_the_mesh_for_ever(mesh):
     mesh.start()
-    mesh.ask("stop")
+    mesh.ask("stop", job=mesh.job.name)
     for _ in range(20):
         if mesh.job.state == "ending":
             mesh.clock.later(1)
@@ -622,7 +632,7 @@ def test_an_answer_to_an_earlier_question_does_not_count(mesh):
     mesh.start()
     mesh.end(0)
     old = [line.sent[-1].split()[1] for line in mesh.lines.values()]
-    mesh.ask("stop")
+    mesh.ask("stop", job=mesh.job.name)
     for node, number in zip(NODES, old, strict=True):
         mesh.say({"answer": number, "found": []}, nodes=[node])
     assert mesh.job.state == "ending"
@@ -795,8 +805,9 @@ def test_a_mesh_that_is_given_up_ends(mesh):
     assert mesh.supervisor._over
 
 
-def test_a_mesh_ends_when_its_owner_is_not_heard(mesh):
-    mesh.ask("own", lease=8)
+def test_a_mesh_ends_when_its_owner_is_not_heard(owned):
+    mesh = owned
+    mesh.ask("attach")
     mesh.tick(7)
     mesh.ask("beat")
     mesh.tick(7)
@@ -805,8 +816,14 @@ def test_a_mesh_ends_when_its_owner_is_not_heard(mesh):
     assert mesh.supervisor._over
 
 
-def test_somebody_who_only_looks_does_not_keep_a_mesh(mesh):
-    mesh.ask("own", lease=8)
+def test_a_mesh_whose_owner_never_came_ends(owned):
+    owned.tick(9)
+    assert owned.supervisor._over
+
+
+def test_somebody_who_only_looks_does_not_keep_a_mesh(owned):
+    mesh = owned
+    mesh.ask("attach")
     other = mesh.connect()
     mesh.tick(7)
     mesh.ask("beat", *other)
