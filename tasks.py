@@ -170,9 +170,9 @@ def doctor(
 ) -> None:
     """Look at this machine, or at hosts: engine, GPUs, driver, and what a run would meet."""
     if hosts:
-        from stackyard import cli_fleet
+        from stackyard import cli_hosts
 
-        _exit(cli_fleet.doctor(hosts, stack, base, gpus, as_json=json))
+        _exit(cli_hosts.doctor(hosts, stack, base, gpus, as_json=json))
         return
     from stackyard import cli_doctor
 
@@ -362,9 +362,9 @@ def status(
 
         _exit(cli_clusters.status(on, site, job, as_json=json))
         return
-    from stackyard import cli_fleet
+    from stackyard import cli_hosts
 
-    _exit(cli_fleet.status(hosts, name, as_json=json))
+    _exit(cli_hosts.status(hosts, name, as_json=json))
 
 
 @task(
@@ -382,9 +382,9 @@ def logs(
 
         _exit(cli_clusters.logs(on, site, job, follow=follow, as_json=json))
         return
-    from stackyard import cli_fleet
+    from stackyard import cli_hosts
 
-    _exit(cli_fleet.logs(hosts, name, job, follow=follow, as_json=json))
+    _exit(cli_hosts.logs(hosts, name, job, follow=follow, as_json=json))
 
 
 @task(
@@ -417,10 +417,10 @@ def sync(
     json: bool = False,
 ) -> None:
     """Bring code, data or checkpoints to all hosts of a run, or back: only what changed."""
-    from stackyard import cli_fleet
+    from stackyard import cli_hosts
 
     _exit(
-        cli_fleet.sync(
+        cli_hosts.sync(
             hosts, name, [source, *(more or [])], to, back=back, nodes=nodes, checksum=checksum,
             delete=delete, as_json=json,
         )
@@ -438,9 +438,9 @@ def stop(
 
         _exit(cli_clusters.stop(on, site, job, as_json=json))
         return
-    from stackyard import cli_fleet
+    from stackyard import cli_hosts
 
-    _exit(cli_fleet.stop(hosts, name, as_json=json))
+    _exit(cli_hosts.stop(hosts, name, as_json=json))
 
 
 @task(help={"hosts": HOSTS, "name": NAME, "all": "every run on the hosts", "json": JSON})
@@ -452,9 +452,9 @@ def down(
     json: bool = False,
 ) -> None:
     """Remove a run from its hosts: nothing of it is left."""
-    from stackyard import cli_fleet
+    from stackyard import cli_hosts
 
-    _exit(cli_fleet.down(hosts, name, everything=all, as_json=json))
+    _exit(cli_hosts.down(hosts, name, everything=all, as_json=json))
 
 
 @task(help={"json": JSON})

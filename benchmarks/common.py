@@ -72,6 +72,14 @@ class Measured:
     verdicts: Sequence[Verdict]
 
 
+def ended(seconds: Sequence[float | None]) -> str:
+    """Fastest and slowest of all rounds; or how often something was left (None)."""
+    there = sorted(value for value in seconds if value is not None)
+    if len(there) < len(seconds) or not there:
+        return f"LEFT in {len(seconds) - len(there)} of {len(seconds)}"
+    return f"{there[0]:.1f} to {there[-1]:.1f}"
+
+
 def middle(values: Sequence[float]) -> float:
     """The median.
 

@@ -22,15 +22,6 @@ from tests.fleet import emulated, matrix
 HOSTS = ("study", "train", "depot")
 
 
-def cell_text(cells: Sequence[matrix.Cell]) -> str:
-    """Fastest and slowest of all rounds; how often something was left."""
-    left = [cell for cell in cells if cell.seconds is None]
-    if left or not cells:
-        return f"LEFT in {len(left)} of {len(cells)}"
-    seconds = sorted(cell.seconds for cell in cells if cell.seconds is not None)
-    return f"{seconds[0]:.1f} to {seconds[-1]:.1f}"
-
-
 def table(cells: Sequence[matrix.Cell]) -> str:
     """A Markdown table: a line for each target, a column for each stack."""
     stacks = list(matrix.EXAMPLES)
@@ -44,7 +35,7 @@ def table(cells: Sequence[matrix.Cell]) -> str:
     ]
     for target in matrix.TARGETS:
         found = [
-            cell_text([c for c in cells if (c.stack, c.target) == (stack, target)])
+            common.ended([c.seconds for c in cells if (c.stack, c.target) == (stack, target)])
             for stack in stacks
         ]
         lines.append(f"| {target} | {' | '.join(found)} |")

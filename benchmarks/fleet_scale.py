@@ -21,17 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.common import Measured, Panel
+from benchmarks.common import Measured, Panel, Verdict
 from stackyard import process
 from stackyard.console import Terminal
 from stackyard.engine import Engine
 from tests.fleet import emulated
 
-COUNTS = (3, 6, 12, 24, 48)
+COUNTS = (3, 6, 12, 24, 48, 96)
 HOSTS = ("study", "train", "depot")
 IMAGE = "stackyard/megatron:cpu"
 UP, STATUS, EACH, DOWN = "up", "status", "run on every node", "down"
 BARE = "docker run -d over ssh"
+MEMORY = "node 1's ssh to the others"
+# What the ssh processes of a machine hold, shared pages by their share, in KiB.
+HELD = "for at in $(pgrep -x ssh); do grep ^Pss: /proc/$at/smaps_rollup; done"
 
 
 def spread(yard: emulated.Yard, count: int) -> emulated.Yard:
@@ -46,7 +49,7 @@ def spread(yard: emulated.Yard, count: int) -> emulated.Yard:
 
 
 def one(yard: emulated.Yard, count: int) -> dict[str, float]:
-    """Seconds of each command at one size."""
+    """Seconds of each command at one size, and MiB of node 1's lines to the others."""
     at, found, name = spread(yard, count), {}, f"scale-{secrets.token_hex(3)}"
 
     def timed(what: str, *words: str) -> str:
@@ -58,6 +61,9 @@ def one(yard: emulated.Yard, count: int) -> dict[str, float]:
     up = json.loads(timed(UP, "up", "megatron", "--gpus", "0", "--name", name, "--json"))
     assert len(up["nodes"]) == count
     try:
+        lines = at.hosts[up["nodes"][0]["host"]].run("sh", "-c", HELD).splitlines()
+        assert len(lines) >= count - 1
+        found[MEMORY] = round(sum(int(line.split()[1]) for line in lines) / 1024, 1)
         timed(STATUS, "status", "--name", name)
         words = ["run", "megatron", "--name", name, "--launcher", "each"]
         said = timed(EACH, *words, "--", "hostname")
@@ -93,9 +99,22 @@ def summarise(runs: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Measu
     return Measured(
         title="A run over three emulated hosts on one machine, by its number of nodes",
         runs=runs,
-        panels=[Panel(title="seconds by nodes", unit="s", x=list(counts), series=series)],
-        verdicts=[],
-    )
+        panels=[
+            Panel(title="seconds by nodes", unit="s", x=list(counts), series=series),
+            Panel(
+                title="memory of the lease's lines", unit="MiB", x=list(counts),
+                series={MEMORY: [[r[MEMORY] for r in runs if r["nodes"] == n] for n in counts]},
+            ),
+        ],
+        verdicts=[
+            Verdict(
+                what=f"up of {runs[-1]['nodes']} nodes, joined and checked, against bare containers"
+                " in a loop",
+                value=runs[-1][UP] / runs[-1][BARE],
+                goal=1.0,
+            )
+        ],
+    )  # fmt: skip
 
 
 def measure(counts: Sequence[int]) -> Callable[[Terminal, Engine], Measured]:

@@ -20,15 +20,6 @@ from stackyard.engine import Engine
 from tests.smoke import matrix
 
 
-def cell_text(cells: Sequence[matrix.Cell]) -> str:
-    """Fastest and slowest of all rounds; what was left, if anything was."""
-    left = [cell for cell in cells if cell.seconds is None]
-    if left or not cells:
-        return f"LEFT in {len(left)} of {len(cells)}"
-    seconds = sorted(cell.seconds for cell in cells if cell.seconds is not None)
-    return f"{seconds[0]:.1f} to {seconds[-1]:.1f}"
-
-
 def table(cells: Sequence[matrix.Cell]) -> str:
     """A Markdown table: one line for each target and signal, one column for each stack."""
     rounds = len(cells) // (len(matrix.CELLS) * len(matrix.STACKS))
@@ -41,7 +32,9 @@ def table(cells: Sequence[matrix.Cell]) -> str:
     ]
     for target, name in matrix.CELLS:
         found = [
-            cell_text([c for c in cells if (c.stack, c.target, c.signal) == (stack, target, name)])
+            common.ended(
+                [c.seconds for c in cells if (c.stack, c.target, c.signal) == (stack, target, name)]
+            )
             for stack in matrix.STACKS
         ]
         lines.append(f"| {target} | {name} | {' | '.join(found)} |")

@@ -18,7 +18,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 RESULTS = Path(__file__).resolve().parent / "results"
-COLOURS = ("#1f77b4", "#d9822b", "#8a8a8a", "#5b9e4d")
+COLOURS = ("#1f77b4", "#d9822b", "#8a8a8a", "#5b9e4d", "#8e6bb8")
 
 
 def draw(result: dict[str, Any], out: Path) -> None:

@@ -191,35 +191,8 @@ def job_of(
     Raises:
         UsageError: it does not run on this device or on so many ranks, or has no such value.
     """
-    size = example.sizes.get(where.device)
-    if size is None:
-        there = ", ".join(sorted(example.sizes))
-        raise UsageError(f"{example.name} has no size for {where.device} ranks, only for {there}")
-    for name in given or {}:
-        if name not in example.values:
-            raise UsageError(
-                f"{example.name} has no value {shown(name)!r}",
-                hint=nearest(name, example.values),
-            )
-    ranks = where.nodes * where.per_node
-    if ranks % example.multiple:
-        raise UsageError(
-            f"{example.name} needs a multiple of {example.multiple} ranks, not {ranks}",
-            hint=f"--per-node, so that {where.nodes} nodes make a multiple of {example.multiple}",
-        )
-    values: dict[str, object] = {
-        "text": TEXT,
-        "data": f"{where.folder}/data",
-        "save": where.save,
-        "record": f"{where.folder}/record",
-        "ranks": ranks,
-        "nodes": where.nodes,
-        "per_node": where.per_node,
-        "groups": ranks // example.multiple,
-        **example.values,
-        **size.values,
-        **(given or {}),
-    }
+    values = _values(example, where, given or {})
+    size = example.sizes[where.device]
 
     def fill(words: Sequence[str]) -> tuple[str, ...]:
         return tuple(word.format(**values) for word in words)
@@ -240,3 +213,36 @@ def job_of(
         launcher=example.launcher,
         options=example.options,
     )
+
+
+def _values(example: Example, where: Where, given: Mapping[str, str]) -> dict[str, object]:
+    """What the placeholders stand for; see that the example fits its place."""
+    size = example.sizes.get(where.device)
+    if size is None:
+        there = ", ".join(sorted(example.sizes))
+        raise UsageError(f"{example.name} has no size for {where.device} ranks, only for {there}")
+    for name in given:
+        if name not in example.values:
+            raise UsageError(
+                f"{example.name} has no value {shown(name)!r}",
+                hint=nearest(name, example.values),
+            )
+    ranks = where.nodes * where.per_node
+    if ranks % example.multiple:
+        raise UsageError(
+            f"{example.name} needs a multiple of {example.multiple} ranks, not {ranks}",
+            hint=f"--per-node, so that {where.nodes} nodes make a multiple of {example.multiple}",
+        )
+    return {
+        "text": TEXT,
+        "data": f"{where.folder}/data",
+        "save": where.save,
+        "record": f"{where.folder}/record",
+        "ranks": ranks,
+        "nodes": where.nodes,
+        "per_node": where.per_node,
+        "groups": ranks // example.multiple,
+        **example.values,
+        **size.values,
+        **given,
+    }

@@ -119,6 +119,18 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
     return removed, failed
 
 
+def end_job(talk: Talk, job: str) -> None:
+    """End a job and wait until nothing of it runs."""
+    try:
+        talk.send("stop", job=job, reason="it was interrupted")
+        talk.send("follow", job=job, **{"from": 0})
+        for event in talk.events(20):
+            if event["event"] == "ended":
+                return
+    except StackyardError:
+        return  # its lease ends it
+
+
 def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
     """Nodes that a job lost, as its supervisor said; or node 1, with which contact was lost."""
     if ended.lost:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from stackyard import dockerfile
 from stackyard.builder import Builder
 from stackyard.engine import Engine
-from stackyard.project import ROOT, load_project
+from stackyard.project import load_project
 from tests.fleet import emulated
 
 STACKS = ("accelerate", "fairseq", "megatron")
@@ -33,8 +32,17 @@ def images():
     return [dockerfile.image_tag(stack, "cpu") for stack in STACKS]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs():
+    """What a user is told to have here: an ssh client, and rsync for `sync`."""
+    names = {"ssh": "openssh-client", "rsync": "rsync"}
+    wanted = [package for program, package in names.items() if shutil.which(program) is None]
+    for words in (["update", "-q"], ["install", "-y", "-q", *wanted]) if wanted else ():
+        subprocess.run(["apt-get", *words], check=True, capture_output=True)
+
+
 @pytest.fixture(scope="session")
-def three(images, tmp_path_factory):
+def three(images, programs, tmp_path_factory):
     """Three hosts; their inventory is `folder / "hosts.yml"`."""
     folder = tmp_path_factory.mktemp("hosts")
     with emulated.hosts(NAMES, images, folder) as found:
@@ -51,22 +59,3 @@ def yard(three):
     left = three.left()
     three.invoke("down", "--all", check=False)
     assert left == {}
-
-
-def invoke(*words: str, cwd: Path = ROOT, check: bool = True, seconds: float = 240):
-    """`invoke` as a user types it; what it printed and its exit code."""
-    done = subprocess.run(
-        [ROOT / ".venv/bin/invoke", *words], cwd=cwd, env=dict(os.environ), text=True,
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,
-    )  # fmt: skip
-    if check and done.returncode:
-        raise AssertionError(
-            f"invoke {' '.join(words)}: {done.stdout[-3000:]}{done.stderr[-2000:]}"
-        )
-    return done
-
-
-def result(done) -> dict:
-    """The JSON that a command printed."""
-    found: dict = json.loads(done.stdout)
-    return found

@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from stackyard import settings
+from stackyard import guard, settings
 from stackyard.engine import Engine
 from stackyard.foundation import ensure_base
 from stackyard.project import ROOT, load_project
 from stackyard.spec import Bootstrap
 
 LABEL = "stackyard-test-hosts"
+OWNER = "stackyard-test-owner"
 PACKAGES = (
     "docker.io", "openssh-server", "iproute2", "iptables", "iputils-ping", "ca-certificates",
     "procps", "mount",
@@ -225,6 +226,21 @@ def seed(image: str, images: Sequence[str]) -> Path:
     return place
 
 
+def _sweep(place: Path) -> None:
+    """Remove hosts that a killed process left: its pytest can have no last word."""
+    form = '{{.ID}} {{.Label "' + OWNER + '"}}'
+    for kind, remove in (("ps -a", "rm -f -v"), ("network ls", "network rm")):
+        listing = docker(*kind.split(), "--filter", f"label={LABEL}", "--format", form)
+        for line in listing.splitlines():
+            found, _, owner = line.partition(" ")
+            if guard.owner_is_gone(owner):
+                docker(*remove.split(), found, check=False)
+    used = docker("network", "ls", "--filter", f"label={LABEL}", "--format", "{{.Name}}").split()
+    for own in place.glob("*-*"):
+        if f"{LABEL}-{own.name.rpartition('-')[2]}" not in used:
+            shutil.rmtree(own, ignore_errors=True)
+
+
 def _drop_old_seeds(keep: str) -> None:
     """Remove what was made for other images and no host uses: gigabytes each."""
     for volume in docker("volume", "ls", "-q", "--filter", f"label={LABEL}").split():
@@ -235,7 +251,8 @@ def _drop_old_seeds(keep: str) -> None:
 
 def _start(name: str, image: str, data: Path, more: Sequence[str]) -> None:
     docker(
-        "run", "-d", "--init", "--name", name, "--label", LABEL, "--cap-drop", "ALL",
+        "run", "-d", "--init", "--name", name, "--label", LABEL,
+        "--label", f"{OWNER}={guard.owner()}", "--cap-drop", "ALL",
         *(word for cap in CAPABILITIES for word in ("--cap-add", cap)),
         "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
         "--device-cgroup-rule", "a *:* rwm", "--tmpfs", "/run", "-v", f"{data}:/var/lib/docker",
@@ -257,7 +274,9 @@ def hosts(
     token = secrets.token_hex(4)
     image = host_image()
     place = seed(image, images)
-    network = docker("network", "create", "--label", LABEL, f"{LABEL}-{token}")
+    _sweep(place)
+    labels = ("--label", LABEL, "--label", f"{OWNER}={guard.owner()}")
+    network = docker("network", "create", *labels, f"{LABEL}-{token}")
     shared = folder / "shared"
     shared.mkdir(exist_ok=True)
     _key(folder / "login")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from stackyard import build, guard, settings
 from stackyard.project import ROOT
+from tests.fleet.emulated import docker
 
 HERE = Path(__file__).resolve().parent
 LABEL = "stackyard-test-slurm"
@@ -32,14 +33,6 @@ POWERS = (
 )
 # Everything that is not one of these belongs to a job.
 DAEMONS = ("docker-init", "slurmd", "slurmctld", "munged", "slurmstepd")
-
-
-def docker(*words: str, check: bool = True, **more: object) -> str:
-    """The output of a docker command."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, **more)
-    if check and done.returncode:
-        raise AssertionError(f"docker {' '.join(words)[:200]}: {done.stderr[-2000:]}")
-    return done.stdout.strip()
 
 
 def image_with_slurm(reference: str, stack: str, distribution: str) -> str:

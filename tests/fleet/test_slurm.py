@@ -17,15 +17,8 @@ from stackyard.engine import Engine
 from stackyard.job import Job
 from stackyard.nodes import SMOKE_FOLDER
 from stackyard.project import ROOT, load_project
-from tests.fleet.conftest import invoke
-from tests.fleet.slurm_cluster import (
-    IMAGES,
-    docker,
-    image_with_slurm,
-    running_cluster,
-    unpacked,
-    wait,
-)
+from tests.fleet.emulated import docker
+from tests.fleet.slurm_cluster import IMAGES, image_with_slurm, running_cluster, unpacked, wait
 
 pytestmark = pytest.mark.engine
 
@@ -223,7 +216,9 @@ def logged_losses(log):
 def test_an_exported_example_trains_over_two_nodes(cluster, words):
     _, running, _ = cluster
     folder = running.shared / "exported"
-    invoke("export", "slurm", "fairseq", *words, str(folder), "--set", "updates=40,log_every=1")
+    words = [*words, str(folder), "--set", "updates=40,log_every=1"]
+    subprocess.run([ROOT / ".venv/bin/invoke", "export", "slurm", "fairseq", *words], cwd=ROOT,
+                   check=True, capture_output=True, timeout=120)  # fmt: skip
     folder.chmod(0o777)
     found, log = finished(slurm_client.submit(folder), 180)
     assert (found.state, found.code) == ("done", 0), log[-3000:]

@@ -5,20 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import subprocess
 
 import pytest
 
 MB = 10**6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rsync():
-    """rsync on this machine, where a user is told to install it."""
-    if shutil.which("rsync") is None:
-        for words in (["update", "-q"], ["install", "-y", "-q", "rsync"]):
-            subprocess.run(["apt-get", *words], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ ORDER = [
     "fleet.inspect",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_fleet", "cluster_job", "cli_clusters",
+    "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
 ]  # fmt: skip
 
 PURE = [

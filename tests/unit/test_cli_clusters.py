@@ -12,7 +12,15 @@ from invoke.collection import Collection
 from invoke.program import Program
 
 import tasks
-from stackyard import cli, cli_clusters, cli_fleet, cluster_engine, cluster_job, positional
+from stackyard import (
+    cli,
+    cli_clusters,
+    cli_fleet,
+    cli_hosts,
+    cluster_engine,
+    cluster_job,
+    positional,
+)
 from stackyard.cluster_engine import State, Submitted
 from stackyard.cluster_job import ClusterArguments, make_cluster_job
 from stackyard.clusters.kubernetes_site import KubernetesSite
@@ -57,7 +65,7 @@ def typed(monkeypatch):
         for name in ("export", "run", "status", "logs", "stop"):
             replace(cli_clusters, name)
             if name != "export":
-                replace(cli_fleet, name)
+                replace(cli_fleet if name == "run" else cli_hosts, name)
         words = line.split()
         monkeypatch.setattr(sys, "argv", ["invoke", *words])
         program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
