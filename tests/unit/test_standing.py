@@ -4,10 +4,11 @@ import ast
 import io
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
-from stackyard.errors import MeshError
+from stackyard.errors import EngineError, MeshError
 from stackyard.fleet import standing
 from stackyard.fleet.standing import INSIDE, PROGRAMS, Standing, connect, programs, wait_joined
 from tests.unit.machines import plan
@@ -74,3 +75,40 @@ def test_a_run_without_its_first_node_is_told_with_what_to_do(links, why):
         connect(links, run)
     assert caught.value.why == why
     assert "invoke down --name demo" in caught.value.hint
+
+
+class Engine:
+    """Takes containers, and removes those with a label."""
+
+    def __init__(self, there=()):
+        self.there = list(there)
+
+    def start(self, labels):
+        self.there.append(labels)
+        return f"c{len(self.there)}"
+
+    def put(self, container, folder, archive):
+        pass
+
+    def remove_run(self, label):
+        key, _, value = label.partition("=")
+        gone = [labels for labels in self.there if labels.get(key) == value]
+        self.there = [labels for labels in self.there if labels not in gone]
+        return [f"{len(gone)} containers"]
+
+
+def test_a_start_that_fails_removes_its_own_containers_and_not_another_s_of_that_name(monkeypatch):
+    wanted = plan()
+    other = {standing.RUN_LABEL: wanted.run, standing.TOKEN_LABEL: "another's"}
+    links = {node.host: SimpleNamespace(engine=Engine([other])) for node in wanted.nodes}
+
+    def install(engine, container, node, material):
+        if node == wanted.names[-1]:
+            raise EngineError("the engine is full")
+
+    monkeypatch.setattr(standing.time, "time", lambda: wanted.until - 3600)
+    monkeypatch.setattr(standing, "_spec", lambda *given: given[-1])
+    monkeypatch.setattr(standing.nodes, "install", install)
+    with pytest.raises(MeshError, match=f"node {wanted.names[-1]} did not start"):
+        standing.start(links, None, {}, wanted)
+    assert [link.engine.there for link in links.values()] == [[other]] * len(links)
