@@ -76,12 +76,34 @@ def base(c: Context, name: str, json: bool = False) -> None:
     help={
         "stack": STACK,
         "base": BASE,
-        "out": "the file to write (stackyard-BASE.bundle.tar here unless given)",
+        "out": "what to write: stackyard-BASE.bundle.tar; of --images the folder stackyard-images",
+        "images": "releases of a registry, in place of what builds need",
+        "from": "with --images, the repository: REGISTRY[:PORT]/NAME",
+        "release": "with --images, a tag or digest (the latest unless given)",
+        "signers": "with --images, whose releases are accepted",
         "json": JSON,
     },
 )
-def bundle(c: Context, stack: str, base: str = "", out: str = "", json: bool = False) -> None:
-    """Fetch what builds on a base need into one file, for a machine without a network."""
+def bundle(
+    c: Context,
+    stack: str,
+    base: str = "",
+    out: str = "",
+    images: bool = False,
+    from_: str = "",
+    release: str = "",
+    signers: str = "",
+    json: bool = False,
+) -> None:
+    """What builds on a base need, or released images, for a machine without a network."""
+    if images:
+        from stackyard import cli_release
+
+        given = cli_release.PullArguments(
+            stack=stack, base=base, from_=from_, release=release, signers=signers
+        )
+        _exit(cli_release.carry(given, out, as_json=json))
+        return
     from stackyard import cli
 
     _exit(cli.bundle(stack, base, out, as_json=json))
@@ -455,6 +477,99 @@ def down(
     from stackyard import cli_hosts
 
     _exit(cli_hosts.down(hosts, name, everything=all, as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": "a stack's name",
+        "base": BASE,
+        "to": "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)",
+        "key": "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it",
+        "unproven": "publish it without a passed smoke; its statement says so",
+        "json": JSON,
+    },
+)
+def publish(
+    c: Context,
+    stack: str,
+    base: str = "",
+    to: str = "",
+    key: str = "",
+    unproven: bool = False,
+    json: bool = False,
+) -> None:
+    """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
+    from stackyard import cli_release
+
+    _exit(cli_release.publish(stack, base, to, key, unproven=unproven, as_json=json))
+
+
+FROM = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"
+SIGNERS = "whose releases are accepted (allowed_signers here, or in ~/.config/stackyard)"
+
+
+@task(help={"from": FROM, "signers": SIGNERS, "json": JSON})
+def releases(c: Context, from_: str = "", signers: str = "", json: bool = False) -> None:
+    """What a registry holds, and which of it can be believed."""
+    from stackyard import cli_release
+
+    _exit(cli_release.releases(from_, signers, as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": "a stack's name",
+        "base": BASE,
+        "from": FROM,
+        "release": "its tag or digest (the latest unless given)",
+        "hosts": "hosts.yml, names by comma, or ssh:PATTERN; without any: this machine",
+        "signers": SIGNERS,
+        "via": "hosts: they pass it on; registry: each pulls by itself",
+        "mirror": "HOST:PORT of the site's own mirror: each pulls from there",
+        "max-unavailable": "how many hosts may fail without the command failing",
+        "json": JSON,
+    },
+)
+def pull(
+    c: Context,
+    stack: str,
+    base: str = "",
+    from_: str = "",
+    release: str = "",
+    hosts: str = "",
+    signers: str = "",
+    via: str = "hosts",
+    mirror: str = "",
+    max_unavailable: int = 0,
+    json: bool = False,
+) -> None:
+    """A verified release onto all hosts: once out of the registry, then from host to host."""
+    from stackyard import cli_release
+
+    given = cli_release.PullArguments(
+        stack=stack, base=base, from_=from_, release=release, hosts=hosts, signers=signers,
+        via=via, mirror=mirror, max_unavailable=max_unavailable,
+    )  # fmt: skip
+    _exit(cli_release.pull(given, as_json=json))
+
+
+@task(
+    help={
+        "hosts": "hosts.yml, names by comma, or ssh:PATTERN",
+        "keep": "how many releases of each stack and base stay",
+        "dry": "only say what would go",
+        "json": JSON,
+    }
+)
+def prune(
+    c: Context, hosts: str = "", keep: int = 2, dry: bool = False, json: bool = False
+) -> None:
+    """Remove old releases from hosts; what a container uses stays."""
+    from stackyard import cli_release
+
+    _exit(cli_release.prune(hosts, keep, dry=dry, as_json=json))
 
 
 @task(help={"json": JSON})

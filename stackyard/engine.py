@@ -71,6 +71,18 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldImage:
+    """An image in an engine's list; `created` in seconds since the epoch."""
+
+    id: str
+    tags: tuple[str, ...]
+    digests: tuple[str, ...]
+    labels: Mapping[str, str]
+    created: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContainerInfo:
     """A container that the engine has. `state` is the engine's word: `running`, `exited`, ..."""
 
@@ -213,6 +225,39 @@ class Engine:
             layers=tuple(found["RootFS"].get("Layers") or ()),
         )
 
+    def held_layers(self) -> list[tuple[str, ...]]:
+        """The layers (diff_ids, from the bottom) of every image that the engine holds."""
+        with _translated("listing its images"):
+            ids = {entry["Id"] for entry in self._api.images()}
+        found = [self.image(image) for image in ids]
+        return [info.layers for info in found if info is not None]
+
+    def held_images(self) -> list[HeldImage]:
+        """Every image that has a name."""
+        with _translated("listing its images"):
+            found = self._api.images()
+        return [
+            HeldImage(
+                id=entry["Id"],
+                tags=tuple(tag for tag in entry.get("RepoTags") or () if "<none>" not in tag),
+                digests=tuple(d for d in entry.get("RepoDigests") or () if "<none>" not in d),
+                labels=entry.get("Labels") or {},
+                created=int(entry["Created"]),
+                size=int(entry["Size"]),
+            )
+            for entry in found
+        ]
+
+    def used_images(self) -> set[str]:
+        """Ids of images that a container was made from, whatever its state."""
+        with _translated("listing its containers"):
+            return {str(entry["ImageID"]) for entry in self._api.containers(all=True)}
+
+    def remove_image(self, name: str) -> None:
+        """Take a name from an image; with the last one the image goes. Gone already is fine."""
+        with _translated(f"removing {name}"), contextlib.suppress(docker.errors.NotFound):
+            self._api.remove_image(name)
+
     def history(self, reference: str) -> list[dict[str, Any]]:
         """The image's history, newest first: CreatedBy, Size and so on, as the engine says."""
         with _translated(f"reading the history of {reference}"):
@@ -223,6 +268,11 @@ class Engine:
         with _translated(f"saving {reference}"), path.open("wb") as file:
             for chunk in self._api.get_image(reference):
                 file.write(chunk)
+
+    def saved(self, reference: str) -> Iterator[bytes]:
+        """An image as such an archive, in pieces as they come."""
+        with _translated(f"saving {reference}"):
+            yield from self._api.get_image(reference)
 
     def import_tar(self, path: Path, reference: str, changes: Sequence[str]) -> str:
         """Make an image out of a root file system; returns its id."""

@@ -91,6 +91,22 @@ class CommandError(StackyardError):
         self.code = code
 
 
+class RegistryError(StackyardError):
+    """A registry cannot be reached, refuses, or holds something else than it says.
+
+    Attributes:
+        passing: whether the same request may succeed later.
+    """
+
+    passing = False
+
+
+class ReleaseError(StackyardError):
+    """An image may not be published, or a release is not what it says; nothing was changed."""
+
+    exit_code = 1
+
+
 class BuildError(StackyardError):
     """An image could not be built; says the step and its last lines."""
 

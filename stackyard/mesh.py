@@ -58,7 +58,8 @@ def _public(key: Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
-def _private(key: Ed25519PrivateKey) -> bytes:
+def private_text(key: Ed25519PrivateKey) -> bytes:
+    """A private key as OpenSSH writes it."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
@@ -132,9 +133,9 @@ def _material_of(node: str, plan: MeshPlan, authority: Authority, now: int) -> d
     host, user = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     kinds = SSHCertificateType
     return {
-        "host_key": _private(host),
+        "host_key": private_text(host),
         "host_key-cert.pub": authority.certify(host, kinds.HOST, node, now, plan.seconds),
-        "user_key": _private(user),
+        "user_key": private_text(user),
         "user_key-cert.pub": authority.certify(user, kinds.USER, plan.run, now, plan.seconds),
         "user_ca.pub": authority.public + b"\n",
         "known_hosts": known_hosts(plan, authority),
@@ -155,10 +156,10 @@ def foreign_material(plan: MeshPlan, node: str, *, now: int) -> Mapping[str, byt
     stranger, user, host = (Ed25519PrivateKey.generate() for _ in range(3))
     other, kinds = Authority(), SSHCertificateType
     return {
-        "foreign_key": _private(stranger),
-        "other_run_key": _private(user),
+        "foreign_key": private_text(stranger),
+        "other_run_key": private_text(user),
         "other_run_key-cert.pub": other.certify(user, kinds.USER, plan.run, now, plan.seconds),
-        "impostor_key": _private(host),
+        "impostor_key": private_text(host),
         "impostor_key-cert.pub": other.certify(host, kinds.HOST, node, now, plan.seconds),
     }
 

@@ -18,11 +18,12 @@ SETTINGS = "stackyard.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A loaded project."""
+    """A loaded project; `registry` is where releases go and come from unless told otherwise."""
 
     root: Path
     definitions: Definitions
     default_base: str
+    registry: str = ""
 
     def stacks(self, name: str) -> list[str]:
         """The stacks that a name on the command line means; `all` is every one."""
@@ -42,8 +43,8 @@ def parse_settings(text: str) -> dict[str, str]:
             continue
         key, equals, value = (part.strip() for part in body.partition("="))
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
-        if key != "default_base" or not equals or not quoted:
-            hint = 'the only setting is: default_base = "ngc"'
+        if key not in ("default_base", "registry") or not equals or not quoted:
+            hint = 'settings are: default_base = "ngc", registry = "registry.example:5000/name"'
             raise UsageError(
                 f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
             )
@@ -72,4 +73,5 @@ def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
         root=root,
         definitions=load_definitions(root, locks_required=locks_required),
         default_base=settings.get("default_base", "ngc"),
+        registry=settings.get("registry", ""),
     )

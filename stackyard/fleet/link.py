@@ -145,13 +145,23 @@ class Link:
         Raises:
             HostError: it failed, or took longer than `seconds`.
         """
+        return self.send(script.encode(), "sh", "-s", "--", *words, seconds=seconds)
+
+    def words(self, *words: str) -> list[str]:
+        """The command line that runs words on the host over this connection."""
         argv = ["ssh", "-S", str(self._control), *ssh_options(self.host), "--", self.host.ssh]
-        remote = shlex.join(["sh", "-s", "--", *words])
+        return [*argv, shlex.join(words)]
+
+    def send(self, data: bytes, *words: str, seconds: float = 60.0) -> str:
+        """Run words on the host with bytes as their input; their output.
+
+        Raises:
+            HostError: they failed, or took longer than `seconds`.
+        """
         try:
-            done = process.run([*argv, remote], stdin=script.encode(), timeout=seconds)
+            return process.run(self.words(*words), stdin=data, timeout=seconds).output
         except StackyardError as error:
             raise HostError(self.host.name, error.what, why=error.why) from error
-        return done.output
 
     def renew(self) -> None:
         """Connect anew if the connection broke.

@@ -236,8 +236,8 @@ def _wrong_images(wanted: Wanted) -> list[HostProblem]:
     held = {image for image in wanted.images.values() if image}
     found = [
         HostProblem(host=host, what=f"it does not hold {wanted.tag}",
-                    hint=f"invoke build {wanted.stack} --base {wanted.base} there, or bring it:"
-                    f" docker save {wanted.tag} | ssh {host} docker load")
+                    hint=f"invoke pull {wanted.stack} --base {wanted.base} --hosts ... brings a"
+                    f" release to all; or docker save {wanted.tag} | ssh {host} docker load")
         for host, image in wanted.images.items() if not image
     ]  # fmt: skip
     if len(held) > 1:
@@ -246,7 +246,8 @@ def _wrong_images(wanted: Wanted) -> list[HostProblem]:
             HostProblem(
                 host=host,
                 what=f"its {wanted.tag} is another image ({image[7:19]}, not {first[7:19]})",
-                hint="every host must hold the same: docker save on one, docker load on the others",
+                hint="every host must hold the same: invoke pull brings one release to all, or"
+                " docker save on one, docker load on the others",
             )
             for host, image in wanted.images.items()
             if image and image != first

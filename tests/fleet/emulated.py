@@ -157,6 +157,12 @@ class Yard:
     hosts: dict[str, EmulatedHost]
 
     @property
+    def network(self) -> str:
+        """The network that they are on."""
+        form = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}"
+        return docker("inspect", "--format", form, next(iter(self.hosts.values())).container)
+
+    @property
     def inventory(self) -> str:
         """The path of their hosts.yml."""
         return str(self.folder / "hosts.yml")
@@ -213,9 +219,10 @@ def seed(image: str, images: Sequence[str]) -> Path:
         host = EmulatedHost(name="seed", container=name, address="")
         host.wait_engine()
         load = ["docker", "exec", "-i", name, "docker", "load"]
-        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as save:
-            subprocess.run(load, stdin=save.stdout, check=True, stdout=subprocess.DEVNULL)
-        assert save.returncode == 0
+        if images:
+            with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as save:
+                subprocess.run(load, stdin=save.stdout, check=True, stdout=subprocess.DEVNULL)
+            assert save.returncode == 0
         docker("stop", "-t", "30", name)
     finally:
         docker("rm", "-f", "-v", name, check=False)

@@ -14,13 +14,13 @@ import testinfra
 
 from stackyard import foundation, mesh, nodes, plan, settings, smoke
 from stackyard.builder import Builder
+from stackyard.caller import Caller, make_caller
 from stackyard.catalog import ResolvedImage
 from stackyard.engine import Engine
+from stackyard.gate import Allowed, Finding, read_allowed
 from stackyard.image import ImageInfo
 from stackyard.project import Project, load_project
-from tests.images import scanner
-from tests.images.caller import Caller, make_caller
-from tests.images.scanner import SavedImage
+from tests.images.saved import SavedImage, scan_image
 
 BASE = "cpu"
 PROJECT = load_project()
@@ -105,7 +105,14 @@ def caller(built: Built) -> Caller:
 
 
 @pytest.fixture(scope="session")
-def scanned() -> dict[str, tuple[scanner.Finding, ...]]:
+def allowed(project: Project) -> Allowed:
+    """The secrets that everybody may know."""
+    file = "images/gate.yml"
+    return read_allowed((project.root / file).read_text(encoding="utf-8"), file)
+
+
+@pytest.fixture(scope="session")
+def scanned() -> dict[str, tuple[Finding, ...]]:
     """Findings by layer: what images share is scanned once."""
     return {}
 
@@ -115,13 +122,14 @@ def saved(
     engine: Engine,
     built: Built,
     caller: Caller,
-    scanned: dict[str, tuple[scanner.Finding, ...]],
+    allowed: Allowed,
+    scanned: dict[str, tuple[Finding, ...]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> SavedImage:
     """The image's configuration and what its layers hold."""
     path = tmp_path_factory.mktemp("saved") / "image.tar"
     try:
         engine.save(built.info.id, path)
-        return scanner.scan_image(path, caller, scanned)
+        return scan_image(path, caller, scanned, allowed)
     finally:
         path.unlink(missing_ok=True)

@@ -7,15 +7,16 @@ import re
 
 import pytest
 
-from tests.images import scanner
+from stackyard.gate import scan_config
+from stackyard.gate_rules import RULES
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("rule", scanner.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_no_layer_holds(saved, rule):
     found = saved.of_rule(rule)
-    assert not found, f"{scanner.RULES[rule]}:\n" + "\n".join(found)
+    assert not found, f"{RULES[rule]}:\n" + "\n".join(found)
 
 
 def test_the_layers_that_were_scanned_are_those_of_the_image(built, saved):
@@ -27,13 +28,17 @@ def test_the_history_tells_nothing_of_the_caller(engine, built, caller):
     steps = engine.history(built.info.id)
     text = "\n".join(f"{step['CreatedBy']} {step['Comment']}" for step in steps)
     assert "install_locked /mnt/stack.lock" in text
-    assert scanner.traces(text, caller) == []
+    assert caller.traces(text) == []
 
 
 def test_the_saved_configuration_tells_nothing_of_the_caller(saved, caller):
     text = json.dumps(dict(saved.config), ensure_ascii=False)
     assert "stackyard.recipe" in text
-    assert scanner.traces(text, caller) == []
+    assert caller.traces(text) == []
+
+
+def test_the_saved_configuration_passes_the_gate(saved, caller, allowed):
+    assert [str(finding) for finding in scan_config(saved.config, caller, allowed)] == []
 
 
 def test_build_mounts_left_nothing_behind(host, said):

@@ -1,27 +1,46 @@
 """What a caller's package settings would look like if a build had left them in an image.
 
-Owns turning `stackyard.settings.CallerSettings` into strings and certificates to look for. Pure.
+Owns turning the caller's settings into strings and certificates to look for, and looking for them
+in a text. It must not read settings (`stackyard.settings` does) nor touch the world.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from stackyard.settings import CallerSettings
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
 # Packages speak of these in scripts and documentation of their own: where the caller's settings
 # name them, they are looked for in settings, records and logs only, and not in every file.
 PUBLIC = {"debian", "ubuntu", "pypi", "pythonhosted", "pytorch", "nvidia"}
 # Between two characters of an armoured text: a line break, or one written as an escape.
-GAP = rb"(?:\s|\\[nr])"
+GAP = rb"(?:\s|\\+[nr])"
 _CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----((?:[A-Za-z0-9+/=]|%b){100,12000}?)-----END" % GAP
 )
 _URI = re.compile(rb"[a-z][a-z0-9+.-]*://(?:([^@/\s\"']*)@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])")
+
+
+class PackageSettings(Protocol):
+    """What is needed of `stackyard.settings.CallerSettings`."""
+
+    @property
+    def secrets(self) -> Mapping[str, bytes]:
+        """Contents by secret id."""
+
+    @property
+    def wheel_folders(self) -> tuple[Path, ...]:
+        """Local folders of wheels."""
+
+    @property
+    def proxies(self) -> Mapping[str, str]:
+        """Proxy variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +70,36 @@ class Caller:
             and name.split(".")[-2] not in PUBLIC
         )
 
+    @cached_property
+    def everywhere(self) -> tuple[tuple[bytes, str], ...]:
+        """What may be in no file at all, each with what is said of it."""
+        texts = sorted(self.private_hosts | self.credentials)
+        secrets = self.credentials
+        return tuple((text.encode(), "a password" if text in secrets else text) for text in texts)
 
-def make_caller(settings: CallerSettings, own: Iterable[str]) -> Caller:
+    @cached_property
+    def _patterns(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
+        words = [(host, _word(host)) for host in self.hosts]
+        return (*words, *((folder, _folder(folder)) for folder in self.folders))
+
+    def names(self, data: bytes) -> set[str]:
+        """The caller's addresses, passwords and folders that some text gives away."""
+        if not self._patterns and not self.credentials:
+            return set()
+        # The plain search is many times faster, and finds nothing in nearly every text.
+        lower = data.lower()
+        likely = [one for one in self._patterns if one[0].lower().encode() in lower]
+        found = {word for word, pattern in likely if pattern.search(data.decode("latin-1"))}
+        return found | {"a password" for secret in self.credentials if secret.encode() in data}
+
+    def traces(self, text: str) -> list[str]:
+        """What a text gives away: `names`, and certificates."""
+        data = text.encode("utf-8", errors="replace")
+        given = self.certificates.intersection(parse_certificates(data))
+        return sorted(self.names(data) | {fingerprint(der) for der in given})
+
+
+def make_caller(settings: PackageSettings, own: Iterable[str]) -> Caller:
     """What to look for; `own` are addresses that the project's definitions name themselves."""
     texts = [data for name, data in settings.secrets.items() if name != "ca.pem"]
     texts += [value.encode() for value in settings.proxies.values()]
@@ -75,10 +122,24 @@ def _secrets(user: str) -> list[str]:
     return [part for part in (user if colon else "", password) if len(part) > 7]
 
 
+def _word(host: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){re.escape(host)}(?![\w-])", re.IGNORECASE)
+
+
+def _folder(folder: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:file://|(?<![\w./-])){re.escape(folder)}(?![\w.-])")
+
+
 def parse_certificates(text: bytes) -> list[bytes]:
     """The DER form of every certificate in PEM text, also where line breaks are escaped."""
-    bodies = [re.sub(GAP, b"", body) for body in _CERTIFICATE.findall(text)]
-    return [base64.b64decode(body) for body in bodies if len(body) % 4 == 0]
+    return [der for body in _CERTIFICATE.findall(text) if (der := _der(re.sub(GAP, b"", body)))]
+
+
+def _der(body: bytes) -> bytes:
+    try:
+        return base64.b64decode(body)
+    except binascii.Error:
+        return b""
 
 
 def fingerprint(der: bytes) -> str:

@@ -1,0 +1,168 @@
+"""A release onto 1, 2, 4 and 8 hosts: seconds, and bytes that the registry sends.
+
+Eight emulated hosts with empty engines and a real registry share this machine; what each of them
+sends is limited (`tc`), so a link is a link. By hand: `docker pull` on all hosts at the same time.
+
+    benchmarks/run release_pull [--stack megatron]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.common import Measured, Panel, Verdict
+from stackyard.console import Terminal
+from stackyard.engine import Engine
+from tests.fleet import emulated
+from tests.release.conftest import Site, make_publisher
+from tests.release.registry import registry, shape
+
+HOSTS = ("study", "train", "depot", "forge", "attic", "cellar", "hall", "barn")
+COUNTS = (1, 2, 4, 8)
+SLOW, FAST = 50, 400
+OURS, PLAIN = "invoke pull", "docker pull on all"
+
+
+class Field:
+    """Hosts, a registry with one release, and how they are brought back to nothing."""
+
+    def __init__(self, site: Site, stack: str) -> None:
+        self._site, self._stack = site, stack
+
+    def limit(self, megabits: int) -> None:
+        """What everybody may send."""
+        hosts = [host.container for host in self._site.yard.hosts.values()]
+        for container in (self._site.registry.container, *hosts):
+            shape(container, megabits)
+
+    def _forget(self) -> None:
+        """Empty engines, and an empty cache here."""
+        self._site.forget()
+        shutil.rmtree(self._site.cache, ignore_errors=True)
+
+    def ours(self, count: int) -> dict[str, float]:
+        """`invoke pull` onto so many hosts, from a machine that has nothing."""
+        self._forget()
+        yard = self._site.yard
+        text = (yard.folder / "hosts.yml").read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines()
+                 if not any(line.startswith(f"  {name}:") for name in HOSTS[count:])]  # fmt: skip
+        some = yard.folder / f"of-{count}"
+        some.mkdir(exist_ok=True)
+        (some / "hosts.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        site = dataclasses.replace(self._site, yard=dataclasses.replace(yard, folder=some))
+        before, started = site.registry.sent(), time.monotonic()
+        pulled = site.pull(self._stack, seconds=900)
+        seconds = time.monotonic() - started
+        assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}
+        return self._told(seconds, before)
+
+    def plain(self, count: int, reference: str) -> dict[str, float]:
+        """`docker pull` on so many hosts at the same time."""
+        self._forget()
+        hosts = [self._site.yard.hosts[name] for name in HOSTS[:count]]
+        login = self._site.registry.folder / "docker" / "config.json"
+        for host in hosts:
+            emulated.docker("exec", host.container, "mkdir", "-p", "/root/.docker")
+            emulated.docker("cp", str(login), f"{host.container}:/root/.docker/config.json")
+        before, started = self._site.registry.sent(), time.monotonic()
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda host: host.run("docker", "pull", "-q", reference), hosts))
+        return self._told(time.monotonic() - started, before)
+
+    def _told(self, seconds: float, before: int) -> dict[str, float]:
+        return {"seconds": round(seconds, 1), "sent": self._site.registry.sent() - before}
+
+
+def measure(stack: str) -> Callable[[Terminal, Engine], Measured]:
+    """The benchmark."""
+
+    def measured(terminal: Terminal, engine: Engine) -> Measured:
+        runs: list[dict[str, Any]] = []
+        with tempfile.TemporaryDirectory(prefix="release-pull-") as name:
+            folder = Path(name)
+            with (
+                emulated.hosts(HOSTS, [], folder) as found,
+                registry(folder / "registry", emulated.Yard(
+                    folder=folder, hosts={h.name: h for h in found}).network) as reg,
+            ):  # fmt: skip
+                yard = emulated.Yard(folder=folder, hosts={host.name: host for host in found})
+                site = Site(folder=folder, registry=reg, yard=yard, cache=folder / "cache")
+                make_publisher(site)
+                done = site.publish(stack, "--unproven")
+                size = sum(layer["size"] for layer in done["layers"])
+                reference = f"{site.place}@{done['digest']}"
+                field = Field(site, stack)
+                for megabits in (SLOW, FAST):
+                    field.limit(megabits)
+                    for count in COUNTS:
+                        run = {"megabits": megabits, "hosts": count, "image": size}
+                        runs.append({**run, "side": OURS, **field.ours(count)})
+                        terminal.done("pull", json.dumps(runs[-1]))
+                        if megabits == FAST or count == 1:
+                            runs.append({**run, "side": PLAIN, **field.plain(count, reference)})
+                            terminal.done("pull", json.dumps(runs[-1]))
+        return summarise(runs)
+
+    return measured
+
+
+def _values(
+    runs: Sequence[Mapping[str, Any]], megabits: int, side: str, key: str
+) -> list[list[float]]:
+    return [
+        [r[key] for r in runs if (r["megabits"], r["side"], r["hosts"]) == (megabits, side, count)]
+        for count in COUNTS
+    ]
+
+
+def summarise(runs: Sequence[Mapping[str, Any]]) -> Measured:
+    """The curves and the verdicts."""
+    panels = [
+        Panel(title=f"seconds at {megabits} Mbit/s, by hosts", unit="s", x=list(COUNTS),
+              series={side: _values(runs, megabits, side, "seconds") for side in (OURS, PLAIN)})
+        for megabits in (SLOW, FAST)
+    ]  # fmt: skip
+    images = [{**r, "images": r["sent"] / r["image"]} for r in runs]
+    panels.append(
+        Panel(title="images that the registry sends, by hosts", unit="images", x=list(COUNTS),
+              series={side: _values(images, FAST, side, "images") for side in (OURS, PLAIN)})
+    )  # fmt: skip
+
+    def one(megabits: int, side: str, hosts: int) -> Mapping[str, Any]:
+        return next(
+            r for r in images if (r["megabits"], r["side"], r["hosts"]) == (megabits, side, hosts)
+        )
+
+    eight = one(SLOW, OURS, 8)
+    alone = one(SLOW, PLAIN, 1)
+    return Measured(
+        title="A release onto hosts with limited links, emulated on one machine",
+        runs=runs,
+        panels=panels,
+        verdicts=[
+            Verdict(what=f"images out of the registry for 8 hosts at {SLOW} Mbit/s",
+                    value=eight["images"], goal=1.2),
+            Verdict(what=f"seconds for 8 hosts at {SLOW} Mbit/s, against docker pull on one",
+                    value=eight["seconds"] / alone["seconds"], goal=2.0),
+            Verdict(what=f"seconds for 8 hosts at {FAST} Mbit/s, against docker pull on all",
+                    value=one(FAST, OURS, 8)["seconds"] / one(FAST, PLAIN, 8)["seconds"], goal=1.0),
+        ],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--stack", default="megatron")
+    sys.exit(common.main("release_pull", measure(parser.parse_args().stack)))

@@ -1,0 +1,173 @@
+"""A parcel: the layers of an image that some hosts lack, as one archive that engines load.
+
+Owns the archive's bytes: the same for the same layers, of known length, and readable from any
+place, so that a broken transfer goes on where it was. Pure. The form is `docker save`'s
+(manifest.json), whose layers may be compressed; an engine passes over the files of layers that it
+has, so they may be missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+BLOCK = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a parcel: bytes, or a blob of the registry from `start` on."""
+
+    data: bytes = b""
+    digest: str = ""
+    start: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """What travels to hosts.
+
+    Attributes:
+        config: the image's configuration.
+        layers: digests of all layers, compressed, from the bottom.
+        carried: digest and size of those that travel.
+        more: further files, by name.
+    """
+
+    config: bytes
+    layers: tuple[str, ...]
+    carried: tuple[tuple[str, int], ...]
+    more: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A name for exactly these bytes."""
+        told = json.dumps([hashlib.sha256(self.config).hexdigest(), self.layers, self.carried])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole archive."""
+        return sum(piece.size or len(piece.data) for piece in self._pieces())
+
+    def pieces(self, start: int) -> Iterator[Piece]:
+        """The archive from byte `start` on."""
+        skip = start
+        for piece in self._pieces():
+            size = piece.size or len(piece.data)
+            if skip >= size:
+                skip -= size
+            elif piece.digest:
+                yield Piece(digest=piece.digest, start=skip, size=size - skip)
+                skip = 0
+            else:
+                yield Piece(data=piece.data[skip:])
+                skip = 0
+
+    def _pieces(self) -> Iterator[Piece]:
+        config = path_of(f"sha256:{hashlib.sha256(self.config).hexdigest()}")
+        names = [path_of(digest) for digest in self.layers]
+        manifest = json.dumps([{"Config": config, "RepoTags": None, "Layers": names}]).encode()
+        texts = {**self.more, "manifest.json": manifest, config: self.config}
+        for name, data in texts.items():
+            yield Piece(data=_header(name, len(data)) + data + _padding(len(data)))
+        for digest, size in self.carried:
+            yield Piece(data=_header(path_of(digest), size))
+            if size:
+                yield Piece(digest=digest, size=size)
+            if size % BLOCK:
+                yield Piece(data=_padding(size))
+        yield Piece(data=bytes(2 * BLOCK))
+
+
+def path_of(digest: str) -> str:
+    """Where a blob lies in a parcel."""
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT if size < 8 * 2**30 else tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % BLOCK)
+
+
+def make_parcel(
+    config: bytes, layers: Sequence[Mapping[str, object]], lacking: Iterable[set[str]]
+) -> Parcel:
+    """The parcel for some hosts.
+
+    Args:
+        layers: of the release, each with digest, diff_id and size.
+        lacking: of each host, the diff_ids that it lacks.
+    """
+    wanted: set[str] = set().union(*lacking)
+    carried = {
+        str(layer["digest"]): int(str(layer["size"]))
+        for layer in layers
+        if layer["diff_id"] in wanted
+    }
+    names = tuple(str(layer["digest"]) for layer in layers)
+    return Parcel(config=config, layers=names, carried=tuple(carried.items()))
+
+
+def lacking(layers: Sequence[str], images: Iterable[Sequence[str]]) -> set[str]:
+    """The layers that an engine lacks: it has those that some image of its begins with.
+
+    Args:
+        layers: diff_ids of the image, from the bottom.
+        images: those of each image that the engine holds.
+    """
+    longest = 0
+    for held in images:
+        same = 0
+        for own, other in zip(layers, held, strict=False):
+            if own != other:
+                break
+            same += 1
+        longest = max(longest, same)
+    return set(layers[longest:])
+
+
+def whole_archive(config: bytes, manifest: bytes, layers: Mapping[str, int], name: str) -> Parcel:
+    """A whole image as an archive that is both docker's and an OCI image layout.
+
+    Args:
+        layers: sizes by digest, from the bottom.
+        name: what the layout's index calls it.
+    """
+    described = {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": f"sha256:{hashlib.sha256(manifest).hexdigest()}",
+        "size": len(manifest),
+        "annotations": {"org.opencontainers.image.ref.name": name},
+    }
+    index = {"schemaVersion": 2, "manifests": [described]}
+    more = {
+        "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
+        "index.json": json.dumps(index).encode(),
+        path_of(str(described["digest"])): manifest,
+    }
+    return Parcel(config=config, layers=tuple(layers), carried=tuple(layers.items()), more=more)
+
+
+def read_pieces(data: bytes) -> dict[str, bytes]:
+    """Files of a parcel by name (for tests and small ones).
+
+    Raises:
+        tarfile.TarError: it is none.
+    """
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return {
+            member.name: content.read()
+            for member in archive
+            if (content := archive.extractfile(member)) is not None
+        }

@@ -1,0 +1,270 @@
+"""Everything a release needs, gathered from this machine: image, proof, locks, contents, source.
+
+Owns reading these; what they mean is `stackyard.release`'s, bringing them `stackyard.publish`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from stackyard import (
+    __version__,
+    catalog,
+    contents,
+    foundation,
+    gate,
+    lock,
+    plan,
+    process,
+    release,
+    sbom,
+    settings,
+    sizes,
+    spool,
+)
+from stackyard.caller import Caller, make_caller
+from stackyard.catalog import ResolvedImage
+from stackyard.dockerfile import image_tag
+from stackyard.engine import Engine
+from stackyard.errors import ReleaseError, StackyardError, UsageError
+from stackyard.gate_allowed import Allowed, read_allowed
+from stackyard.image import ImageInfo
+from stackyard.layer import LayerReader
+from stackyard.oci import digest_of
+from stackyard.project import Project
+from stackyard.release import Attached, Subject
+from stackyard.spool import Saved, Spool
+
+ALLOWED = "images/gate.yml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An image that is to be released, before it was read."""
+
+    image: ResolvedImage
+    tag: str
+    info: ImageInfo
+    subject: Subject
+    proof: Mapping[str, Any] | None
+
+
+def candidate(
+    project: Project, engine: Engine, stack: str, base: str, *, unproven: bool
+) -> Candidate:
+    """The image of a stack, seen to be current, publishable and proven.
+
+    Raises:
+        UsageError: there is no such image here.
+        ReleaseError: it may not be published.
+    """
+    resolved = catalog.resolve(project.definitions, stack, base)
+    tag = image_tag(stack, base)
+    info = engine.image(tag)
+    if info is None:
+        raise UsageError(
+            f"there is no image {tag} here", hint=f"invoke build {stack} smoke {stack}"
+        )
+    release.require_publishable(info, tag)
+    _require_current(project, resolved, info, tag)
+    reports = list(_reports(project.root, stack, base))
+    proof = release.proof_of(reports, info.id)
+    if not unproven:
+        release.require_proof(proof, reports, tag, info.id)
+    return Candidate(image=resolved, tag=tag, info=info, subject=subject_of(resolved), proof=proof)
+
+
+def subject_of(image: ResolvedImage) -> Subject:
+    """What an image is called as a release: the stack by its first package's version."""
+    first = next(iter(image.stack.packages))
+    found = image.packages.get(first)
+    version = found.value if found else image.stack.packages[first]
+    return Subject(
+        stack=image.stack.name, version=version, base_name=image.base.name,
+        base_release=base_release(image.base.name, image.base.reference),
+    )  # fmt: skip
+
+
+def base_release(name: str, reference: str) -> str:
+    """A base as part of a tag: `ngc25.12` of nvcr.io/nvidia/pytorch:25.12-py3; `cpu` as it is."""
+    version = re.match(r"[0-9]+(\.[0-9]+)+", reference.rpartition(":")[2])
+    letters = re.match(r"[a-z]+", name)
+    return f"{letters[0]}{version[0]}" if version and letters else name
+
+
+def _require_current(project: Project, image: ResolvedImage, info: ImageInfo, tag: str) -> None:
+    """See that the definitions, locks among them, are those that the image was built from."""
+    files = {
+        path: (project.root / path).read_text(encoding="utf-8")
+        for path in plan.context_paths(image)
+    }
+    made = plan.make_plan(
+        image, files, base_image=foundation.base_reference(image.base, image.common),
+        base_digest=info.labels.get("stackyard.base.digest", ""),
+    )  # fmt: skip
+    if info.labels.get(plan.RECIPE_LABEL) != made.recipe:
+        stack, base = image.stack.name, image.base.name
+        raise ReleaseError(
+            f"{tag} was built from other definitions than these",
+            why="its release would say what is not so",
+            hint=f"invoke build {stack} --base {base}, then smoke it, then publish",
+        )
+
+
+def _reports(root: Path, stack: str, base: str) -> Iterable[dict[str, Any]]:
+    for path in sorted((root / "reports" / stack / base).glob("smoke*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """An image that was read once, by everybody.
+
+    Attributes:
+        findings: of the gate.
+        attached: the files that will lie beside it.
+        sizes: the size report.
+    """
+
+    saved: Saved
+    findings: Sequence[gate.Finding]
+    attached: Sequence[Attached]
+    sizes: Mapping[str, Any]
+    created: str
+
+
+def read(
+    project: Project, engine: Engine, store: Spool, found: Candidate, say: Callable[[str], None]
+) -> Read:
+    """Read an image out of the engine: compress, search and list it in one pass.
+
+    Raises:
+        EngineError: the engine does not give it whole.
+    """
+    caller, allowed = _caller(project, found.image), load_allowed(project.root)
+    say(f"reading {found.info.size / 1e9:.2f} GB: compressing, searching for secrets, listing")
+
+    def searched(number: int) -> spool.Reader:
+        return lambda stream: gate.scan_layer(stream, caller, allowed)
+
+    def listed(number: int) -> spool.Reader:
+        def one(stream: IO[bytes]) -> Any:
+            return LayerReader(number).read(stream)
+
+        return one
+
+    saved = store.save(engine.saved(found.info.id), {"gate": searched, "contents": listed})
+    config = json.loads(saved.config)
+    findings = [finding for layer in saved.read["gate"] for finding in layer]
+    findings += gate.scan_config(config, caller, allowed)
+    created = _seconds(str(config.get("created", "")))
+    merged = contents.merge(saved.read["contents"])
+    report = _sizes(engine, found, saved, merged, config)
+    return Read(saved=saved, findings=findings, sizes=report, created=created,
+                attached=_attached(project, found, merged, report, created))  # fmt: skip
+
+
+def _seconds(created: str) -> str:
+    """An engine's time (nanoseconds) as ISO 8601 in seconds, UTC."""
+    try:
+        moment = datetime.fromisoformat(re.sub(r"\.[0-9]+", "", created).replace("Z", "+00:00"))
+    except ValueError:
+        moment = datetime.fromtimestamp(0, timezone.utc)
+    return moment.astimezone(timezone.utc).isoformat()
+
+
+def _caller(project: Project, image: ResolvedImage) -> Caller:
+    definitions = project.definitions
+    own = [
+        *(base.torch_index for base in definitions.bases.values()),
+        *(base.reference for base in definitions.bases.values()),
+    ]
+    return make_caller(settings.collect(os.environ, distribution=image.base.distribution), own)
+
+
+def load_allowed(root: Path) -> Allowed:
+    """The gate's list of what is no secret.
+
+    Raises:
+        DefinitionError: it is wrong.
+    """
+    return read_allowed((root / ALLOWED).read_text(encoding="utf-8"), ALLOWED)
+
+
+def _sizes(
+    engine: Engine, found: Candidate, saved: Saved, merged: contents.Contents,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    steps = [str(entry.get("created_by", "")) for entry in config.get("history", [])
+             if not entry.get("empty_layer")]  # fmt: skip
+    layers = [
+        sizes.LayerSize(digest=layer.digest, compressed=layer.size,
+                        created_by=steps[number] if number < len(steps) else "")
+        for number, layer in enumerate(saved.layers)
+    ]  # fmt: skip
+    base = engine.image(foundation.base_reference(found.image.base, found.image.common))
+    below = base.layers if base is not None else ()
+    same = 0
+    for layer, other in zip(saved.layers, below, strict=False):
+        if layer.diff_id != other:
+            break
+        same += 1
+    return sizes.size_report(merged, layers, same)
+
+
+def _attached(
+    project: Project, found: Candidate, merged: contents.Contents, report: Mapping[str, Any],
+    created: str,
+) -> list[Attached]:  # fmt: skip
+    image, info = found.image, found.info
+    pins = [item for text in image.locks.values() for item in lock.parse_lock(text)]
+    bill = sbom.sbom(
+        merged,
+        sbom.Subject(
+            name=f"stackyard/{image.stack.name}", version=found.subject.version, id=info.id,
+            created=created, base=image.base.reference or image.base.name,
+            base_digest=info.labels.get("stackyard.base.digest", ""),
+        ),
+        pins,
+    )  # fmt: skip
+    files = [Attached(title="sbom.cdx.json", media_type=release.SBOM, data=bill.encode())]
+    if found.proof is not None:
+        data = json.dumps(found.proof, indent=1, ensure_ascii=False).encode()
+        files.append(Attached(title="smoke.json", media_type=release.REPORT, data=data))
+    for path in sorted(image.locks):
+        data = (project.root / path).read_bytes()
+        files.append(Attached(title=path, media_type=release.LOCK, data=data))
+    data = json.dumps(report, indent=1, ensure_ascii=False).encode()
+    return [*files, Attached(title="sizes.json", media_type=release.SIZES, data=data)]
+
+
+def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
+    """Digests of every lock of an image, by file."""
+    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
+
+
+def source_of(root: Path) -> dict[str, str]:
+    """The project's revision and whether it has changes that are in none; empty without git."""
+    try:
+        commit = process.run(["git", "-C", str(root), "rev-parse", "HEAD"], timeout=20).output
+        changed = process.run(["git", "-C", str(root), "status", "--porcelain"], timeout=60).output
+    except StackyardError:
+        return {}
+    return {"commit": commit.strip(), "dirty": "yes" if changed.strip() else "no"}
+
+
+def builder_of(engine: Engine) -> dict[str, str]:
+    """What made a release."""
+    return {"stackyard": __version__, "engine": engine.version}

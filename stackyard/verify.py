@@ -1,0 +1,122 @@
+"""A release in a registry, believed only after its signature and digests were checked.
+
+Owns the order: tag, image manifest, signed statement, and that they speak of each other. What a
+registry says without a signature is used for finding things, never for believing them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard import release, signing
+from stackyard.errors import ReleaseError, StackyardError, UsageError
+from stackyard.oci import Descriptor, Manifest, digest_of, is_digest, read_manifest
+from stackyard.registry import Registry
+from stackyard.release import Release
+
+LONGEST_STATEMENT = 4 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """A release that is what it says.
+
+    Attributes:
+        signer: the name in the allowed-signers file.
+        statement, signature: as signed, for whoever verifies again (a host does).
+    """
+
+    release: Release
+    signer: str
+    statement: bytes
+    signature: bytes
+    manifest: bytes
+    config: Descriptor
+
+
+def verify_release(registry: Registry, reference: str, signers: Path) -> Verified:
+    """Find a release by tag or digest and verify it.
+
+    Raises:
+        UsageError: there is nothing of that name.
+        ReleaseError: it is not signed by anybody who may, or is not what was signed.
+        RegistryError: the registry does not answer.
+    """
+    data = registry.manifest(reference)
+    if data is None:
+        raise UsageError(
+            f"{registry.repository} has no {reference}",
+            why=f"there: {_some(registry.tags())}",
+            hint="invoke releases --from REGISTRY/NAME lists what there is",
+        )
+    try:
+        manifest = read_manifest(data)
+    except (ValueError, RecursionError) as error:
+        raise ReleaseError(f"{registry.repository}:{reference} is no image of one platform",
+                           why=str(error)) from error  # fmt: skip
+    digest = digest_of(data)
+    problems: list[str] = []
+    found: list[Verified] = []
+    for text, signature in _statements(registry, digest):
+        try:
+            who = signing.verify(text, signature, signers)
+            read = release.read_statement(text)
+            _require_same(read, manifest, digest, reference)
+        except UsageError:
+            raise
+        except StackyardError as error:
+            problems.append(f"{error.what}: {error.why}" if error.why else error.what)
+            continue
+        found.append(Verified(release=read, signer=who, statement=text, signature=signature,
+                              manifest=data, config=manifest.config))  # fmt: skip
+    if not found:
+        raise ReleaseError(
+            f"{registry.repository}:{reference} cannot be believed; nothing was used",
+            why="\n".join(problems) or "no signed statement lies beside it",
+            hint=f"{signers} names whose releases are accepted; ask whoever published it",
+        )
+    return max(found, key=lambda entry: (entry.release.proven, entry.release.created))
+
+
+def _some(tags: list[str]) -> str:
+    shown = sorted(tag for tag in tags if not tag.startswith("sha256-"))
+    return ", ".join(shown[:12]) + (" ..." if len(shown) > 12 else "") if shown else "no tags"
+
+
+def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
+    """Every statement with its signature that lies beside an image."""
+    found = []
+    for entry in registry.referrers(digest):
+        if entry.artifact_type not in ("", release.STATEMENT):
+            continue
+        data = registry.manifest(entry.digest)
+        if data is None:
+            continue
+        try:
+            artifact = read_manifest(data)
+        except (ValueError, RecursionError):
+            continue
+        blobs = {layer.media_type: layer for layer in artifact.layers}
+        if {release.STATEMENT, release.SIGNATURE} <= set(blobs):
+            found.append(
+                (
+                    registry.blob(blobs[release.STATEMENT], LONGEST_STATEMENT),
+                    registry.blob(blobs[release.SIGNATURE], 65536),
+                )
+            )
+    return found
+
+
+def _require_same(read: Release, manifest: Manifest, digest: str, reference: str) -> None:
+    """See that a statement speaks of this image, under this name."""
+    if read.digest != digest:
+        raise ReleaseError("it speaks of another image", why=f"{read.digest}, not {digest}")
+    latest = f"{read.stack}-{read.base}-latest"
+    if not is_digest(reference) and reference not in (read.name, latest):
+        raise ReleaseError("it is signed under another name", why=f"{read.name}, not {reference}")
+    if read.image_id != manifest.config.digest:
+        raise ReleaseError("it speaks of another configuration")
+    said = [(layer["digest"], layer["size"]) for layer in read.layers]
+    if said != [(layer.digest, layer.size) for layer in manifest.layers]:
+        raise ReleaseError("it speaks of other layers")

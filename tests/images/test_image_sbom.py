@@ -1,0 +1,148 @@
+"""An image's bill of materials and sizes against what the image says of itself when it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.utils import canonicalize_name
+
+from stackyard.contents import Contents, LayerReader, merge
+from stackyard.lock import base_lock_path, lock_path, parse_lock
+from stackyard.sbom import Subject, sbom
+from stackyard.sizes import LayerSize, size_report
+
+pytestmark = pytest.mark.engine
+
+DISTRIBUTIONS = """
+import importlib.metadata as m, json
+print(json.dumps([[d.metadata["Name"], d.version] for d in m.distributions()]))
+"""
+# Debian's own: dpkg's names of packages, as they are installed.
+PACKAGES = [
+    "dpkg-query",
+    "-W",
+    "-f",
+    "${db:Status-Status} ${Package} ${Version} ${Architecture}\\n",
+]
+# What an engine puts into every container.
+ADDED = {".dockerenv", "etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab"}
+
+
+@pytest.fixture(scope="module")
+def layers(engine, built, tmp_path_factory) -> tuple[dict, Contents]:
+    """The image's configuration and contents, read from its saved layers."""
+    path: Path = tmp_path_factory.mktemp("layers") / "image.tar"
+    try:
+        engine.save(built.info.id, path)
+        with tarfile.open(path, "r:") as outer:
+            manifest = json.load(outer.extractfile("manifest.json"))[0]
+            config = json.load(outer.extractfile(manifest["Config"]))
+            read = [LayerReader(n).read(outer.extractfile(name))
+                    for n, name in enumerate(manifest["Layers"])]  # fmt: skip
+    finally:
+        path.unlink(missing_ok=True)
+    return config, merge(read)
+
+
+@pytest.fixture(scope="module")
+def contents(layers) -> Contents:
+    return layers[1]
+
+
+@pytest.fixture(scope="module")
+def text(layers, built, project) -> str:
+    """The bill, as the publisher makes it."""
+    config, contents = layers
+    files = (base_lock_path(built.plan.base), lock_path(built.plan.stack, built.plan.base))
+    locks = [pin for file in files for pin in parse_lock((project.root / file).read_text())]
+    subject = Subject(
+        name=f"stackyard/{built.plan.stack}", version=built.plan.base, id=built.info.id,
+        created=config["created"], base=f"stackyard/base:{built.plan.base}",
+        base_digest=config["config"]["Labels"]["stackyard.base.digest"],
+    )  # fmt: skip
+    first, again = (sbom(contents, subject, locks) for _ in range(2))
+    assert first == again
+    return first
+
+
+@pytest.fixture(scope="module")
+def bill(text) -> dict:
+    return json.loads(text)
+
+
+def purls(bill, kind: str) -> list[str]:
+    found = (c.get("purl", "") for c in bill["components"])
+    return sorted(purl for purl in found if purl.startswith(f"pkg:{kind}/"))
+
+
+def test_the_bill_is_a_valid_cyclonedx_document(text):
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+
+
+def test_debian_packages_are_those_that_dpkg_has_and_no_others(engine, built, bill):
+    listed = [
+        line.split() for line in engine.run_once(built.info.id, PACKAGES, seconds=60).splitlines()
+    ]
+    wanted = [
+        [name, version, arch] for status, name, version, arch in listed if status == "installed"
+    ]
+    pattern = r"pkg:deb/debian/([^@]+)@([^?]+)\?arch=([^&]+)&distro=debian-\d+"
+    parts = [re.fullmatch(pattern, p).groups() for p in purls(bill, "deb")]
+    assert len(wanted) > 50
+    assert sorted([name.replace("%2B", "+"), version.replace("%2B", "+"), arch]
+                  for name, version, arch in parts) == sorted(wanted)  # fmt: skip
+
+
+def test_python_packages_are_those_that_python_finds_and_no_others(engine, built, bill):
+    said = engine.run_once(built.info.id, ["python3", "-c", DISTRIBUTIONS], seconds=60)
+    wanted = sorted(
+        f"pkg:pypi/{canonicalize_name(n)}@{v.replace('+', '%2B')}" for n, v in json.loads(said)
+    )
+    assert purls(bill, "pypi") == wanted
+    assert set(built.image.packages) <= {re.split("[/@]", purl)[1] for purl in wanted}
+
+
+def test_every_package_of_the_locks_has_their_hashes(bill, built, project):
+    """Those built here have them as their source's: no hash of what was built is known."""
+    pins = parse_lock((project.root / base_lock_path(built.plan.base)).read_text())
+    pins += parse_lock((project.root / lock_path(built.plan.stack, built.plan.base)).read_text())
+    found = {canonicalize_name(c["name"]): {h["content"] for h in c.get("hashes", [])}
+             for c in bill["components"]}  # fmt: skip
+    assert len(pins) > 10
+    for pin in pins:
+        assert {f"sha256:{digest}" for digest in found[pin.name]} == set(pin.hashes), pin.name
+
+
+def test_files_are_those_that_a_container_sees(engine, built, contents):
+    """The layers merged here, against the same layers mounted by the engine."""
+    argv = ["find", "/", "-xdev", "-not", "-type", "d", "-printf", r"%y %s %P\n"]
+    seen = {}
+    for line in filter(None, engine.run_once(built.info.id, argv, seconds=100).splitlines()):
+        kind, size, path = line.split(" ", 2)
+        if path not in ADDED:
+            seen[path] = (kind, int(size) if kind == "f" else 0)
+    letters = {"file": "f", "hardlink": "f", "symlink": "l", "device": "c", "fifo": "p"}
+    mine = {path: (letters[held.entry.kind], held.entry.size)
+            for path, held in contents.files.items()
+            if held.entry.kind != "directory" and path not in ADDED
+            and not path.startswith(("dev/", "proc/", "sys/"))}  # fmt: skip
+    assert len(mine) > 10_000
+    assert {p: mine.get(p) for p in mine.keys() | seen.keys() if mine.get(p) != seen.get(p)} == {}
+
+
+def test_the_size_report_accounts_for_every_byte_that_is_seen(layers):
+    config, contents = layers
+    sizes = [LayerSize(digest=digest, compressed=0) for digest in config["rootfs"]["diff_ids"]]
+    report = size_report(contents, sizes, 1)
+    packages = report["packages"]
+    parts = [packages[kind]["bytes"] for kind in ("python", "debian", "unowned")]
+    assert sum(parts) == report["visible"]
+    assert report["visible"] + report["waste"]["hidden"]["bytes"] == report["image"]["unpacked"]
+    # What no package owns is little: owners were found.
+    assert packages["unowned"]["bytes"] < 0.02 * report["visible"]

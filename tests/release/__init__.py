@@ -1,0 +1,1 @@
+"""Releases: real registries, real engines."""

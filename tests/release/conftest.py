@@ -1,0 +1,182 @@
+"""A registry, four emulated hosts with empty engines, and a publisher's key, for all tests here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stackyard import dockerfile, signing
+from stackyard.builder import Builder
+from stackyard.engine import Engine
+from stackyard.project import ROOT, load_project
+from stackyard.registry import Registry
+from tests.fleet import emulated
+from tests.release.registry import RealRegistry, registry
+
+STACKS = ("accelerate", "fairseq", "megatron")
+NAMES = ("study", "train", "depot", "forge")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Site:
+    """Everything that a publisher and a cluster have.
+
+    Attributes:
+        cache: where this machine keeps layers; another one is another machine.
+    """
+
+    folder: Path
+    registry: RealRegistry
+    yard: emulated.Yard
+    cache: Path
+
+    @property
+    def place(self) -> str:
+        """The repository."""
+        return f"{self.registry.host}/team/stackyard"
+
+    @property
+    def signers(self) -> Path:
+        """Whose releases are accepted."""
+        return self.folder / "allowed_signers"
+
+    @property
+    def key(self) -> Path:
+        """The publisher's key."""
+        return self.folder / "publisher"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command is run with."""
+        own = {"DOCKER_CONFIG": str(self.registry.folder / "docker"), "HOME": str(self.folder),
+               "XDG_CACHE_HOME": str(self.cache)}  # fmt: skip
+        return {**os.environ, **own}
+
+    def invoke(self, *words: str, check: bool = True, seconds: float = 300):
+        """A command as a user types it."""
+        done = subprocess.run(
+            [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=seconds, check=False, env=self.environment,
+        )  # fmt: skip
+        said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert not check or done.returncode == 0, f"invoke {' '.join(words)}: {said}"
+        return done
+
+    def publish(self, stack: str, *words: str, **more):
+        """`invoke publish`; its JSON, or what it said where it may fail."""
+        done = self.invoke("publish", stack, "--base", "cpu", "--to", self.place, "--json",
+                           "--key", str(self.key), *words, **more)  # fmt: skip
+        return json.loads(done.stdout) if more.get("check", True) else done
+
+    def pull(self, stack: str, *words: str, **more):
+        """`invoke pull` onto all hosts; its JSON, or what it said where it may fail."""
+        done = self.invoke("pull", stack, "--base", "cpu", "--from", self.place, "--json",
+                           "--signers", str(self.signers), "--hosts", self.yard.inventory,
+                           *words, **more)  # fmt: skip
+        return json.loads(done.stdout) if more.get("check", True) else done
+
+    def tags(self) -> list[str]:
+        """Tags in the registry that lead to an image."""
+        found = self.asked().tags()
+        return sorted(tag for tag in found if not tag.startswith("sha256-") and "-r" in tag)
+
+    def asked(self) -> Registry:
+        """The registry, asked directly."""
+        from stackyard import oci
+        from stackyard.credentials import Login
+        from tests.release.registry import PASSWORD, USER
+
+        return Registry(oci.parse_repository(self.place), Login(user=USER, password=PASSWORD))
+
+    def images(self, host: emulated.EmulatedHost) -> dict[str, str]:
+        """Ids of a host's images by their names."""
+        lines = host.run("docker", "images", "--no-trunc", "--format",
+                         "{{.Repository}}:{{.Tag}} {{.ID}}").splitlines()  # fmt: skip
+        return dict(line.split() for line in lines)
+
+    def digests(self, host: emulated.EmulatedHost) -> set[str]:
+        """Digests that a host's engine knows."""
+        form = "{{.Digest}}"
+        lines = host.run("docker", "images", "--digests", "--no-trunc", "--format", form)
+        return set(lines.split()) - {"<none>"}
+
+    def forget(self) -> None:
+        """Take everything from the hosts' engines, and what broke off from their caches."""
+        for host in self.yard.hosts.values():
+            host.run("sh", "-c", "docker rmi -f $(docker images -aq) > /dev/null 2>&1;"
+                     " rm -rf /root/.cache/stackyard; true")  # fmt: skip
+
+
+def make_publisher(site: Site) -> None:
+    """Give a site a publisher's key, whom everybody trusts, and its hosts the registry's CA."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "x", "-f",
+                    str(site.key)], check=True)  # fmt: skip
+    site.signers.write_text(f"{signing.signer_line(site.key, 'publisher@site')}\n")
+    for host in site.yard.hosts.values():
+        certs = f"/etc/docker/certs.d/{site.registry.host}"
+        emulated.docker("exec", host.container, "mkdir", "-p", certs)
+        ca = site.registry.folder / "ca.crt"
+        emulated.docker("cp", str(ca), f"{host.container}:{certs}/ca.crt")
+
+
+@pytest.fixture(scope="session")
+def images():
+    """The stacks' images on the cpu base, built where they are not current; ids by stack."""
+    with Engine() as engine:
+        built = Builder(load_project(), engine, lambda stack, text: None)
+        return {b.image.stack.name: b.info.id for b in built.build_all(list(STACKS), "cpu")}
+
+
+@pytest.fixture(scope="session")
+def proven(images):
+    """The images, each with a passed smoke."""
+    for stack, image in images.items():
+        path = ROOT / "reports" / stack / "cpu" / "smoke.json"
+        report = json.loads(path.read_text()) if path.is_file() else {}
+        if report.get("outcome") != "passed" or report["image"]["id"] != image:
+            subprocess.run([ROOT / ".venv/bin/invoke", "smoke", stack, "--gpus", "0"], cwd=ROOT,
+                           check=True, capture_output=True, timeout=300)  # fmt: skip
+    return images
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """What a user is told to have here: an ssh client."""
+    if shutil.which("ssh") is None:
+        for words in (["update", "-q"], ["install", "-y", "-q", "openssh-client"]):
+            subprocess.run(["apt-get", *words], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def hosts(programs, tmp_path_factory):
+    """Four hosts whose engines hold nothing."""
+    folder = tmp_path_factory.mktemp("hosts")
+    with emulated.hosts(NAMES, [], folder) as found:
+        yield emulated.Yard(folder=folder, hosts={host.name: host for host in found})
+
+
+@pytest.fixture
+def site(hosts, tmp_path):
+    """An empty registry, empty engines, a publisher with a key."""
+    with registry(tmp_path / "registry", hosts.network) as running:
+        found = Site(folder=tmp_path, registry=running, yard=hosts, cache=tmp_path / "cache")
+        make_publisher(found)
+        yield found
+        found.forget()
+
+
+def image_tag(stack: str) -> str:
+    """The name of a stack's image here."""
+    return dockerfile.image_tag(stack, "cpu")

@@ -1,0 +1,49 @@
+"""Publishes an image that is no stack's, as a process of its own that can be killed.
+
+python -m tests.release.driver PLACE IMAGE KEY SPOOL
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from stackyard import guard, process
+from stackyard.credentials import find_login
+from stackyard.engine import Engine
+from stackyard.oci import parse_repository
+from stackyard.publish import Published, Publisher, Wanted
+from stackyard.registry import Registry
+from stackyard.release import LOCK, Attached, Subject
+from stackyard.spool import Spool
+
+SUBJECT = Subject(stack="accelerate", version="1.0", base_name="cpu", base_release="cpu")
+
+
+def publish(place: str, image: str, key: Path, spool: Path, attached: int = 3) -> Published:
+    """One publication."""
+    repository = parse_repository(place)
+    with Registry(repository, find_login(repository.host)) as registry, Engine() as engine:
+        info = engine.image(image)
+        assert info is not None
+        store = Spool(spool)
+        files = [
+            Attached(title=f"{number}.lock", media_type=LOCK, data=f"lock {number}".encode())
+            for number in range(attached)
+        ]
+        wanted = Wanted(
+            subject=SUBJECT, info=info, created="2026-01-01T00:00:00+00:00", proof=None,
+            attached=files, locks={}, key=key, builder={"stackyard": "tests"}, source={},
+        )  # fmt: skip
+        saved = store.save(engine.saved(info.id), {})
+        print("saved", flush=True)
+        return Publisher(registry, store, lambda text: print(text, flush=True)).publish(
+            saved, wanted
+        )
+
+
+if __name__ == "__main__":
+    with guard.guarded(process.Warden):
+        done = publish(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
+    print(json.dumps({"name": done.name, "digest": done.digest, "sent": done.sent}), flush=True)

@@ -1,0 +1,158 @@
+"""Twenty cuts at random points of publish and pull: never a wrong or half-visible image.
+
+After each cut every name in the registry leads to a whole, signed image, every image on a host is
+the one that was signed, and the repeat ends well and moves only what was missing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from stackyard import oci, release
+from stackyard.parcel import lacking, make_parcel
+from stackyard.project import ROOT
+from stackyard.verify import verify_release
+from tests.fleet.emulated import docker
+from tests.release import driver
+from tests.release.registry import shape
+from tests.release.small import small_image
+
+SEED = int(os.environ.get("CUTS_SEED", "20261121"))
+PUBLISHED, PULLED = 10, 10
+
+
+def start(site, *words):
+    """A command that can be killed; its output goes to a file."""
+    log = (site.folder / "cut.log").open("w")
+    return subprocess.Popen(words, cwd=ROOT, env=site.environment, stdout=log, stderr=log,
+                            stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+
+
+def publishing(site, image):
+    return [sys.executable, "-m", "tests.release.driver", site.place, image, str(site.key),
+            str(site.cache / "spool")]  # fmt: skip
+
+
+def only_whole_images_have_names(site):
+    """Every tag that names an image: all blobs there, a statement that can be believed."""
+    registry = site.asked()
+    for tag in registry.tags():
+        manifest = registry.manifest(tag)
+        assert manifest is not None, tag
+        if b'"manifests"' in manifest:
+            continue  # the list of artifacts
+        read = oci.read_manifest(manifest)
+        if read.artifact_type:
+            assert not release.is_release_tag(tag)
+            continue  # a claim names no image
+        for blob in (read.config, *read.layers):
+            assert registry.blob_size(blob.digest) == blob.size, tag
+        assert verify_release(registry, tag, site.signers).release.digest == oci.digest_of(manifest)
+
+
+@pytest.mark.parametrize("number", range(PUBLISHED))
+def test_a_publication_that_is_cut(site, number):
+    chance = random.Random(SEED + number)
+    with small_image(5, 6) as image:
+        began = time.monotonic()
+        whole = start(site, *publishing(site, image))
+        if number == 0:
+            # How long it takes: the others are cut within that time.
+            assert whole.wait(120) == 0, (site.folder / "cut.log").read_text()
+            test_a_publication_that_is_cut.seconds = time.monotonic() - began
+            return
+        seconds = getattr(test_a_publication_that_is_cut, "seconds", 4.0)
+        time.sleep(chance.uniform(0.2, seconds))
+        if number % 2:
+            os.killpg(whole.pid, signal.SIGKILL)
+        else:
+            site.registry.kill()
+            whole.wait(60)
+            site.registry.start()
+        whole.wait(60)
+        only_whole_images_have_names(site)
+        registry = site.asked()
+        spool = site.cache / "spool"
+        os.environ["DOCKER_CONFIG"] = site.environment["DOCKER_CONFIG"]
+        there = {p.name.replace("-", ":") for p in spool.glob("sha256-*")}
+        held = {digest for digest in there if registry.has(digest)}
+        done = driver.publish(site.place, image, site.key, spool)
+        missing = sum(layer.size for layer in done.layers if layer.digest not in held)
+        assert missing <= done.sent <= missing + 20_000
+        only_whole_images_have_names(site)
+        assert oci.digest_of(registry.manifest(done.name)) == done.digest
+
+
+def parcel_bytes(site, host) -> int:
+    script = "cat /root/.cache/stackyard/pull/* 2> /dev/null | wc -c"
+    return int(host.run("sh", "-c", script) or 0) if host.up() else 0
+
+
+@pytest.mark.parametrize("number", range(PULLED))
+def test_a_pull_that_is_cut(site, number, monkeypatch):
+    chance = random.Random(SEED + 100 + number)
+    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+    with small_image(5, 6) as image:
+        done = driver.publish(site.place, image, site.key, site.folder / "spool")
+        for host in site.yard.hosts.values():
+            shape(host.container, 80)
+        words = [str(ROOT / ".venv/bin/invoke"), "pull", "accelerate", "--base", "cpu", "--from",
+                 site.place, "--signers", str(site.signers), "--hosts", site.yard.inventory,
+                 "--json"]  # fmt: skip
+        running = start(site, *words)
+        time.sleep(chance.uniform(1.0, 8.0))
+        victim = chance.choice(list(site.yard.hosts.values()))
+        cut(site, ("controller", "registry", "host", "network")[number % 4], victim, running)
+        for host in site.yard.hosts.values():
+            names = set(site.images(host).values())
+            assert names <= {done_id(done, site)}, names
+        layers = [{"digest": e.digest, "diff_id": e.diff_id, "size": e.size} for e in done.layers]
+        config = site.asked().blob(
+            oci.read_manifest(site.asked().manifest(done.name)).config
+        )  # fmt: skip
+        parcel = make_parcel(config, layers, [lacking([e.diff_id for e in done.layers], [])])
+        had = {n: (done_id(done, site) in site.images(h).values(), parcel_bytes(site, h))
+               for n, h in site.yard.hosts.items()}  # fmt: skip
+        again = site.pull("accelerate")
+        for name, mark in again["hosts"].items():
+            assert mark["state"] in ("pulled", "held"), again
+            there, have = had[name]
+            assert mark["bytes"] == (0 if there else parcel.size - have)
+        for host in site.yard.hosts.values():
+            assert site.images(host)["stackyard/accelerate:cpu"] == done_id(done, site)
+            docker("exec", host.container, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+
+
+def done_id(done, site) -> str:
+    manifest = site.asked().manifest(done.digest)
+    return oci.read_manifest(manifest).config.digest
+
+
+def cut(site, kind, victim, running):
+    """Do it, let the command end, and put things right again."""
+    if kind == "controller":
+        os.killpg(running.pid, signal.SIGKILL)
+    elif kind == "registry":
+        site.registry.kill()
+        running.wait(180)
+        site.registry.start()
+    elif kind == "host":
+        docker("restart", "-t", "0", victim.container)
+        victim.wait_engine()
+        running.wait(180)
+    else:
+        victim.cut()
+        running.wait(180)
+        victim.mend()
+    running.wait(180)
+    end = time.monotonic() + 30
+    while any(host.processes("relay.sh") for host in site.yard.hosts.values()):
+        assert time.monotonic() < end, "something of the pull is left on a host"
+        time.sleep(0.3)

@@ -1,0 +1,160 @@
+"""All stacks: published, pulled onto four hosts, upgraded, pruned; the same bytes everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import pytest
+
+from stackyard import oci, release
+from tests.fleet.emulated import docker
+from tests.release.conftest import STACKS, image_tag
+
+MB = 10**6
+
+
+@pytest.fixture
+def changed():
+    """Makes a later image of a stack with one more file; names are given back at the end."""
+    before = {}
+
+    def change(stack: str, text: str) -> str:
+        tag = image_tag(stack)
+        before.setdefault(tag, docker("image", "inspect", "--format", "{{.Id}}", tag))
+        recipe = f"FROM {tag}\nRUN echo {text} > /etc/stackyard-change\n"
+        subprocess.run(["/usr/bin/docker", "build", "-q", "-t", tag, "-"], input=recipe.encode(),
+                       check=True, capture_output=True)  # fmt: skip
+        return docker("image", "inspect", "--format", "{{.Id}}", tag)
+
+    yield change
+    for tag, image in before.items():
+        docker("tag", image, tag)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_proven_image_comes_to_four_hosts_as_it_was_signed(site, proven, stack):
+    done = site.publish(stack)
+    assert done["proven"] and not done["again"]
+    assert done["sent"] > 200 * MB
+    assert site.tags() == sorted([done["name"], release_claim(done)])
+    before = site.registry.sent()
+    site.cache = site.folder / "elsewhere"  # the pull is started from another machine
+    pulled = site.pull(stack)
+    assert pulled["release"] == done["name"] and pulled["signer"] == "publisher@site"
+    assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}, pulled
+    size = sum(layer["size"] for layer in done["layers"])
+    assert pulled["from_registry_bytes"] == size
+    assert site.registry.sent() - before < 1.1 * size
+    for host in site.yard.hosts.values():
+        names = site.images(host)
+        assert names[f"stackyard/{stack}:cpu"] == proven[stack]
+        assert names[f"{site.place}:{done['name']}"] == proven[stack]
+        assert site.digests(host) == {done["digest"]}
+        require_nothing_left(host)
+    before = site.registry.sent()
+    again = site.pull(stack)
+    assert {mark["state"] for mark in again["hosts"].values()} == {"held"}
+    assert again["from_registry_bytes"] == 0 and site.registry.sent() - before < MB
+    ran = host.run("docker", "run", "--rm", "--entrypoint", "python3", f"stackyard/{stack}:cpu",
+                   "-c", "import torch; print(torch.__version__)")  # fmt: skip
+    assert ran.startswith("2.")
+
+
+def require_nothing_left(host):
+    """No keys, no server, no parcel of a pull."""
+    end = time.monotonic() + 10
+    script = "ls -A /dev/shm /root/.cache/stackyard/pull; pgrep -fa '[r]elay.sh'"
+    while left := host.run("sh", "-c", script, check=False).split()[2:]:
+        assert time.monotonic() < end, left
+        time.sleep(0.3)
+
+
+def release_claim(done):
+    return f"{done['name']}-{done['digest'][7:19]}"
+
+
+def test_what_lies_beside_an_image_is_what_the_statement_names(site, proven):
+    done = site.publish("accelerate")
+    registry = site.asked()
+    kinds = {}
+    for entry in registry.referrers(done["digest"]):
+        manifest = oci.read_manifest(registry.manifest(entry.digest))
+        assert manifest.subject.digest == done["digest"]
+        for layer in manifest.layers:
+            kinds[layer.annotations[oci.TITLE]] = registry.blob(layer)
+    statement = json.loads(kinds["release.json"])
+    named = {a["annotations"][oci.TITLE]: a["digest"] for a in statement["artifacts"]}
+    assert named == {
+        title: oci.digest_of(data)
+        for title, data in kinds.items()
+        if not title.startswith("release.json")
+    }
+    assert {"sbom.cdx.json", "smoke.json", "provenance.json", "sizes.json",
+            "images/accelerate/cpu.lock"} <= set(named)  # fmt: skip
+    bill = json.loads(kinds["sbom.cdx.json"])
+    assert "accelerate" in {component["name"] for component in bill["components"]}
+    assert json.loads(kinds["smoke.json"])["image"]["id"] == proven["accelerate"]
+    made = json.loads(kinds["provenance.json"])
+    assert made["subject"][0]["digest"]["sha256"] == done["digest"].removeprefix("sha256:")
+
+
+def test_publishing_again_brings_nothing_and_takes_no_new_number(site, proven):
+    first = site.publish("megatron")
+    again = site.publish("megatron")
+    assert (again["name"], again["digest"], again["sent"]) == (first["name"], first["digest"], 0)
+    assert again["again"]
+
+
+def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, proven, changed):
+    first = site.publish("accelerate")
+    site.pull("accelerate")
+    names = [first["name"]]
+    for text in ("one", "two"):
+        image = changed("accelerate", text)
+        done = site.publish("accelerate", "--unproven")
+        assert not done["proven"] and done["sent"] < 5 * MB
+        pulled = site.pull("accelerate")
+        assert pulled["from_registry_bytes"] < MB and not pulled["proven"]
+        for host in site.yard.hosts.values():
+            assert site.images(host)["stackyard/accelerate:cpu"] == image
+        names.append(done["name"])
+    assert [name.rpartition("-")[2] for name in names] == ["r1", "r2", "r3"]
+    listed = site.invoke("releases", "--from", site.place, "--signers", str(site.signers), "--json")
+    rows = {row["name"]: row for row in json.loads(listed.stdout)["releases"]}
+    assert [rows[name]["proven"] for name in names] == [True, False, False]
+    words = ["prune", "--hosts", site.yard.inventory, "--json"]
+    dry = json.loads(site.invoke(*words, "--dry").stdout)
+    assert dry["removed"] == {} and all(len(old) == 1 for old in dry["old"].values())
+    site.invoke(*words)
+    for host in site.yard.hosts.values():
+        held = [name for name in site.images(host) if name.startswith(f"{site.place}:acc")]
+        assert sorted(held) == sorted(f"{site.place}:{name}" for name in names[1:])
+
+
+def test_an_older_release_is_had_by_its_name(site, proven, changed):
+    first = site.publish("megatron")
+    changed("megatron", "later")
+    site.publish("megatron", "--unproven")
+    pulled = site.pull("megatron", "--release", first["name"])
+    assert pulled["digest"] == first["digest"]
+    assert release.is_release_tag(pulled["release"])
+
+
+@pytest.mark.parametrize("via", [["--via", "registry"], ["--mirror"]])
+def test_hosts_pull_by_themselves_where_that_is_asked_for(site, proven, via):
+    done = site.publish("megatron")
+    words = [*via, site.registry.host] if via == ["--mirror"] else via
+    pulled = site.pull("megatron", *words)
+    require_no_logins(site)
+    assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}
+    for host in site.yard.hosts.values():
+        assert site.images(host)["stackyard/megatron:cpu"] == proven["megatron"]
+        assert site.digests(host) == {done["digest"]}
+
+
+def require_no_logins(site):
+    """A host's engine is given the caller's login with each pull, and keeps none."""
+    for host in site.yard.hosts.values():
+        assert host.run("sh", "-c", "ls /root/.docker/config.json 2> /dev/null", check=False) == ""

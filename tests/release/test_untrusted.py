@@ -1,0 +1,188 @@
+"""What is not what it says is refused before any engine has it; what is missing is said plainly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from stackyard import oci, signing
+from stackyard.registry import CERTS
+from tests.fleet.emulated import docker
+from tests.release import driver
+from tests.release.small import small_image
+
+MB = 10**6
+
+
+@pytest.fixture(scope="module")
+def small():
+    """An image of six layers of 8 MB that do not compress."""
+    with small_image(6, 8) as image:
+        yield image
+
+
+@pytest.fixture
+def released(site, small, monkeypatch):
+    """A site with one release of the small image."""
+    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+    done = driver.publish(site.place, small, site.key, site.cache / "stackyard" / "layers")
+    return site, done
+
+
+def nothing_is_there(site) -> bool:
+    return all(site.images(host) == {} for host in site.yard.hosts.values())
+
+
+def why(done, code: int) -> str:
+    assert done.returncode == code, done.stdout + done.stderr
+    error = json.loads(done.stdout)["error"]
+    return f"{error['what']}\n{error['why']}\n{error['hint']}"
+
+
+def test_a_signature_by_a_stranger(released):
+    site, _ = released
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+                    str(site.folder / "stranger")], check=True)  # fmt: skip
+    site.signers.write_text(signing.signer_line(site.folder / "stranger", "x") + "\n")
+    assert "not signed by anybody who may" in why(site.pull("accelerate", check=False), 1)
+    assert nothing_is_there(site)
+
+
+def test_no_list_of_signers(released):
+    site, _ = released
+    site.signers.unlink()
+    assert "allowed_signers" in why(site.pull("accelerate", check=False), 2)
+
+
+def test_a_tag_that_was_moved_to_another_release(released):
+    site, done = released
+    registry = site.asked()
+    with small_image(2, 1) as other:
+        second = driver.publish(site.place, other, site.key, site.cache / "stackyard" / "layers")
+    registry.put_manifest(done.name, registry.manifest(second.name))
+    said = why(site.pull("accelerate", "--release", done.name, check=False), 1)
+    assert "signed under another name" in said
+    assert nothing_is_there(site)
+
+
+def test_an_image_without_a_statement(released):
+    site, done = released
+    registry = site.asked()
+    data = oci.image_manifest(
+        oci.read_manifest(registry.manifest(done.name)).config,
+        oci.read_manifest(registry.manifest(done.name)).layers, {"a": "b"},
+    )  # fmt: skip
+    registry.put_manifest("accelerate-1.0-cpu-r7", data)
+    said = why(site.pull("accelerate", "--release", "accelerate-1.0-cpu-r7", check=False), 1)
+    assert "no signed statement lies beside it" in said
+
+
+def test_a_layer_that_was_changed_in_the_registry(released):
+    site, done = released
+    digest = done.layers[0].digest.removeprefix("sha256:")
+    (path,) = site.registry.files(f"*/blobs/sha256/*/{digest}/data")
+    docker("exec", site.registry.container, "sh", "-c",
+           f"printf X | dd of={path} bs=1 seek=100000 conv=notrunc 2> /dev/null")  # fmt: skip
+    site.cache = site.folder / "elsewhere"
+    assert "is not what was signed" in why(site.pull("accelerate", check=False), 1)
+    assert nothing_is_there(site)
+
+
+def test_a_layer_that_was_changed_on_the_way_is_refused_on_every_host(released):
+    site, done = released
+    path = site.cache / "stackyard" / "layers" / done.layers[0].digest.replace(":", "-")
+    data = bytearray(path.read_bytes())
+    data[100_000] ^= 1
+    path.write_bytes(data)
+    pulled = site.pull("accelerate", check=False)
+    assert pulled.returncode == 1
+    found = json.loads(pulled.stdout)["hosts"]
+    assert {mark["state"] for mark in found.values()} == {"failed"}
+    assert all("is not what was signed" in mark["why"] for mark in found.values())
+    assert nothing_is_there(site)
+    # The parcel that was not what it said is gone: the next pull brings it anew.
+    path.unlink()
+    assert {m["state"] for m in site.pull("accelerate")["hosts"].values()} == {"pulled"}
+
+
+def test_there_is_no_such_release(released):
+    site, done = released
+    said = why(site.pull("accelerate", "--release", "accelerate-9-cpu-r1", check=False), 2)
+    assert done.name in said
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [("down", "does not answer"), ("certificate", "cannot be trusted"), ("login", "docker login")],
+)
+def test_a_registry_that_cannot_be_used(released, trouble, says):
+    site, _ = released
+    certs = CERTS / site.registry.host / "ca.crt"
+    kept = certs.read_bytes()
+    if trouble == "down":
+        site.registry.kill()
+    elif trouble == "certificate":
+        certs.unlink()
+    else:
+        shutil.rmtree(site.registry.folder / "docker")
+    try:
+        assert says in why(site.pull("accelerate", check=False), 4)
+        assert says in why(site.invoke("releases", "--from", site.place, "--json", check=False), 4)
+    finally:
+        certs.write_bytes(kept)
+
+
+def test_a_registry_that_takes_nothing(site, small, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+    site.registry.read_only(True)
+    with pytest.raises(Exception, match="refused") as caught:
+        driver.publish(site.place, small, site.key, site.cache)
+    assert "read-only" in caught.value.hint
+    site.registry.read_only(False)
+    assert driver.publish(site.place, small, site.key, site.cache).name == "accelerate-1.0-cpu-r1"
+
+
+def test_two_publishers_at_once_take_different_numbers(site, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+    with small_image(2, 1) as one, small_image(2, 1) as two, ThreadPoolExecutor(2) as pool:
+        work = [pool.submit(driver.publish, site.place, image, site.key, site.cache)
+                for image in (one, two)]  # fmt: skip
+        found = [future.result() for future in work]
+    assert len({done.name for done in found}) == 2
+    registry = site.asked()
+    for done in found:
+        assert oci.digest_of(registry.manifest(done.name)) == done.digest
+
+
+def test_a_host_that_is_down_is_named_and_may_be_accepted(released):
+    site, _ = released
+    text = (site.yard.folder / "hosts.yml").read_text()
+    more = text.replace("hosts:\n", "hosts:\n  gone: {address: 192.0.2.1}\n")
+    (site.yard.folder / "more.yml").write_text(more)
+    words = ["pull", "accelerate", "--base", "cpu", "--from", site.place, "--signers",
+             str(site.signers), "--json", "--hosts", f"{site.yard.folder}/more.yml"]  # fmt: skip
+    done = site.invoke(*words, check=False)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["hosts"]
+    assert found.pop("gone")["state"] == "failed"
+    assert {mark["state"] for mark in found.values()} == {"pulled"}
+    assert site.invoke(*words, "--max-unavailable", "1").returncode == 0
+
+
+def test_a_host_without_room_is_told_before_anything_travels(released):
+    site, done = released
+    host = site.yard.hosts["depot"]
+    host.run("sh", "-c", "mkdir -p /root/.cache/stackyard && mount -t tmpfs -o size=20m none"
+             " /root/.cache/stackyard")  # fmt: skip
+    try:
+        pulled = site.pull("accelerate", check=False)
+    finally:
+        host.run("umount", "/root/.cache/stackyard")
+    found = json.loads(pulled.stdout)["hosts"]
+    assert pulled.returncode == 1 and "are free" in found.pop("depot")["why"]
+    assert {mark["state"] for mark in found.values()} == {"pulled"}
+    assert sum(layer.size for layer in done.layers) > 40 * MB
