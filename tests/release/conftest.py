@@ -167,11 +167,17 @@ def hosts(programs, tmp_path_factory):
         yield emulated.Yard(folder=folder, hosts={host.name: host for host in found})
 
 
+@pytest.fixture(scope="session")
+def publisher_cache(tmp_path_factory):
+    """Layers that were compressed by an earlier test."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def site(hosts, tmp_path):
+def site(hosts, publisher_cache, tmp_path):
     """An empty registry, empty engines, a publisher with a key."""
     with registry(tmp_path / "registry", hosts.network) as running:
-        found = Site(folder=tmp_path, registry=running, yard=hosts, cache=tmp_path / "cache")
+        found = Site(folder=tmp_path, registry=running, yard=hosts, cache=publisher_cache)
         make_publisher(found)
         yield found
         found.forget()

@@ -169,10 +169,21 @@ class RealRegistry:
         return docker("exec", self.container, "sh", "-c", script, check=False).split()
 
 
+def _sweep() -> None:
+    """Remove registries that a killed process left."""
+    form = '{{.ID}} {{.Label "' + OWNER + '"}}'
+    listing = docker("ps", "-a", "--filter", f"label={LABEL}", "--format", form)
+    for line in listing.splitlines():
+        found, _, owner = line.partition(" ")
+        if guard.owner_is_gone(owner):
+            docker("rm", "-f", "-v", found, check=False)
+
+
 @contextmanager
 def registry(folder: Path, network: str = "bridge") -> Iterator[RealRegistry]:
     """Start a registry; nothing of it is left at the end."""
     image = registry_image()
+    _sweep()
     name = f"{LABEL}-{secrets.token_hex(4)}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yml").write_text(CONFIG.replace("READONLY", "false"))

@@ -16,15 +16,16 @@ LABELS = "LABEL stackyard.stack=accelerate stackyard.base=cpu"
 
 
 @contextmanager
-def small_image(layers: int, megabytes: int) -> Iterator[str]:
-    """An image of some layers of random bytes; its id, as long as the block lasts."""
+def small_image(layers: int, megabytes: int, on: str = "") -> Iterator[str]:
+    """An image of some layers of random bytes, on another one; its id while the block lasts."""
     tag = f"stackyard-test-small:{secrets.token_hex(4)}"
     with TemporaryDirectory() as name:
         folder = Path(name)
-        steps = ["FROM scratch", LABELS]
-        for number in range(layers):
-            (folder / f"{number}.bin").write_bytes(os.urandom(megabytes * 2**20))
-            steps.append(f"COPY {number}.bin /{number}.bin")
+        steps = [f"FROM {on or 'scratch'}", LABELS]
+        for _ in range(layers):
+            file = f"{secrets.token_hex(4)}.bin"
+            (folder / file).write_bytes(os.urandom(megabytes * 2**20))
+            steps.append(f"COPY {file} /{file}")
         (folder / "Dockerfile").write_text("\n".join(steps) + "\n")
         subprocess.run(["/usr/bin/docker", "build", "-q", "-t", tag, name], check=True,
                        capture_output=True)  # fmt: skip

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 import time
 
 import pytest
 
 from stackyard import oci, release
-from tests.fleet.emulated import docker
-from tests.release.conftest import STACKS, image_tag
+from tests.release import driver
+from tests.release.conftest import STACKS
+from tests.release.small import small_image
 
 MB = 10**6
 
 
 @pytest.fixture
-def changed():
-    """Makes a later image of a stack with one more file; names are given back at the end."""
-    before = {}
+def small(monkeypatch, site):
+    """Publishes small images, each on the one before, and gives their releases and ids."""
+    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+    with contextlib.ExitStack() as stack:
+        images = [""]
 
-    def change(stack: str, text: str) -> str:
-        tag = image_tag(stack)
-        before.setdefault(tag, docker("image", "inspect", "--format", "{{.Id}}", tag))
-        recipe = f"FROM {tag}\nRUN echo {text} > /etc/stackyard-change\n"
-        subprocess.run(["/usr/bin/docker", "build", "-q", "-t", tag, "-"], input=recipe.encode(),
-                       check=True, capture_output=True)  # fmt: skip
-        return docker("image", "inspect", "--format", "{{.Id}}", tag)
+        def publish(megabytes: int = 2):
+            images.append(stack.enter_context(small_image(2, megabytes, images[-1])))
+            done = driver.publish(site.place, images[-1], site.key, site.cache)
+            return done, images[-1]
 
-    yield change
-    for tag, image in before.items():
-        docker("tag", image, tag)
+        yield publish
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -100,30 +98,29 @@ def test_what_lies_beside_an_image_is_what_the_statement_names(site, proven):
     assert made["subject"][0]["digest"]["sha256"] == done["digest"].removeprefix("sha256:")
 
 
-def test_publishing_again_brings_nothing_and_takes_no_new_number(site, proven):
-    first = site.publish("megatron")
-    again = site.publish("megatron")
-    assert (again["name"], again["digest"], again["sent"]) == (first["name"], first["digest"], 0)
-    assert again["again"]
+def test_publishing_again_brings_nothing_and_takes_no_new_number(site, small):
+    first, image = small()
+    again = driver.publish(site.place, image, site.key, site.cache)
+    assert (again.name, again.digest, again.sent) == (first.name, first.digest, 0)
+    assert again.again
 
 
-def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, proven, changed):
-    first = site.publish("accelerate")
-    site.pull("accelerate")
-    names = [first["name"]]
-    for text in ("one", "two"):
-        image = changed("accelerate", text)
-        done = site.publish("accelerate", "--unproven")
-        assert not done["proven"] and done["sent"] < 5 * MB
+def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, small):
+    names = []
+    for number, megabytes in enumerate((8, 1, 1)):
+        done, image = small(megabytes)
+        names.append(done.name)
+        site.cache = site.folder / "elsewhere"
         pulled = site.pull("accelerate")
-        assert pulled["from_registry_bytes"] < MB and not pulled["proven"]
+        assert 2 * megabytes * MB < pulled["from_registry_bytes"] < 2.3 * megabytes * MB
+        assert not pulled["proven"]
         for host in site.yard.hosts.values():
             assert site.images(host)["stackyard/accelerate:cpu"] == image
-        names.append(done["name"])
-    assert [name.rpartition("-")[2] for name in names] == ["r1", "r2", "r3"]
+            require_nothing_left(host)
+        assert done.name.endswith(f"-r{number + 1}")
     listed = site.invoke("releases", "--from", site.place, "--signers", str(site.signers), "--json")
-    rows = {row["name"]: row for row in json.loads(listed.stdout)["releases"]}
-    assert [rows[name]["proven"] for name in names] == [True, False, False]
+    rows = json.loads(listed.stdout)["releases"]
+    assert [row["name"] for row in rows if row["believed"]] == names
     words = ["prune", "--hosts", site.yard.inventory, "--json"]
     dry = json.loads(site.invoke(*words, "--dry").stdout)
     assert dry["removed"] == {} and all(len(old) == 1 for old in dry["old"].values())
@@ -133,25 +130,26 @@ def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, proven,
         assert sorted(held) == sorted(f"{site.place}:{name}" for name in names[1:])
 
 
-def test_an_older_release_is_had_by_its_name(site, proven, changed):
-    first = site.publish("megatron")
-    changed("megatron", "later")
-    site.publish("megatron", "--unproven")
-    pulled = site.pull("megatron", "--release", first["name"])
-    assert pulled["digest"] == first["digest"]
+def test_an_older_release_is_had_by_its_name(site, small):
+    first, image = small()
+    small()
+    pulled = site.pull("accelerate", "--release", first.name)
+    assert (pulled["release"], pulled["digest"]) == (first.name, first.digest)
     assert release.is_release_tag(pulled["release"])
+    for host in site.yard.hosts.values():
+        assert site.images(host)["stackyard/accelerate:cpu"] == image
 
 
-@pytest.mark.parametrize("via", [["--via", "registry"], ["--mirror"]])
-def test_hosts_pull_by_themselves_where_that_is_asked_for(site, proven, via):
-    done = site.publish("megatron")
-    words = [*via, site.registry.host] if via == ["--mirror"] else via
-    pulled = site.pull("megatron", *words)
+@pytest.mark.parametrize("via", ["registry", "mirror"])
+def test_hosts_pull_by_themselves_where_that_is_asked_for(site, small, via):
+    done, image = small()
+    words = ["--mirror", site.registry.host] if via == "mirror" else ["--via", "registry"]
+    pulled = site.pull("accelerate", *words)
     require_no_logins(site)
     assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}
     for host in site.yard.hosts.values():
-        assert site.images(host)["stackyard/megatron:cpu"] == proven["megatron"]
-        assert site.digests(host) == {done["digest"]}
+        assert site.images(host)["stackyard/accelerate:cpu"] == image
+        assert site.digests(host) == {done.digest}
 
 
 def require_no_logins(site):
