@@ -102,6 +102,7 @@ class Puller:
         self._stops: dict[str, Stop] = {}
         self._servers: dict[str, process.Companion] = {}
         self._loading: dict[str, Future[None]] = {}
+        self._broke: StackyardError | None = None
 
     def pull(self, config: bytes) -> None:
         """Bring the image to every host that lacks it; how that went is in `progress`."""
@@ -156,7 +157,6 @@ class Puller:
             "signers": self._signers,
             "namespace": NAMESPACE.encode(),
             "sums": relay.sums(parcel.carried),
-            "sizes": f"{parcel.size}\n".encode(),
         }
 
         def one(link: Link) -> None:
@@ -167,10 +167,14 @@ class Puller:
             told = _answers(said)
             self._folders[name] = told["keys"]
             self._stops[name] = Stop(name=name, address=address, port=port, user=told["user"])
-            progress = self.progress[name]
-            progress.at = int(told["have"])
-            self._require_room(name, told, parcel)
-            self._serve(link, parcel)
+            self.progress[name].at = int(told["have"])
+            try:
+                self._require_room(name, told, parcel)
+                self._serve(link, parcel)
+            except StackyardError:
+                # Whoever serves removes the keys at its end; here nobody does.
+                link.send(b"", "rm", "-rf", "--", told["keys"])
+                raise
 
         _, failed = on_each({name: self._links[name] for name in names}, one)
         for name, error in failed.items():
@@ -259,8 +263,6 @@ class Puller:
             return
         feed.finish(STALL_SECONDS * 100)
 
-    _broke: StackyardError | None = None
-
     def _follow(
         self, sender: threading.Thread, parcel: Parcel, names: Sequence[str],
         pool: ThreadPoolExecutor,
@@ -321,6 +323,7 @@ class Puller:
             progress.seconds = round(time.monotonic() - self._started, 2)
 
     def _fail(self, name: str, what: str, why: str = "") -> None:
+        what = what.removeprefix(f"{name}: ")
         self.progress[name].why = f"{what}: {why.splitlines()[-1]}" if why else what
         self._state(name, "failed")
 

@@ -186,3 +186,4 @@ def test_a_host_without_room_is_told_before_anything_travels(released):
     assert pulled.returncode == 1 and "are free" in found.pop("depot")["why"]
     assert {mark["state"] for mark in found.values()} == {"pulled"}
     assert sum(layer.size for layer in done.layers) > 40 * MB
+    assert host.run("ls", "-A", "/dev/shm") == ""  # no keys are left where nothing was served
