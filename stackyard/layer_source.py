@@ -13,8 +13,7 @@ from pathlib import Path
 
 from stackyard.errors import ReleaseError
 from stackyard.registry import Registry
-
-CHUNK = 2**20
+from stackyard.spool import CHUNK, layer_path
 
 
 class LayerSource:
@@ -35,7 +34,7 @@ class LayerSource:
 
     def path(self, digest: str) -> Path:
         """Where a layer lies, or is to lie."""
-        return self._folder / digest.replace(":", "-")
+        return layer_path(self._folder, digest)
 
     def read(self, digest: str, start: int = 0) -> Iterator[bytes]:
         """A layer's bytes from `start` on.

@@ -74,28 +74,6 @@ def parse_repository(text: str) -> Repository:
     return Repository(host=host, name=name)
 
 
-def parse_reference(text: str) -> tuple[Repository, str]:
-    """`HOST[:PORT]/NAME:TAG` or `...@sha256:...`: the repository, and the tag or digest.
-
-    Raises:
-        UsageError: it is none.
-    """
-    place, at, digest = text.partition("@")
-    if at:
-        if not is_digest(digest):
-            raise UsageError(f"{shown(digest)!r} is no digest", hint="sha256: and 64 hex digits")
-        head, _, tag = place.rpartition("/")
-        return parse_repository(f"{head}/{tag.partition(':')[0]}"), digest
-    head, slash, last = place.rpartition("/")
-    name, colon, tag = last.partition(":")
-    if not slash or not colon or not is_tag(tag):
-        raise UsageError(
-            f"{shown(text)!r} names no tag and no digest",
-            hint="registry.example:5000/team/stackyard:TAG, or ...@sha256:...",
-        )
-    return parse_repository(f"{head}/{name}"), tag
-
-
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
     """What a manifest says of one content: kind, digest and bytes."""

@@ -9,7 +9,6 @@ has, so they may be missing.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,17 +156,3 @@ def whole_archive(config: bytes, manifest: bytes, layers: Mapping[str, int], nam
         path_of(str(described["digest"])): manifest,
     }
     return Parcel(config=config, layers=tuple(layers), carried=tuple(layers.items()), more=more)
-
-
-def read_pieces(data: bytes) -> dict[str, bytes]:
-    """Files of a parcel by name (for tests and small ones).
-
-    Raises:
-        tarfile.TarError: it is none.
-    """
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        return {
-            member.name: content.read()
-            for member in archive
-            if (content := archive.extractfile(member)) is not None
-        }

@@ -190,70 +190,23 @@ class Companion:
             self._reader.join(timeout=2)
         return "\n".join(self._said)
 
-    def end(self) -> None:
-        """End it, with all that it started."""
-        _kill(self._child)
-        self._child.wait()
-        self._reader.join(timeout=2)
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        _RUNNING.discard(self._child)
-        guard.kept(guard.GROUP, self._group)
-
-
-class Feed:
-    """A program that is fed from a source as it comes; `write` blocks as long as it is busy.
-
-    Raises:
-        StackyardError: the program does not exist.
-    """
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self._lines: list[bytes] = []
-        try:
-            self._child = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
-        self._group = f"{self._child.pid} {guard.started_at(self._child.pid)}"
-        guard.promise(guard.GROUP, self._group)
-        _RUNNING.add(self._child)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._child.stdout is not None
-        for raw in self._child.stdout:
-            self._lines = [*self._lines[-20:], raw]
-
     def write(self, data: bytes) -> bool:
-        """Pass bytes on; False when the program takes no more."""
+        """Pass bytes to its held input, as fast as it takes them; False when it takes no more."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(data)
-        except OSError:
+            self._child.stdin.flush()
+        except (OSError, ValueError):
             return False
         return True
 
-    def finish(self, seconds: float) -> Finished:
-        """Close its input and wait for it; killed when that takes longer than `seconds`."""
+    def finish(self, seconds: float) -> None:
+        """Close its held input and wait until it ends by itself, or for so long."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):
             self._child.stdin.close()
-        try:
-            code = self._child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = 124
-        self.end()
-        said = b"".join(self._lines).decode("utf-8", errors="replace")
-        return Finished(code=code, output=said.rstrip())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(seconds)
 
     def end(self) -> None:
         """End it, with all that it started."""

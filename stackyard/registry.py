@@ -264,7 +264,6 @@ class Registry:
         session: requests.Session | None = getattr(self._own, "session", None)
         if session is None:
             session = self._own.session = requests.Session()
-            session.trust_env = True
             with self._told("reading its certificates"):
                 session.mount(f"{self._root}/", _Certificates(self._folder))
             self._sessions.append(session)

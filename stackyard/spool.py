@@ -70,6 +70,11 @@ def cache_folder(env: Mapping[str, str]) -> Path:
     return Path(home) / "stackyard" / "layers"
 
 
+def layer_path(folder: Path, digest: str) -> Path:
+    """Where a compressed layer lies in that folder."""
+    return folder / digest.replace(":", "-")
+
+
 class Branch:
     """One reader's end of a stream that several read."""
 
@@ -141,7 +146,7 @@ class Spool:
 
     def path(self, layer: Layer) -> Path:
         """Where a layer's compressed bytes lie."""
-        return self._folder / layer.digest.replace(":", "-")
+        return layer_path(self._folder, layer.digest)
 
     def save(
         self, stream: Iterator[bytes], readers: Mapping[str, Callable[[int], Reader]]

@@ -241,7 +241,7 @@ class Puller:
         start = min(self.progress[name].at for name in names)
         first, keys = names[0], self._folders[names[0]]
         words = self._links[first].words("sh", f"{keys}/relay.sh", "receive", keys, str(start))
-        feed = process.Feed(words)
+        feed = process.Companion(words, held=True)
         sender = threading.Thread(target=self._send, args=(feed, parcel, start), daemon=True)
         sender.start()
         try:
@@ -251,7 +251,7 @@ class Puller:
             sender.join(10)
         return bool(self._waiting())
 
-    def _send(self, feed: process.Feed, parcel: Parcel, start: int) -> None:
+    def _send(self, feed: process.Companion, parcel: Parcel, start: int) -> None:
         try:
             for piece in parcel.pieces(start):
                 chunks = self._blobs(piece.digest, piece.start) if piece.digest else [piece.data]

@@ -36,18 +36,6 @@ def test_what_is_no_repository_is_refused_with_an_example(text):
     assert "registry.example" in caught.value.hint
 
 
-def test_a_reference_names_a_tag_or_a_digest():
-    assert oci.parse_reference("r.example:1/n:v1") == (oci.parse_repository("r.example:1/n"), "v1")
-    assert oci.parse_reference(f"r.example/n@{DIGEST}")[1] == DIGEST
-    assert oci.parse_reference(f"r.example/n:v1@{DIGEST}")[1] == DIGEST
-
-
-@pytest.mark.parametrize("text", ["r.example/n", "r.example/n@sha256:1", "n:v1", "r.example:1/n"])
-def test_a_reference_without_either_is_refused(text):
-    with pytest.raises(UsageError):
-        oci.parse_reference(text)
-
-
 def test_a_manifest_is_read_as_it_was_made():
     config = oci.described(oci.CONFIG, b"{}")
     layer = oci.described(oci.LAYER, b"layer", "name")

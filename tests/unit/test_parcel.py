@@ -1,14 +1,16 @@
 """Parcels: archives of known length that can be read from any place."""
 
 import hashlib
+import io
 import json
+import tarfile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stackyard import parcel
-from stackyard.parcel import Parcel, lacking, make_parcel, path_of, read_pieces
+from stackyard.parcel import Parcel, lacking, make_parcel, path_of
 
 
 def digest(data):
@@ -23,6 +25,11 @@ def whole(found, start=0):
         BLOBS[piece.digest][piece.start : piece.start + piece.size] if piece.digest else piece.data
         for piece in found.pieces(start)
     )
+
+
+def read_pieces(data):
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}
 
 
 def sample(carried=tuple(BLOBS)):
