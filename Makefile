@@ -1,6 +1,6 @@
 # Aliases for a fresh machine; everything else is `invoke`.
 .DEFAULT_GOAL := help
-.PHONY: help smoke test check
+.PHONY: help smoke test check figures
 
 # The project's own environment, made once for each state of the lock.
 VENV := .venv
@@ -20,3 +20,6 @@ test: $(READY) ## every check and test, unit to real containers
 
 check: $(READY) ## the fast half of the tests: no engine needed
 	scripts/test --fast
+
+figures: ## figures of the reports in docs/reports into README.md, docs/gpus.md and docs/speed.md
+	scripts/gpu-figures

@@ -15,7 +15,7 @@ from stackyard import positional
 # invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
 sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 positional.install()
-for _name in ("build", "bundle", "lock", "render", "smoke"):
+for _name in ("bench", "build", "bundle", "lock", "render", "smoke"):
     positional.default(_name, "stack", "all")
 
 STACK = "a stack's name, or all"
@@ -160,6 +160,34 @@ def smoke(
     from stackyard import cli_smoke
 
     _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": STACK,
+        "base": BASE,
+        "gpus": "the most GPUs of one training; 0 plays a tiny size on CPU ranks",
+        "rounds": "how often every side is played (2)",
+        "updates": "optimizer updates of one training (the definition's)",
+        "sides": "which sides to play, by comma (docs/bench.md), and what they are held against",
+        "json": JSON,
+    },
+)
+def bench(
+    c: Context,
+    stack: str,
+    base: str = "",
+    gpus: int = -1,
+    rounds: int = 0,
+    updates: int = 0,
+    sides: str = "",
+    json: bool = False,
+) -> None:
+    """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
+    from stackyard import cli_bench
+
+    _exit(cli_bench.bench(stack, base, gpus, rounds, updates, sides, as_json=json))
 
 
 @task(positional=["file"], help={"file": "a log, or - for standard input", "json": JSON})
@@ -546,13 +574,13 @@ def pull(
     json: bool = False,
 ) -> None:
     """A verified release onto all hosts: once out of the registry, then from host to host."""
-    from stackyard import cli_release
+    from stackyard import cli_pull, cli_release
 
     given = cli_release.PullArguments(
         stack=stack, base=base, from_=from_, release=release, hosts=hosts, signers=signers,
         via=via, mirror=mirror, max_unavailable=max_unavailable,
     )  # fmt: skip
-    _exit(cli_release.pull(given, as_json=json))
+    _exit(cli_pull.pull(given, as_json=json))
 
 
 @task(
@@ -567,9 +595,9 @@ def prune(
     c: Context, hosts: str = "", keep: int = 2, dry: bool = False, json: bool = False
 ) -> None:
     """Remove old releases from hosts; what a container uses stays."""
-    from stackyard import cli_release
+    from stackyard import cli_pull
 
-    _exit(cli_release.prune(hosts, keep, dry=dry, as_json=json))
+    _exit(cli_pull.prune(hosts, keep, dry=dry, as_json=json))
 
 
 @task(help={"json": JSON})

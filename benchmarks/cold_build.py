@@ -123,13 +123,15 @@ def inspect(engine: Engine, tags: Mapping[str, str]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="stackyard-save-") as name:
             engine.save(reference, Path(name) / "image.tar")
             layers |= layer_bytes(Path(name) / "image.tar")
-    content = {
-        stack: json.loads(
-            engine.run_once(tag, ["python3", "-c", _CONTENT], seconds=120).splitlines()[-1]
-        )
-        for stack, tag in tags.items()
-    }
+    content = {stack: content_of(engine, tag) for stack, tag in tags.items()}
     return {"bytes": sum(layers.values()), "layers": layers, "content": content}
+
+
+def content_of(engine: Engine, tag: str) -> dict[str, Any]:
+    """Packages and files of an image, as a container of it sees them."""
+    output = engine.run_once(tag, ["python3", "-c", _CONTENT], seconds=120)
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
 
 
 def missing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

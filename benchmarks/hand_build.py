@@ -42,9 +42,14 @@ class Hand:
     proxies: Mapping[str, str]
 
 
-def tag(stack: str) -> str:
-    """The name of an image built by hand."""
-    return f"benchmark/{stack}:by-hand"
+def tag(stack: str, variant: str = "by-hand") -> str:
+    """The name of an image built by hand, from `<stack>.Dockerfile` or a variant of it."""
+    return f"benchmark/{stack}:{variant}"
+
+
+def dockerfile(stack: str, variant: str = "by-hand") -> str:
+    """The name of a Dockerfile in the context."""
+    return f"{stack}.Dockerfile" if variant == "by-hand" else f"{stack}.{variant}.Dockerfile"
 
 
 def requirements(text: str) -> str:
@@ -142,11 +147,12 @@ def _copy_torch(root: Path, target: Path, folders: tuple[Path, ...]) -> None:
         shutil.copy2(wheel, target)
 
 
-def arguments(hand: Hand, stack: str) -> list[str]:
+def arguments(hand: Hand, stack: str, variant: str = "by-hand") -> list[str]:
     """The build command that a person would type."""
     client = hand.client
     words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
-    words += ["--progress=plain", "-f", str(hand.folder / f"{stack}.Dockerfile"), "-t", tag(stack)]
+    words += ["--progress=plain", "-f", str(hand.folder / dockerfile(stack, variant))]
+    words += ["-t", tag(stack, variant)]
     words += ["--build-arg", f"BASE={BASE}"]
     for name in sorted(hand.proxies):
         words += ["--build-arg", name]
@@ -155,14 +161,16 @@ def arguments(hand: Hand, stack: str) -> list[str]:
     return [*words, str(hand.folder)]
 
 
-def build_stack(hand: Hand, stack: str, say: Callable[[str], None]) -> None:
-    """Build one hand-written Dockerfile.
+def build_stack(
+    hand: Hand, stack: str, say: Callable[[str], None], variant: str = "by-hand"
+) -> None:
+    """Build one hand-written Dockerfile, or a variant that lies beside it in the context.
 
     Raises:
         CommandError: the build failed; carries its last lines.
     """
     process.run(
-        arguments(hand, stack),
+        arguments(hand, stack, variant),
         env={"DOCKER_BUILDKIT": "1", **hand.proxies},
         timeout=3600,
         on_line=build.Progress(lambda step: say(step)).line,

@@ -45,11 +45,12 @@ def measure(terminal: Terminal, engine: Engine) -> common.Measured:
     """Play every round."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     cells: list[matrix.Cell] = []
+    every = dict.fromkeys(matrix.STACKS, matrix.CELLS)
     for number in range(rounds):
         node = ("node2", "node1")[number % 2]
         terminal.note(f"round {number + 1} of {rounds}: {node} is hit")
         with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
-            cells += matrix.play_all(engine, Path(folder), node=node)
+            cells += matrix.play_all(engine, Path(folder), node=node, cells=every)
         common.RESULTS.mkdir(exist_ok=True)
         (common.RESULTS / "kill_matrix.md").write_text(table(cells), encoding="utf-8")
     series = {

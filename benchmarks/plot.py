@@ -38,11 +38,15 @@ def draw(result: dict[str, Any], out: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False, fontsize=8)
+    # Above the panels: inside one it would lie on bars.
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5,
+        loc="upper center", bbox_to_anchor=(0.5, 0.955),
+    )  # fmt: skip
     figure.suptitle(result["title"], fontsize=11)
     lines = [*map(_verdict, result["verdicts"]), _machine(result)]
     figure.text(0.01, 0.01, "\n".join(lines), fontsize=7, color="#555555")
-    figure.tight_layout(rect=(0, 0.015 + 0.03 * len(lines), 1, 1))
+    figure.tight_layout(rect=(0, 0.015 + 0.03 * len(lines), 1, 0.95))
     # Without the clock and with fixed names, the same result gives the same picture; letters
     # stay letters, which keeps it small.
     matplotlib.rcParams |= {"svg.hashsalt": result["benchmark"], "svg.fonttype": "none"}

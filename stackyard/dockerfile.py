@@ -67,6 +67,8 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "lock": lock.lock_path(stack, base),
         "fixes": fixes_path(stack, base),
         "wheels": [_wheel_values(wheel, image) for wheel in image.wheels],
+        "left_out": [entry.path for entry in image.common.left_out],
+        "kept": [path for entry in image.common.left_out for path in entry.kept],
         "imports": image.stack.imports,
         "env": {name: setting.value for name, setting in image.env.items()},
         "entrypoint": image.base.entrypoint,
@@ -107,8 +109,9 @@ def _fixes_json(fixes: tuple[Fix, ...], stage: str) -> str:
                 }
                 for rule in fix.remedy.replace
             ],
+            **({"add": dict(fix.remedy.add)} if fix.remedy.add else {}),
         }
         for fix in fixes
-        if fix.remedy.replace and fix.remedy.stage == stage
+        if (fix.remedy.replace or fix.remedy.add) and fix.remedy.stage == stage
     ]
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

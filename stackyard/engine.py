@@ -225,15 +225,14 @@ class Engine:
             layers=tuple(found["RootFS"].get("Layers") or ()),
         )
 
-    def held_layers(self) -> list[tuple[str, ...]]:
-        """The layers (diff_ids, from the bottom) of every image that the engine holds."""
-        with _translated("listing its images"):
-            ids = {entry["Id"] for entry in self._api.images()}
+    def held_layers(self, *, but: str) -> list[tuple[str, ...]]:
+        """The layers (diff_ids, from the bottom) of every image without the label `but`."""
+        ids = {image.id for image in self.held_images() if but not in image.labels}
         found = [self.image(image) for image in ids]
         return [info.layers for info in found if info is not None]
 
     def held_images(self) -> list[HeldImage]:
-        """Every image that has a name."""
+        """Every image that is not only the parent of others."""
         with _translated("listing its images"):
             found = self._api.images()
         return [

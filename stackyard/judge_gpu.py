@@ -200,6 +200,19 @@ def updates_a_second(training: Training) -> float | None:
     return None
 
 
+def still_held(seen: GpuObservation) -> tuple[dict[str, int], list[str]]:
+    """Bytes held on each GPU beyond those before the run, by UUID; and which are too many."""
+    left = {
+        uuid: max(0, seen.used_after.get(uuid, 0) - before)
+        for uuid, before in seen.used_before.items()
+    }
+    return left, [
+        f"{count / 2**20:.0f} MiB are still held on {uuid}"
+        for uuid, count in left.items()
+        if count > FREED_BYTES
+    ]
+
+
 def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str) -> Check:
     """Every rank tells its peak, and once all is over the GPUs are as they were."""
     expected = {"left_bytes": f"<= {FREED_BYTES}", "within_seconds": FREED_SECONDS}
@@ -214,13 +227,8 @@ def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], brok
         silent = [r.rank for r in training.ranks.values() if r.ended is not None and not r.memory]
         if silent:
             wrong.append(f"{name}: rank {silent[0]} told no peak")
-    left = {
-        uuid: max(0, seen.used_after.get(uuid, 0) - before)
-        for uuid, before in seen.used_before.items()
-    }
-    for uuid, count in left.items():
-        if count > FREED_BYTES:
-            wrong.append(f"{count / 2**20:.0f} MiB are still held on {uuid}")
+    left, held = still_held(seen)
+    wrong += held
     measured = {
         "peak_reserved_bytes": peaks,
         "left_bytes": left,

@@ -6,7 +6,7 @@ Owns which files there are. It must not resolve (which fix applies on which base
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,10 +16,11 @@ from stackyard.errors import DefinitionError, Problem
 from stackyard.failures import FOLDER, check_brings, read_failure
 from stackyard.read import read_base, read_common, read_fix, read_stack, read_wheel
 from stackyard.references import check_references
-from stackyard.spec import Common, Definitions, Failure
+from stackyard.spec import Common, Definitions, Failure, Fix
 
 T = TypeVar("T")
 _STACKS = "*/stack.yml"
+ADDED = "images/fixes/files"
 _OTHERS = ("bases", "failures", "fixes", "wheels")
 
 
@@ -35,7 +36,10 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     problems: list[Problem] = []
     common = _load(root, "images", "common.yml", lambda top, _: read_common(top), problems)
     bases = {b.name: b for b in _load(root, "images/bases", "*.yml", read_base, problems)}
-    fixes = {f.id: f for f in _load(root, "images/fixes", "*.yml", read_fix, problems)}
+    added = _added(root, problems)
+    fix = partial(read_fix, added=added)
+    fixes = {f.id: f for f in _load(root, "images/fixes", "*.yml", fix, problems)}
+    problems += _unused(added, fixes.values())
     wheels = {w.package: w for w in _load(root, "images/wheels", "*.yml", read_wheel, problems)}
     stacks = {s.name: s for s in _load(root, "images", _STACKS, read_stack, problems)}
     definitions = Definitions(
@@ -72,6 +76,27 @@ def _failures(root: Path, problems: list[Problem]) -> dict[str, Failure]:
     failures = {f.id: f for f in _load(root, FOLDER, "*.yml", read, problems)}
     problems += check_brings(failures)
     return failures
+
+
+def _added(root: Path, problems: list[Problem]) -> dict[str, str]:
+    """The modules that fixes may add, by their path below site-packages."""
+    folder = root / ADDED
+    texts = {
+        path.relative_to(folder).as_posix(): _read_text(
+            path, path.relative_to(root).as_posix(), problems
+        )
+        for path in sorted(folder.glob("**/*.py"))
+    }
+    return {path: text for path, text in texts.items() if text is not None}
+
+
+def _unused(added: Iterable[str], fixes: Iterable[Fix]) -> list[Problem]:
+    used = {path for fix in fixes for path in fix.remedy.add}
+    return [
+        Problem(file=f"{ADDED}/{path}", line=1, key="", message="no fix adds it")
+        for path in added
+        if path not in used
+    ]
 
 
 def _no_common(problems: list[Problem]) -> Common:

@@ -13,8 +13,12 @@ import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 BLOCK = 512
+# A stretch of fewer bytes is not worth a load of its own.
+STAGE_BYTES = 16 * 2**20
+PARTIAL = "stackyard.partial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,22 @@ class Piece:
     digest: str = ""
     start: int = 0
     size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Layers that an engine can be given while the rest of a parcel is on its way.
+
+    Attributes:
+        head: an archive's beginning, of an image that has the layers so far and nothing to run.
+        start, size: the bytes of the parcel that follow it.
+        image: the id of that image, which has no name and the label `stackyard.partial`.
+    """
+
+    head: bytes
+    start: int
+    size: int
+    image: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +88,41 @@ class Parcel:
                 yield Piece(data=piece.data[skip:])
                 skip = 0
 
+    @property
+    def body(self) -> int:
+        """Where the layers begin."""
+        return len(self._head())
+
+    def places(self) -> list[tuple[str, int, int]]:
+        """Digest, first byte and size of every layer that travels, in their order."""
+        found, at = [], self.body
+        for digest, size in self.carried:
+            found.append((digest, at + BLOCK, size))
+            at += BLOCK + size + len(_padding(size))
+        return found
+
+    def stages(self) -> list[Stage]:
+        """What engines can be given early; the last layers come with the image itself."""
+        diffs = json.loads(self.config)["rootfs"]["diff_ids"]
+        found: list[Stage] = []
+        begin = self.body
+        places = self.places()
+        for (_, at, size), (after, _, _) in pairwise(places):
+            end = at + size + len(_padding(size))
+            if end - begin >= STAGE_BYTES:
+                count = self.layers.index(after)
+                config = _partial(self.config, diffs[:count])
+                head = _archive_head(config, self.layers[:count], {})
+                image = f"sha256:{hashlib.sha256(config).hexdigest()}"
+                found.append(Stage(head=head, start=begin, size=end - begin, image=image))
+                begin = end
+        return found
+
+    def _head(self) -> bytes:
+        return _archive_head(self.config, self.layers, self.more)
+
     def _pieces(self) -> Iterator[Piece]:
-        config = path_of(f"sha256:{hashlib.sha256(self.config).hexdigest()}")
-        names = [path_of(digest) for digest in self.layers]
-        manifest = json.dumps([{"Config": config, "RepoTags": None, "Layers": names}]).encode()
-        texts = {**self.more, "manifest.json": manifest, config: self.config}
-        for name, data in texts.items():
-            yield Piece(data=_header(name, len(data)) + data + _padding(len(data)))
+        yield Piece(data=self._head())
         for digest, size in self.carried:
             yield Piece(data=_header(path_of(digest), size))
             if size:
@@ -87,6 +135,23 @@ class Parcel:
 def path_of(digest: str) -> str:
     """Where a blob lies in a parcel."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _archive_head(config: bytes, layers: Sequence[str], more: Mapping[str, bytes]) -> bytes:
+    """What an archive of an image begins with: everything but its layers."""
+    name = path_of(f"sha256:{hashlib.sha256(config).hexdigest()}")
+    names = [path_of(digest) for digest in layers]
+    manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": names}]).encode()
+    texts = {**more, "manifest.json": manifest, name: config}
+    return b"".join(_header(n, len(d)) + d + _padding(len(d)) for n, d in texts.items())
+
+
+def _partial(config: bytes, diffs: Sequence[str]) -> bytes:
+    """The configuration of an image of the lowest layers alone."""
+    whole = json.loads(config)
+    kept = {key: whole[key] for key in ("architecture", "os", "variant") if key in whole}
+    rootfs = {"type": "layers", "diff_ids": list(diffs)}
+    return json.dumps({**kept, "config": {"Labels": {PARTIAL: "1"}}, "rootfs": rootfs}).encode()
 
 
 def _header(name: str, size: int) -> bytes:

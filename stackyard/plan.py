@@ -17,6 +17,7 @@ from stackyard.catalog import ResolvedImage
 INSIDE = (
     "stackyard/inside/apply_fixes.py",
     "stackyard/inside/build.sh",
+    "stackyard/inside/leave_out.py",
     "stackyard/inside/node.py",
     "stackyard/inside/ssh_config",
     "stackyard/inside/sshd_config",
@@ -63,15 +64,10 @@ def make_plan(
     stack, base = image.stack.name, image.base.name
     context = {**files, **dockerfile.render_files(image)}
     path = dockerfile.dockerfile_path(stack, base)
-    decided = {"base": base_digest, "uv": dockerfile.UV_VERSION, "files": sorted(context.items())}
+    told = _labels(image, base_digest)
+    decided = {"base": base_digest, "uv": dockerfile.UV_VERSION, "files": sorted(context.items()),
+               "labels": sorted(told.items())}  # fmt: skip
     recipe = "sha256:" + hashlib.sha256(json.dumps(decided).encode()).hexdigest()
-    labels = {
-        RECIPE_LABEL: recipe,
-        "stackyard.stack": stack,
-        "stackyard.base": base,
-        "stackyard.base.digest": base_digest,
-        "stackyard.fixes": ",".join(fix.id for fix in image.fixes),
-    }
     return BuildPlan(
         stack=stack,
         base=base,
@@ -79,6 +75,22 @@ def make_plan(
         dockerfile=path,
         base_image=base_image,
         context=context,
-        labels=labels,
+        labels={RECIPE_LABEL: recipe, **told},
         recipe=recipe,
     )
+
+
+def _labels(image: ResolvedImage, base_digest: str) -> dict[str, str]:
+    """What an image says of itself; OCI's names, too, or those of its base would speak for it."""
+    first = next(iter(image.stack.packages))
+    return {
+        "org.opencontainers.image.title": f"stackyard/{image.stack.name}",
+        "org.opencontainers.image.version": image.stack.packages[first],
+        "org.opencontainers.image.ref.name": f"{image.stack.name}-{image.base.name}",
+        "org.opencontainers.image.base.name": image.base.reference,
+        "org.opencontainers.image.base.digest": base_digest,
+        "stackyard.stack": image.stack.name,
+        "stackyard.base": image.base.name,
+        "stackyard.base.digest": base_digest,
+        "stackyard.fixes": ",".join(fix.id for fix in image.fixes),
+    }

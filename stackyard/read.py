@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping as TextByName
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from stackyard import compat
 from stackyard.document import Mapping, nearest, pattern_problem
+from stackyard.read_left_out import read_left_out
 from stackyard.read_smoke import read_smoke
 from stackyard.spec import (
     Base,
@@ -41,6 +43,7 @@ def read_common(top: Mapping) -> Common:
         build_system=top.single_lines("build_system"),
         text_packages=top.single_lines("text_packages"),
         env=top.env("env"),
+        left_out=read_left_out(top),
     )
 
 
@@ -163,8 +166,8 @@ def _check_pin(top: Mapping, key: str, requirement: str) -> None:
         top.problem(f"must be pinned with one ==, not {requirement!r}", key=key)
 
 
-def read_fix(top: Mapping, name: str) -> Fix:
-    """`images/fixes/<name>.yml`."""
+def read_fix(top: Mapping, name: str, added: TextByName[str, str]) -> Fix:
+    """`images/fixes/<name>.yml`; `added` are the modules that fixes may add, by their path."""
     applies = top.mapping("applies_to")
     versions: dict[str, str] = {}
     python, devices = "", _DEVICES
@@ -191,14 +194,16 @@ def read_fix(top: Mapping, name: str) -> Fix:
         versions=versions,
         python=python,
         devices=tuple(devices),
-        remedy=_read_remedy(top),
+        remedy=_read_remedy(top, added),
         witness=_read_witness(top),
         remove_when=top.text("remove_when"),
     )
 
 
-def _read_remedy(top: Mapping) -> Remedy:
-    blank = Remedy(stage="installed", replace=(), env={}, build_env={}, override=(), exclude=())
+def _read_remedy(top: Mapping, added: TextByName[str, str]) -> Remedy:
+    blank = Remedy(
+        stage="installed", replace=(), add={}, env={}, build_env={}, override=(), exclude=()
+    )
     entry = top.mapping("remedy")
     if entry is None:
         top.problem("required key is missing", key="remedy")
@@ -206,6 +211,7 @@ def _read_remedy(top: Mapping) -> Remedy:
     remedy = Remedy(
         stage=entry.one_of("stage", ("installed", "source"), "installed"),
         replace=tuple(_read_replacement(item) for item in entry.mappings("replace")),
+        add=_read_added(entry, added),
         env=entry.env("env"),
         build_env=entry.env("build_env"),
         override=entry.texts("override", ()),
@@ -214,10 +220,30 @@ def _read_remedy(top: Mapping) -> Remedy:
     for requirement in remedy.override:
         _check_pin(entry, "override", requirement)
     entry.done()
-    parts = (remedy.replace, remedy.env, remedy.build_env, remedy.override, remedy.exclude)
+    parts = (
+        remedy.replace,
+        remedy.add,
+        remedy.env,
+        remedy.build_env,
+        remedy.override,
+        remedy.exclude,
+    )
     if not any(parts):
-        top.problem("does nothing: give replace, env, build_env, override or exclude", key="remedy")
+        top.problem(
+            "does nothing: give replace, add, env, build_env, override or exclude", key="remedy"
+        )
     return remedy
+
+
+def _read_added(entry: Mapping, added: TextByName[str, str]) -> dict[str, str]:
+    """The modules that a fix adds, out of those below `images/fixes/files`."""
+    found = {}
+    for path in entry.texts("add", ()):
+        if path in added:
+            found[path] = added[path]
+        else:
+            entry.problem(f"images/fixes/files has no {path!r}; {nearest(path, added)}", key="add")
+    return found
 
 
 def _read_replacement(entry: Mapping) -> Replacement:

@@ -13,6 +13,21 @@ from typing import Any
 from stackyard.nccl import NcclLog
 
 
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Some updates of one rank between two looks at the clock.
+
+    Attributes:
+        seconds: wall time, with the device synchronised at both ends.
+        tokens: tokens of this rank.
+        peak_bytes: the most GPU memory that tensors took since the training began; 0 on a CPU rank.
+    """
+
+    seconds: float
+    tokens: float
+    peak_bytes: int
+
+
 @dataclass
 class RankRecord:
     """One rank, in its own words.
@@ -23,6 +38,7 @@ class RankRecord:
         memory: peak bytes of GPU memory: `allocated` to tensors, `reserved` of the driver.
         losses: mean loss over the global batch, by update number.
         params: hash of the parameters, by update number and group.
+        windows: in a bench: speed and memory, by the last update of each window.
     """
 
     rank: int
@@ -36,6 +52,7 @@ class RankRecord:
     times: dict[int, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     params: dict[tuple[int, str], str] = field(default_factory=dict)
+    windows: dict[int, Window] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
     ended: int | None = None
@@ -119,6 +136,11 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
     elif kind == "step":
         record.losses[int(event["step"])] = float(event["loss"])
         record.times[int(event["step"])] = float(event.get("time", 0.0))
+    elif kind == "window":
+        step, loss = int(event["step"]), float(event["loss"])
+        seconds, tokens, peak = (float(event[key]) for key in ("seconds", "tokens", "peak_bytes"))
+        record.windows[step] = Window(seconds=seconds, tokens=tokens, peak_bytes=int(peak))
+        record.losses[step] = loss
     elif kind == "memory":
         record.memory = {key: int(event[key]) for key in ("allocated", "reserved")}
     elif kind == "params":

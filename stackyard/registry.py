@@ -47,6 +47,8 @@ LONGEST_MANIFEST = 8 * 2**20
 CHUNK = 2**20
 TRIES = 4
 PAUSE_SECONDS = 0.5
+# As words, or as distribution passes the system's error on: 28 is ENOSPC, 122 EDQUOT.
+_NO_SPACE = re.compile(r'space|quota|"Err":\s*(28|122)\b', re.IGNORECASE)
 _PASSING = {408, 429, 500, 502, 503, 504}
 _LOCAL = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?")
 _CHALLENGE = re.compile(r'([a-zA-Z]+)="([^"]*)"')
@@ -172,8 +174,8 @@ class Registry:
     ) -> bool:
         """Bring a blob there; False when it was there already.
 
-        A blob is brought whole or not at all: what a broken connection leaves is the registry's to
-        forget.
+        A blob is brought whole or not at all: after a failure the registry is asked to forget what
+        it got; what a killed publisher leaves is the registry's to forget (a week, as it comes).
 
         Args:
             opened: opens the content; called once for each try.
@@ -200,10 +202,16 @@ class Registry:
         place = begun.headers.get("Location", "")
         place = place if "://" in place else f"{self._root}{place}"
         joint = "&" if "?" in place else "?"
-        self._ask(
-            "PUT", f"{place}{joint}digest={descriptor.digest}", {201, 204}, data=body, tries=1,
-            headers={"Content-Type": "application/octet-stream"},
-        )  # fmt: skip
+        try:
+            self._ask(
+                "PUT", f"{place}{joint}digest={descriptor.digest}", {201, 204}, data=body, tries=1,
+                headers={"Content-Type": "application/octet-stream"},
+            )  # fmt: skip
+        except RegistryError:
+            # A registry keeps what it got of a blob for days, also where that filled its disk.
+            with contextlib.suppress(RegistryError):
+                self._ask("DELETE", place, {204, 404}, tries=1)
+            raise
 
     def tags(self) -> list[str]:
         """Every tag of the repository; none where there is no such repository yet."""
@@ -346,17 +354,18 @@ class Registry:
         host = self.repository.host
         try:
             yield
-        except requests.exceptions.SSLError as error:
-            raise RegistryError(
-                f"the certificate of registry {host} cannot be trusted",
-                why=shown(str(error), 400),
-                hint=f"have its authority's certificate in {self._folder}/ca.crt, where docker"
-                " looks for it, too",
-            ) from error
         except requests.exceptions.RequestException as error:
+            text = str(error)
+            if "CERTIFICATE_VERIFY_FAILED" in text:
+                raise RegistryError(
+                    f"the certificate of registry {host} cannot be trusted", why=shown(text, 400),
+                    hint=f"have its authority's certificate in {self._folder}/ca.crt, where docker"
+                    " looks for it, too",
+                ) from error  # fmt: skip
             told = RegistryError(
-                f"registry {host} does not answer ({doing})", why=shown(str(error), 400),
-                hint="see that it runs and that this machine reaches it",
+                f"registry {host} does not answer ({doing})", why=shown(text, 400),
+                hint="see that it runs and that this machine reaches it"
+                + ("; one without space left breaks uploads off" if "upload" in doing else ""),
             )  # fmt: skip
             told.passing = True
             raise told from error
@@ -372,14 +381,14 @@ class Registry:
             hint = f"docker login {host}" + (", as somebody who may do this" if self._login else "")
         elif code == 405:
             hint = "it seems to be read-only, or a mirror: publish to the registry itself"
-        elif code in (500, 507) and "space" in text.lower():
+        elif code in (500, 507) and _NO_SPACE.search(text):
             hint = "it has no space left: whoever runs it must make some"
         elif code in _PASSING:
             hint = "its trouble may pass: again later, or ask whoever runs it"
         error = RegistryError(
             f"registry {host} refused {doing}: {code} {answer.reason}", why=text, hint=hint
         )
-        error.passing = code in _PASSING
+        error.passing = code in _PASSING and not _NO_SPACE.search(text)
         return error
 
 

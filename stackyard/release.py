@@ -93,6 +93,15 @@ def revision_tag(subject: Subject, number: int) -> str:
     return f"{subject.prefix}-r{number}"
 
 
+def later_revision(name: str, tags: Iterable[str]) -> str:
+    """The latest of `tags` that is a later revision of what `name` names; empty when none is."""
+    prefix, _, number = name.rpartition("-r")
+    form = re.compile(rf"{re.escape(prefix)}-r([1-9][0-9]{{0,5}})")
+    found = [int(match[1]) for tag in tags if (match := form.fullmatch(tag))]
+    last = max(found, default=0)
+    return f"{prefix}-r{last}" if number.isdecimal() and last > int(number) else ""
+
+
 def next_revision(found: Mapping[int, Collection[str]], digest: str) -> int:
     """The number for an image: the one it has claimed alone, or the next free one."""
     own = digest.removeprefix("sha256:")[:12]

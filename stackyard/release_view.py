@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from stackyard.fleet.pull import Progress
+    from stackyard.fleet.receiver import Progress
 
 _COLOURS = {"pulled": "green", "held": "green", "failed": "red"}
 

@@ -65,7 +65,7 @@ def smoke_report(
         "seconds": round(seconds, 2),
         "build_seconds": round(build_seconds, 2),
         "run": outcome.run,
-        "image": _image(image, info),
+        "image": image_value(image, info),
         "host": dict(host),
         "nodes": list(seen.nodes),
         **({"gpus": _gpus(seen.gpu)} if seen.gpu else {}),
@@ -132,7 +132,8 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
     return [diagnosis_value(found) for found in diagnose_all(texts, failures)]
 
 
-def _image(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
+def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
+    """What an image is, as data."""
     return {
         "id": info.id,
         "tags": list(info.tags),

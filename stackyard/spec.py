@@ -105,10 +105,15 @@ class Replacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What a fix does; every part may be empty."""
+    """What a fix does; every part may be empty.
+
+    Attributes:
+        add: texts of new modules, by their path below site-packages.
+    """
 
     stage: str
     replace: tuple[Replacement, ...]
+    add: Mapping[str, str]
     env: Mapping[str, str]
     build_env: Mapping[str, str]
     override: tuple[str, ...]
@@ -251,6 +256,20 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """What packages bring and images do without.
+
+    Attributes:
+        path: pattern of files and folders, below the folder of the Python packages.
+        kept: patterns of what stays although `path` names it, each with why.
+    """
+
+    path: str
+    why: str
+    kept: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Common:
     """What every image has, whatever its stack."""
 
@@ -258,6 +277,7 @@ class Common:
     build_system: tuple[str, ...]
     text_packages: tuple[str, ...]
     env: Mapping[str, str]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -321,7 +321,7 @@ class _Watch:
         elif kind == "record":
             self._heard = time.monotonic()
             taken = take_line(self.ranks, line)
-            if taken and taken[1] == "step" and self._on_loss:
+            if taken and taken[1] in ("step", "window") and self._on_loss:
                 record = taken[0]
                 step = max(record.losses)
                 if record.rank == min(self.ranks) and step <= self._smoke.updates:

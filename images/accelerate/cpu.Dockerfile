@@ -34,8 +34,15 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=images/bases/cpu.lock,target=/mnt/base.lock \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
+    && inventory > /mnt/before \
     && install_locked /mnt/base.lock https://download.pytorch.org/whl/cpu \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
     && warm torch torch.distributed.run torch.nn.parallel torch.utils.data
 
 # A compiler for the wheels that need one; it stays in this stage.
@@ -80,6 +87,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/accelerate/cpu.lock,target=/mnt/stack.lock \
     --mount=type=bind,source=images/accelerate/cpu.fixes.json,target=/mnt/fixes.json \
     --mount=type=bind,from=wheel-deepspeed,source=/wheels,target=/mnt/wheels/deepspeed \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
     && inventory > /mnt/before \
     && install_locked /mnt/stack.lock \
@@ -87,6 +95,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_unchanged /mnt/before \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
     && warm accelerate.commands.accelerate_cli deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.zero.stage3 deepspeed.runtime.zero.stage_1_and_2 deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops deepspeed.runtime.superoffload.superoffload_stage3 setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch._inductor.compiler_bisector torch._subclasses.schema_check_mode torch.utils.serialization torch.profiler._cupti_monitor transformers.models.llama.modeling_llama tokenizers.trainers
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text

@@ -98,6 +98,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=wheel-antlr4-python3-runtime,source=/wheels,target=/mnt/wheels/antlr4-python3-runtime \
     --mount=type=bind,from=wheel-fairscale,source=/wheels,target=/mnt/wheels/fairscale \
     --mount=type=bind,from=wheel-fairseq,source=/wheels,target=/mnt/wheels/fairseq \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
     && inventory > /mnt/before \
     && assert_provided cuda-bindings cuda-pathfinder cuda-toolkit filelock fsspec jinja2 markupsafe mpmath networkx numpy==2 nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx setuptools sympy torch==2.11.0 torchaudio==2.11 triton==3.6.0 typing-extensions \
@@ -106,6 +107,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_unchanged /mnt/before \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
     && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.profiler._cupti_monitor torch.utils.serialization omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.bash_completion hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.basic_sweeper hydra._internal.core_plugins.file_config_source hydra._internal.core_plugins.fish_completion hydra._internal.core_plugins.importlib_resources_config_source hydra._internal.core_plugins.structured_config_source hydra._internal.core_plugins.zsh_completion
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text

@@ -1,7 +1,7 @@
 """Old releases on hosts: which go, and removing them.
 
 Owns the rule. Of each stack and base of one repository the newest `keep` releases stay; so does
-what any container uses, and everything that is no release.
+what any container uses, and everything that is no release. What pulls left half done goes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from stackyard.engine import HeldImage
 from stackyard.errors import StackyardError
 from stackyard.fleet.link import Link, on_each
+from stackyard.parcel import PARTIAL
 
 _RELEASE = re.compile(r"(?P<place>.+):(?P<prefix>.+)-r(?P<number>[1-9][0-9]{0,5})")
 
@@ -57,6 +58,15 @@ def old_releases(images: Iterable[HeldImage], used: Collection[str], keep: int) 
     ]
 
 
+def broken_off(images: Iterable[HeldImage], used: Collection[str]) -> list[Old]:
+    """What a pull left on a host that lost its power: images of some layers, without a name."""
+    return [
+        Old(id=image.id, names=(image.id,), bytes=image.size)
+        for image in images
+        if PARTIAL in image.labels and not image.tags and image.id not in used
+    ]
+
+
 def prune(
     links: Mapping[str, Link], keep: int, *, really: bool
 ) -> tuple[dict[str, list[Old]], dict[str, StackyardError]]:
@@ -64,7 +74,8 @@ def prune(
 
     def one(link: Link) -> list[Old]:
         engine = link.engine
-        found = old_releases(engine.held_images(), engine.used_images(), keep)
+        images, used = engine.held_images(), engine.used_images()
+        found = [*old_releases(images, used, keep), *broken_off(images, used)]
         for image in found if really else ():
             for name in image.names:
                 engine.remove_image(name)

@@ -1,8 +1,8 @@
 """A verified release onto every host: once out of the registry, then from host to host.
 
-Owns the steps of a pull: what hosts lack, the rounds in which the parcel travels, checking and
-loading on each host, and telling how far each is. A host is only ever given an image whose
-signature and digests were checked there; what breaks off stays, and the next try goes on with it.
+Owns the steps of a pull: what hosts lack, the rounds in which the parcel travels, and who has it
+in the end. A host's engine is only given what was checked on that host; what breaks off stays
+there, and the next try goes on with it.
 """
 
 from __future__ import annotations
@@ -11,65 +11,29 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 from stackyard import parcel as parcels
 from stackyard import process
-from stackyard.archive import pack
-from stackyard.errors import EngineError, ReleaseError, StackyardError
+from stackyard.errors import ReleaseError, StackyardError
 from stackyard.fleet import relay
 from stackyard.fleet.link import HostError, Link, on_each
 from stackyard.fleet.muster import Muster
 from stackyard.fleet.plan import free_port
-from stackyard.fleet.relay import Keys, Stop
+from stackyard.fleet.receiver import Progress, Receiver
+from stackyard.fleet.relay import Keys
 from stackyard.fleet.survey import Network
 from stackyard.parcel import Parcel
 from stackyard.signing import NAMESPACE
 from stackyard.verify import Verified
 
-SCRIPT = Path(__file__).resolve().parent / "relay.sh"
 ROUNDS = 4
 PAUSE_SECONDS = 2.0
 # A host that gets nothing for so long, once the sender is done, gets nothing more in this round.
 STALL_SECONDS = 12.0
 LOAD_SECONDS = 1800.0
 Blobs = Callable[[str, int], Iterator[bytes]]
-Told = Callable[[Mapping[str, "Progress"]], None]
-_START = (
-    'for at in /dev/shm "${TMPDIR:-/tmp}"; do d=$(mktemp -d "$at/stackyard-pull.XXXXXXXXXX"'
-    ' 2> /dev/null) && break; done; tar -x -C "$d" && exec sh "$d/relay.sh" prepare "$d" "$1"'
-)
-
-
-@dataclass
-class Progress:
-    """How far one host is.
-
-    Attributes:
-        at: bytes of the parcel that are there; `moved` came in this pull.
-        state: `waiting`, `receiving`, `checking`, `loading`, `held`, `pulled` or `failed`.
-        digest: whether its engine knows the registry's digest of the image.
-    """
-
-    state: str = "waiting"
-    at: int = 0
-    moved: int = 0
-    size: int = 0
-    rate: float = 0.0
-    seconds: float = 0.0
-    why: str = ""
-    digest: str = ""
-    changed: float = field(default_factory=time.monotonic)
-
-    def reached(self, count: int) -> None:
-        """So many bytes are there now."""
-        now = time.monotonic()
-        if count > self.at:
-            self.rate = 0.5 * self.rate + 0.5 * (count - self.at) / max(now - self.changed, 0.2)
-            self.moved += count - self.at
-            self.at, self.changed = count, now
+Told = Callable[[Mapping[str, Progress]], None]
 
 
 class Puller:
@@ -96,36 +60,33 @@ class Puller:
         self._verified, self._signers, self._blobs = verified, signers, blobs
         self._told = told
         self.progress = {name: Progress() for name in links}
-        self._started = time.monotonic()
         self._keys = Keys(int(time.time()))
-        self._folders: dict[str, str] = {}
-        self._stops: dict[str, Stop] = {}
-        self._servers: dict[str, process.Companion] = {}
-        self._loading: dict[str, Future[None]] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._broke: StackyardError | None = None
 
     def pull(self, config: bytes) -> None:
-        """Bring the image to every host that lacks it; how that went is in `progress`."""
+        """Bring the image to every host that lacks it; how that went is in `progress`.
+
+        Raises:
+            StackyardError: the registry gave no more.
+        """
         lacking = self._lacking()
         if not lacking:
             return
         layers = self._verified.release.layers
         parcel = parcels.make_parcel(config, layers, lacking.values())
-        for name in lacking:
-            self.progress[name].size = parcel.size
-        with self._telling(), ThreadPoolExecutor(max(1, len(lacking))) as pool:
+        with self._telling():
             try:
-                self._prepare(list(lacking), parcel)
+                self._start(list(lacking), parcel)
                 for number in range(ROUNDS):
-                    if not self._round(parcel, pool):
+                    if not self._round(parcel):
                         break
                     time.sleep(PAUSE_SECONDS * (number + 1))
                 self._give_up()
-                for future in self._loading.values():
-                    future.result()
+                self._await_engines()
             finally:
-                for server in self._servers.values():
-                    server.end()
+                self._end()
+        self._see_images()
 
     def _lacking(self) -> dict[str, set[str]]:
         """What each host lacks; hosts that hold the image are done."""
@@ -135,61 +96,54 @@ class Puller:
         def ask(link: Link) -> set[str] | None:
             if link.engine.image(release.image_id) is not None:
                 return None
-            if not _takes_parts(self._found.engines[link.host.name]):
+            if not self._takes_parts(link.host.name):
                 return set(wanted)
-            return parcels.lacking(wanted, link.engine.held_layers())
+            return parcels.lacking(wanted, link.engine.held_layers(but=parcels.PARTIAL))
 
         answers, failed = on_each(self._links, ask)
-        for name, error in failed.items():
-            self._fail(name, error.what)
+        self._fail_all(failed)
         for name, lacks in answers.items():
             if lacks is None:
-                self._state(name, "held")
+                self.progress[name].become("held")
         return {name: lacks for name, lacks in answers.items() if lacks is not None}
 
-    def _prepare(self, names: Sequence[str], parcel: Parcel) -> None:
-        """Give every host its keys and what it checks, and have it take logins."""
+    def _takes_parts(self, name: str) -> bool:
+        return takes_parts(self._found.engines[name])
+
+    def _start(self, names: Sequence[str], parcel: Parcel) -> None:
+        """Give every host its keys and its plan, and have it take logins."""
         port = free_port({name: (self._found.facts[name], 1) for name in names})
         common = {
-            "relay.sh": SCRIPT.read_bytes(),
             "release.json": self._verified.statement,
             "release.json.sig": self._verified.signature,
             "signers": self._signers,
             "namespace": NAMESPACE.encode(),
-            "sums": relay.sums(parcel.carried),
         }
+        plans = {parts: relay.plan(parcel, in_parts=parts) for parts in (True, False)}
 
         def one(link: Link) -> None:
             name = link.host.name
             address = self._network.chosen[name].address
-            files = {**common, **self._keys.of(name, address, port)}
-            said = link.send(pack(files, mode=0o600), "sh", "-c", _START, "sh", parcel.name)
-            told = _answers(said)
-            self._folders[name] = told["keys"]
-            self._stops[name] = Stop(name=name, address=address, port=port, user=told["user"])
-            self.progress[name].at = int(told["have"])
-            try:
-                self._require_room(name, told, parcel)
-                self._serve(link, parcel)
-            except StackyardError:
-                # Whoever serves removes the keys at its end; here nobody does.
-                link.send(b"", "rm", "-rf", "--", told["keys"])
-                raise
+            receiver = Receiver(link, self.progress[name])
+            self._receivers[name] = receiver
+            files = {**common, **plans[self._takes_parts(name)]}
+            self.progress[name].size = parcel.size
+            receiver.start({**files, **self._keys.of(name, address, port)}, parcel, address, port)
+            self._require_room(receiver, parcel)
 
         _, failed = on_each({name: self._links[name] for name in names}, one)
-        for name, error in failed.items():
-            self._fail(name, error.what, error.why)
+        for name in failed:
+            self._receivers[name].end()
+        self._fail_all(failed)
 
-    def _require_room(self, name: str, told: Mapping[str, str], parcel: Parcel) -> None:
+    def _require_room(self, receiver: Receiver, parcel: Parcel) -> None:
         """See that there is room for the parcel and for what the engine makes of it."""
-        free = int(told["disk"]) * 1024
-        coming = parcel.size - self.progress[name].at
-        if "sshd" not in told["programs"].split() or "ssh" not in told["programs"].split():
-            raise HostError(name, "it has no sshd or no ssh that could pass the image on",
-                            hint="--via registry lets every host pull by itself")  # fmt: skip
-        if free < coming:
-            raise HostError(name, f"{coming / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are"
-                            " free where its user's cache is")  # fmt: skip
+        name = receiver.link.host.name
+        coming = parcel.size - receiver.progress.at
+        if receiver.free_bytes < coming:
+            raise HostError(name, f"{coming / 1e9:.1f} GB are to come and"
+                            f" {receiver.free_bytes / 1e9:.1f} GB are free where its user's cache"
+                            " is")  # fmt: skip
         room = self._found.facts[name].engine_free_bytes
         carried = {digest for digest, _ in parcel.carried}
         layers = self._verified.release.layers
@@ -198,58 +152,42 @@ class Puller:
             raise HostError(name, f"its engine needs {need / 1e9:.1f} GB to take the image and has"
                             f" {room / 1e9:.1f} GB", hint="invoke prune --hosts ...")  # fmt: skip
 
-    def _serve(self, link: Link, parcel: Parcel) -> None:
-        name, up = link.host.name, threading.Event()
-        said: list[str] = []
+    def _in(self, *states: str) -> list[str]:
+        return [name for name, mark in self.progress.items() if mark.state in states]
 
-        def heard(line: str) -> None:
-            said.append(line)
-            word, _, rest = line.partition(" ")
-            if word == "at" and rest.isdecimal():
-                self.progress[name].reached(int(rest))
-            up.set()
-
-        keys = self._folders[name]
-        words = link.words("sh", f"{keys}/relay.sh", "serve", keys, parcel.name)
-        self._servers[name] = process.Companion(words, on_line=heard, held=True)
-        up.wait(20)
-        if "serving" not in said:
-            raise HostError(name, "it cannot take the image from other hosts",
-                            why="\n".join(said) or self._servers[name].said)  # fmt: skip
-
-    def _waiting(self) -> list[str]:
-        return [n for n, p in self.progress.items() if p.state in ("waiting", "receiving")]
-
-    def _round(self, parcel: Parcel, pool: ThreadPoolExecutor) -> bool:
+    def _round(self, parcel: Parcel) -> bool:
         """Send the parcel through all hosts that still wait; whether somebody waits on."""
         self._drop_silent()
-        names = sorted(self._waiting(), key=lambda name: -self.progress[name].at)
+        names = sorted(self._in("receiving"), key=lambda n: -self.progress[n].at)
         if not names:
             return False
-        after = relay.successors(names)
-        for name in names:
-            stops = [self._stops[other] for other in after[name]]
-            files = self._keys.route(stops, self._folders[name])
-            try:
-                self._links[name].send(
-                    pack(files, mode=0o600), "tar", "-x", "-C", self._folders[name]
-                )
-            except HostError as error:
-                self._fail(name, error.what, error.why)
-                return True
-            self._state(name, "receiving")
+        if not self._route(names):
+            return True
         start = min(self.progress[name].at for name in names)
-        first, keys = names[0], self._folders[names[0]]
-        words = self._links[first].words("sh", f"{keys}/relay.sh", "receive", keys, str(start))
-        feed = process.Companion(words, held=True)
+        feed = self._receivers[names[0]].feed(start)
         sender = threading.Thread(target=self._send, args=(feed, parcel, start), daemon=True)
         sender.start()
         try:
-            self._follow(sender, parcel, names, pool)
+            self._follow(sender, names)
         finally:
             feed.end()
             sender.join(10)
-        return bool(self._waiting())
+        return bool(self._in("receiving"))
+
+    def _route(self, names: Sequence[str]) -> bool:
+        """Tell hosts to whom they pass the parcel; False when one does not listen."""
+        after = relay.successors(names)
+        stops = {name: self._receivers[name].stop for name in names}
+
+        def one(link: Link) -> None:
+            receiver = self._receivers[link.host.name]
+            next_ = [stop for other in after[link.host.name] if (stop := stops[other]) is not None]
+            receiver.route(self._keys.route(next_, receiver.keys))
+            receiver.progress.reached(receiver.progress.at)
+
+        _, failed = on_each({name: self._links[name] for name in names}, one)
+        self._fail_all(failed)
+        return not failed
 
     def _send(self, feed: process.Companion, parcel: Parcel, start: int) -> None:
         try:
@@ -263,69 +201,61 @@ class Puller:
             return
         feed.finish(STALL_SECONDS * 100)
 
-    def _follow(
-        self, sender: threading.Thread, parcel: Parcel, names: Sequence[str],
-        pool: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
+    def _follow(self, sender: threading.Thread, names: Sequence[str]) -> None:
         """Wait until every host of a round has all, or gets nothing any more."""
         while True:
-            for name in names:
-                progress = self.progress[name]
-                if progress.state == "receiving" and progress.at >= parcel.size:
-                    self._state(name, "checking")
-                    self._loading[name] = pool.submit(self._load, name, parcel)
-            open_ = [name for name in names if self.progress[name].state == "receiving"]
-            now = time.monotonic()
             if self._broke is not None:
                 raise self._broke
-            if not open_ or (
-                not sender.is_alive()
-                and all(now - self.progress[n].changed > STALL_SECONDS for n in open_)
-            ):
-                return
-            if all(now - self.progress[n].changed > 5 * STALL_SECONDS for n in open_):
+            open_ = [name for name in names if self.progress[name].state == "receiving"]
+            now = time.monotonic()
+            patience = STALL_SECONDS * (5 if sender.is_alive() else 1)
+            if all(now - self.progress[name].changed > patience for name in open_):
                 return
             time.sleep(0.1)
 
     def _drop_silent(self) -> None:
-        """Hosts that do not answer any more, or whose server is gone, get nothing."""
-        for name in self._waiting():
-            server = self._servers.get(name)
-            if server is None or not server.running:
-                why = server.said if server else ""
-                self._fail(name, "contact was lost" if server else "it was not made ready", why)
+        """Hosts that do not answer any more get nothing."""
+        for name in self._in("receiving", "loading"):
+            receiver = self._receivers.get(name)
+            if receiver is None or not receiver.running:
+                self.progress[name].fail("contact was lost", receiver.said if receiver else "")
 
-    def _load(self, name: str, parcel: Parcel) -> None:
-        """Have a host check the parcel and its engine take it; see that it is the image."""
-        link, keys = self._links[name], self._folders[name]
-        release = self._verified.release
-        try:
-            words = ("sh", f"{keys}/relay.sh")
-            link.send(b"", *words, "check", keys, str(parcel.size), seconds=LOAD_SECONDS)
-            self._state(name, "loading")
-            link.send(b"", *words, "load", keys, link.host.engine, seconds=LOAD_SECONDS)
-            if link.engine.image(release.image_id) is None:
-                raise EngineError("its engine took the parcel but has no such image",
-                                  hint="again: it may have lost an image meanwhile")  # fmt: skip
-            self._state(name, "pulled")
-        except StackyardError as error:
-            self._fail(name, error.what, error.why)
+    def _await_engines(self) -> None:
+        """Wait until engines have taken what is there."""
+        while names := self._in("loading"):
+            time.sleep(0.1)
+            self._drop_silent()
+            for name in names:
+                mark = self.progress[name]
+                if mark.state == "loading" and time.monotonic() - mark.changed > LOAD_SECONDS:
+                    mark.fail(f"its engine takes more than {LOAD_SECONDS:.0f} s")
+
+    def _end(self) -> None:
+        """End the hosts' part, on all at the same time."""
+        with ThreadPoolExecutor(max(1, min(64, len(self._receivers)))) as pool:
+            list(pool.map(Receiver.end, self._receivers.values()))
+
+    def _see_images(self) -> None:
+        """See that what was loaded is the image."""
+        image = self._verified.release.image_id
+        links = {name: self._links[name] for name in self._in("loaded")}
+        there, failed = on_each(links, lambda link: link.engine.image(image) is not None)
+        self._fail_all(failed)
+        for name, is_there in there.items():
+            if is_there:
+                self.progress[name].state = "pulled"
+            else:
+                self.progress[name].fail("its engine took the parcel but has no such image")
 
     def _give_up(self) -> None:
-        for name in self._waiting():
-            self._fail(name, f"it got {self.progress[name].at} of {self.progress[name].size} bytes",
-                       "the way to it broke; the same command goes on where it was")  # fmt: skip
+        for name in self._in("receiving"):
+            mark = self.progress[name]
+            mark.fail(f"it got {mark.at} of {mark.size} bytes",
+                      "the way to it broke; the same command goes on where it was")  # fmt: skip
 
-    def _state(self, name: str, state: str) -> None:
-        progress = self.progress[name]
-        progress.state = state
-        if state in ("held", "pulled", "failed"):
-            progress.seconds = round(time.monotonic() - self._started, 2)
-
-    def _fail(self, name: str, what: str, why: str = "") -> None:
-        what = what.removeprefix(f"{name}: ")
-        self.progress[name].why = f"{what}: {why.splitlines()[-1]}" if why else what
-        self._state(name, "failed")
+    def _fail_all(self, failed: Mapping[str, StackyardError]) -> None:
+        for name, error in failed.items():
+            self.progress[name].fail(error.what.removeprefix(f"{name}: "), error.why)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -372,23 +302,6 @@ def name_image(
         progress[name].state, progress[name].why = "failed", error.what
 
 
-def _takes_parts(info: Mapping[str, object]) -> bool:
+def takes_parts(info: Mapping[str, object]) -> bool:
     """Whether an engine passes over layers that it has; with containerd's store it does not."""
     return "io.containerd.snapshotter" not in str(info.get("DriverStatus", ""))
-
-
-def _answers(said: str) -> dict[str, str]:
-    """What `relay.sh prepare` said."""
-    told = {"programs": ""}
-    for line in said.splitlines():
-        word, _, rest = line.partition(" ")
-        if word == "program":
-            told["programs"] += f" {rest.partition(' ')[0]}"
-        elif word == "disk":
-            told["disk"] = rest.split()[3] if len(rest.split()) > 3 else "0"
-        else:
-            told[word] = rest
-    missing = {"keys", "user", "have", "disk"} - told.keys()
-    if missing:
-        raise StackyardError("its shell does not answer as a shell does", why=said[-300:])
-    return told

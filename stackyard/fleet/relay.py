@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import SSHCertificateType
 
 from stackyard import mesh
-from stackyard.parcel import path_of
+from stackyard.parcel import Parcel, path_of
 
 # In a chain every host sends as much as it receives; a host that starts a second chain sends twice.
 CHAIN = 32
@@ -137,3 +137,26 @@ def sums(carried: Sequence[tuple[str, int]]) -> bytes:
     """What `sha256sum` must say of each file of the parcel."""
     lines = [f"{digest.removeprefix('sha256:')} {path_of(digest)}\n" for digest, _ in carried]
     return "".join(lines).encode()
+
+
+def plan(parcel: Parcel, *, in_parts: bool) -> dict[str, bytes]:
+    """The files that tell a host what to do with a parcel, as far as it is there.
+
+    Args:
+        in_parts: whether its engine takes some layers before it is given the others.
+    """
+    steps: list[tuple[int, str]] = []
+    for digest, start, size in parcel.places():
+        steps.append((start + size, f"sum {digest.removeprefix('sha256:')} {start} {size}"))
+    stages = parcel.stages() if in_parts else []
+    files = {}
+    for number, stage in enumerate(stages):
+        files[f"head-{number}"] = stage.head
+        words = f"stage {number} {stage.start} {stage.size} {stage.image}"
+        steps.append((stage.start + stage.size, words))
+    # A layer's check comes before the stage that ends with its padding.
+    steps.sort(key=lambda step: step[0])
+    rest = stages[-1].start + stages[-1].size if stages else parcel.body
+    steps.append((parcel.size, f"image {parcel.body} {rest} {parcel.size}"))
+    files["plan"] = "".join(f"{words}\n" for _, words in steps).encode()
+    return files

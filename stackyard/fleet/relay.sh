@@ -1,114 +1,173 @@
 # A host's part in passing a parcel from host to host, in POSIX sh. Nothing is installed: it needs what a
 # host that takes logins has (sshd, ssh, ssh-keygen, coreutils).
-#   sh relay.sh VERB KEYS [WORD...]      KEYS: the folder of this pull's keys on this host, its own only
+#   sh relay.sh host KEYS PARCEL SOCKET  as long as its input is open; KEYS: this pull's folder here
+#   sh relay.sh receive KEYS START       the parcel from byte START on, by the sshd that `host` starts
 # The parcel grows in SPOOL/PARCEL; it stays after a broken pull, and the next one goes on there.
 # Names of hosts hold no blanks, and lists of them are meant to be split.
-# shellcheck disable=SC2046,SC2086
+# shellcheck disable=SC2013,SC2046,SC2086
 LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"; export LC_ALL PATH
 umask 077
 verb=$1 keys=$2
 shift 2
 spool="${XDG_CACHE_HOME:-$HOME/.cache}/stackyard/pull"
 
-size_of() { if [ -e "$1" ]; then wc -c < "$1" | tr -d ' '; else echo 0; fi; }
-parcel() { cat "$keys/parcel"; }
+# $1: file. Sets `size`. One process and no more: it is asked several times a second (some pad what they print).
+measure() { size=0; if [ -e "$1" ]; then size=$(wc -c < "$1"); size=$((size)); fi; }
 
-# $1: parcel. Make room for it and say what there is: bytes of it, bytes free, programs.
-prepare() {
+# $1: first byte. $2: how many. Of the parcel, in large pieces: what small ones cost shows on a slow host.
+if dd if=/dev/null of=/dev/null bs=1 iflag=skip_bytes,count_bytes count=0 2> /dev/null; then
+    slice() { dd if="$into" bs=1048576 iflag=skip_bytes,count_bytes skip="$1" count="$2" 2> /dev/null; }
+else
+    slice() { tail -c "+$(($1 + 1))" "$into" | head -c "$2"; }
+fi
+
+# Several times as fast as sha256sum where the processor helps.
+if [ -n "$(command -v openssl)" ]; then
+    sha256() { openssl dgst -sha256 -r | cut -d ' ' -f 1; }
+else
+    sha256() { sha256sum | cut -d ' ' -f 1; }
+fi
+
+# $1: parcel. $2: the engine's socket. Say what there is; take logins of this pull's other hosts; give the
+# engine what has come, once it is checked; until our input ends: then nothing is left but the parcel.
+host() {
+    into="$spool/$1" socket=$2 server='' ticker='' keeper=''
+    trap 'kill $server $ticker $keeper 2> /dev/null; wait; if [ -e "$keys/over" ]; then rm -f "$into"; fi
+        rm -rf "$keys"' EXIT
+    trap 'exit 1' HUP INT TERM
     mkdir -p "$spool" || exit 1
     find "$spool" -type f -mtime +1 ! -name "$1" -exec rm -f {} +
     echo "$1" > "$keys/parcel"
-    echo "have $(size_of "$spool/$1")"
+    measure "$into"
+    echo "have $size"
     echo "user $(id -un)"
     df -Pk "$spool" | tail -n 1 | sed 's/^/disk /'
-    for name in sshd ssh ssh-keygen docker curl sha256sum; do
+    for name in sshd ssh; do
         found=$(command -v "$name") && echo "program $name $found"
     done
     echo "keys $keys"
-}
-
-# $1: parcel. Take logins of this pull's other hosts, and say once a second how much there is, until
-# our own input ends; then nothing of it is left here but the parcel.
-serve() {
-    server='' ticker=''
-    trap 'kill $server $ticker 2> /dev/null; rm -rf "$keys"' EXIT
-    trap 'exit 1' HUP INT TERM
+    authentic || exit 1
     sed "s|@KEYS@|$keys|g; s|@USER@|$(id -un)|g" "$keys/sshd_config" > "$keys/sshd_config.here"
     "$(command -v sshd)" -D -e -f "$keys/sshd_config.here" > "$keys/sshd.log" 2>&1 &
     server=$!
     sleep 0.3
     kill -0 $server 2> /dev/null || { sed 's/^/sshd: /' "$keys/sshd.log"; exit 1; }
     echo serving
-    (while sleep 1; do echo "at $(size_of "$spool/$1")"; done) &
+    (while sleep 1; do measure "$into"; echo "at $size"; done) &
     ticker=$!
+    keep < "$keys/plan" &
+    keeper=$!
     cat > /dev/null
 }
 
-# $1: which byte of the parcel comes first. Keep what we lack, pass all of it on.
+# See that the release is signed by somebody who may.
+authentic() {
+    if [ -z "$(command -v ssh-keygen)" ]; then
+        echo "no ssh-keygen here: the signature was verified where the pull was started"
+        return
+    fi
+    who=$(ssh-keygen -Y find-principals -s "$keys/release.json.sig" -f "$keys/signers" | head -n 1)
+    said=$(ssh-keygen -Y verify -f "$keys/signers" -I "${who%%,*}" -n "$(cat "$keys/namespace")" \
+        -s "$keys/release.json.sig" < "$keys/release.json" 2>&1) || { echo "failed its signature is wrong: $said"; return 1; }
+}
+
+# Follow the plan on our input: check each layer when it is there, and give the engine what is checked.
+keep() {
+    stages=''
+    trap 'trap "" HUP INT TERM; for one in $stages; do drop "$one"; done' EXIT
+    trap 'exit 1' HUP INT TERM
+    while read -r step a b c d; do
+        case $step in
+        sum)
+            until_there $((b + c))
+            grep -q "$a" "$keys/release.json" || { echo "failed $a is not signed for"; exit 1; }
+            [ "$(slice "$b" "$c" | sha256)" = "$a" ] ||
+                { : > "$keys/over"; echo "failed sha256:$a is not what was signed"; exit 1; }
+            ;;
+        stage)
+            until_there $((b + c))
+            stages="$d $stages"
+            # What the engine does not take in parts it takes as a whole.
+            { cat "$keys/head-$a"; slice "$b" "$c"; } | give > /dev/null 2>&1
+            ;;
+        image)
+            until_there "$c"
+            { slice 0 "$a"; slice "$b" $((c - b)); } | give > /dev/null 2>&1 || give < "$into" ||
+                { echo "failed its engine did not take the image"; exit 1; }
+            ;;
+        esac
+    done
+    for one in $stages; do drop "$one"; done
+    stages=''
+    # Those behind us may still be sent it: it goes when the pull ends.
+    : > "$keys/over"
+    echo loaded
+}
+
+# $1: how many bytes.
+until_there() { until measure "$into"; [ "$size" -ge "$1" ]; do sleep 0.5; done; }
+
+# An archive on our input, to the engine.
+give() {
+    if [ -n "$(command -v docker)" ]; then
+        docker -H "unix://$socket" load -q
+    elif [ -n "$(command -v curl)" ]; then
+        curl -sS --fail-with-body --unix-socket "$socket" -X POST -H 'Content-Type: application/x-tar' \
+            -T - 'http://engine/images/load?quiet=1'
+    else
+        echo "neither docker's client nor curl is here to hand the image to the engine"
+        return 1
+    fi
+}
+
+# $1: the id of an image that was a stage.
+drop() {
+    if [ -n "$(command -v docker)" ]; then
+        docker -H "unix://$socket" rmi "$1" > /dev/null 2>&1
+    else
+        curl -sS --unix-socket "$socket" -X DELETE "http://engine/images/$1" > /dev/null 2>&1
+    fi
+}
+
+# $1: which byte of the parcel comes first. Keep what we lack; what is there goes on to those behind us, each
+# as fast as it takes it.
 receive() {
     case $1 in '' | *[!0-9]*) exit 2 ;; esac
     if [ -e "$keys/receiver" ]; then kill "$(cat "$keys/receiver")" 2> /dev/null; fi
     echo $$ > "$keys/receiver"
-    into="$spool/$(parcel)"
+    into="$spool/$(cat "$keys/parcel")"
     # Two pulls of the same must not write into each other's parcel.
     exec 9>> "$into"
     if [ -n "$(command -v flock)" ]; then flock -w 5 9 || exit 9; fi
-    have=$(size_of "$into")
+    measure "$into"
+    have=$size
     [ "$have" -ge "$1" ] || exit 3
-    set -- "$1" $((have - $1 + 1)) $(cat "$keys/next")
-    start=$1 from=$2
-    shift 2
-    pipes=''
-    for name in "$@"; do
-        pipe="$keys/pipe-$name-$$"
-        mkfifo "$pipe" || exit 1
-        pipes="$pipes $pipe"
-        ssh -F "$keys/ssh_config" "$name" "$start" < "$pipe" 2>> "$keys/log-$name" &
+    senders=''
+    trap ': > "$keys/ended-$$"; kill $senders 2> /dev/null; exit 1' HUP INT TERM
+    for name in $(cat "$keys/next"); do
+        forward "$1" 9>&- | ssh -F "$keys/ssh_config" "$name" "$1" 2>> "$keys/log-$name" 9>&- &
+        senders="$senders $!"
     done
-    if [ -z "$pipes" ]; then
-        tail -c "+$from" >> "$into"
-    elif tee --help 2>&1 | grep -q -- -p; then
-        tee -p $pipes | tail -c "+$from" >> "$into"
-    else
-        tee $pipes | tail -c "+$from" >> "$into"
-    fi
+    { head -c $((have - $1)) > /dev/null; cat; } >> "$into"
+    : > "$keys/ended-$$"
     wait
-    rm -f $pipes "$keys/receiver"
+    rm -f "$keys/ended-$$" "$keys/receiver"
 }
 
-# $1: size of the parcel. See that it is whole, signed, and holds what was signed.
-check() {
-    into="$spool/$(parcel)"
-    have=$(size_of "$into")
-    [ "$have" = "$1" ] || { echo "the parcel has $have of $1 bytes"; exit 4; }
-    if [ -n "$(command -v ssh-keygen)" ]; then
-        who=$(ssh-keygen -Y find-principals -s "$keys/release.json.sig" -f "$keys/signers" | head -n 1)
-        ssh-keygen -Y verify -f "$keys/signers" -I "${who%%,*}" -n "$(cat "$keys/namespace")" \
-            -s "$keys/release.json.sig" < "$keys/release.json" || { echo "its signature is wrong"; exit 5; }
-    else
-        echo "no ssh-keygen here: the signature was verified where the pull was started"
-    fi
-    while read -r sum path; do
-        grep -q "$sum" "$keys/release.json" || { echo "$sum is not signed for"; exit 5; }
-        found=$(tar -xOf "$into" "$path" | sha256sum | cut -d ' ' -f 1)
-        [ "$found" = "$sum" ] || { rm -f "$into"; echo "$path is not what was signed"; exit 6; }
-    done < "$keys/sums"
-    echo whole
-}
-
-# $1: the engine's socket. Have the engine take the parcel; then it is not needed any more.
-load() {
-    into="$spool/$(parcel)"
-    if [ -n "$(command -v docker)" ]; then
-        docker -H "unix://$1" load -q < "$into" || exit 7
-    elif [ -n "$(command -v curl)" ]; then
-        curl -sS --fail-with-body --unix-socket "$1" -X POST -H 'Content-Type: application/x-tar' \
-            -T "$into" 'http://engine/images/load?quiet=1' || exit 7
-    else
-        echo "neither docker's client nor curl is here to hand the image to the engine"; exit 8
-    fi
-    rm -f "$into"
-    echo loaded
+# $1: from which byte on. What is there of the parcel and what comes, until it is whole or nothing comes any more.
+forward() {
+    sent=$1 over=''
+    while [ -z "$over" ]; do
+        if [ -e "$keys/ended-$$" ] || [ ! -d "$keys" ]; then over=yes; fi
+        measure "$into"
+        # Never a few bytes at a time: each look and each piece is a process.
+        if [ $((size - sent)) -ge 524288 ] || [ -n "$over" ]; then
+            slice "$sent" $((size - sent)) || return
+            sent=$size
+        else
+            sleep 0.2
+        fi
+    done
 }
 
 "$verb" "$@"

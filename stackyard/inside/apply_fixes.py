@@ -8,8 +8,8 @@ It must not fetch, install or execute anything.
     python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES
 
 FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
-"count", "fixed"}]}; paths are relative to the root; patterns are multi-line `re` patterns.
-Every file is rewritten only after every pattern of every fix has been checked.
+"count", "fixed"}], "add": {file: text}}; paths are relative to the root; patterns are multi-line `re`
+patterns; "add" may be missing. Nothing is written before every pattern and file of every fix was checked.
 """
 
 from __future__ import annotations
@@ -31,13 +31,37 @@ def apply_one(text: str, rule: dict[str, Any]) -> tuple[str, str]:
     """Return the new text and what was done (`applied` or `already fixed upstream`)."""
     found = len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
     if found == rule["count"]:
-        new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
-        if not re.search(rule["fixed"], new, flags=re.MULTILINE):
-            raise FixMismatch("after the replacement its own `fixed` pattern does not match")
-        return new, "applied"
-    if found == 0 and re.search(rule["fixed"], text, flags=re.MULTILINE):
+        if is_done(text, rule):
+            return text, "already fixed upstream"
+        return replaced(text, rule), "applied"
+    if found == 0 and is_fixed(text, rule):
         return text, "already fixed upstream"
     raise FixMismatch(f"pattern matched {found} times, expected {rule['count']}")
+
+
+def replaced(text: str, rule: dict[str, Any]) -> str:
+    """The text with every match replaced."""
+    new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
+    if not is_fixed(new, rule):
+        raise FixMismatch("after the replacement its own `fixed` pattern does not match")
+    return new
+
+
+def is_fixed(text: str, rule: dict[str, Any]) -> bool:
+    """Whether a text holds what the rule makes of it."""
+    return bool(re.search(rule["fixed"], text, flags=re.MULTILINE))
+
+
+def is_done(text: str, rule: dict[str, Any]) -> bool:
+    """Whether a text is repaired although the pattern is found: it matches what it makes, too.
+
+    So it is with a line that the replacement keeps, and puts another one beside.
+    """
+    if not is_fixed(text, rule):
+        return False
+    new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
+    found = re.findall(rule["pattern"], new, flags=re.MULTILINE)
+    return len(found) == len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
 
 
 def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
@@ -62,14 +86,31 @@ def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
                 wrong.append(f"fix {fix['id']}: {rule['file']}: no such file")
             except FixMismatch as error:
                 wrong.append(f"fix {fix['id']}: {rule['file']}: {error}")
+        for name, text in fix.get("add", {}).items():
+            try:
+                said.append(f"fix {fix['id']}: {name}: {check_new(root / name, text)}")
+                texts[root / name] = text
+            except FixMismatch as error:
+                wrong.append(f"fix {fix['id']}: {name}: {error}")
     if wrong:
         raise FixMismatch("\n".join(wrong))
     for path, text in texts.items():
         temporary = path.with_name(path.name + ".fixing")
         temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(path.stat().st_mode)
+        temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
         os.replace(temporary, path)
     return said
+
+
+def check_new(path: Path, text: str) -> str:
+    """See that a module can be added: nothing else has its name, and its package is there."""
+    if not path.parent.is_dir():
+        raise FixMismatch("its package is not there")
+    if not path.exists():
+        return "added"
+    if path.read_text(encoding="utf-8") != text:
+        raise FixMismatch("the package has a file of that name")
+    return "there already"
 
 
 def main(argv: list[str]) -> int:

@@ -62,6 +62,22 @@ class Recorder:
             print(f"update {step} loss {float(loss):.4f}", flush=True)
         self._write(event="step", step=step, loss=float(loss))
 
+    def window(
+        self, step: int, loss: float, *, seconds: float, tokens: float, peak_bytes: int
+    ) -> None:
+        """In a bench: what the updates up to `step` since the window before took.
+
+        Args:
+            loss: mean over the window's updates and the global batch.
+            seconds: wall time between two looks at the clock, with the device synchronised.
+            tokens: of this rank.
+            peak_bytes: most GPU memory that tensors took since the training began; 0 on CPUs.
+        """
+        self._write(
+            event="window", step=step, loss=float(loss), seconds=round(seconds, 6),
+            tokens=float(tokens), peak_bytes=int(peak_bytes),
+        )  # fmt: skip
+
     def params(self, step: int, named: Iterable[tuple[str, Any]], group: str = "all") -> None:
         """Hash parameters after `step`.
 

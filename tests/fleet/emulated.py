@@ -57,14 +57,14 @@ def docker(*words: str, check: bool = True, **more) -> str:
     return done.stdout.strip()
 
 
-def host_image() -> str:
-    """The image of a host: Debian with docker and sshd, bootstrapped once."""
+def machine_image(name: str, packages: tuple[str, ...]) -> str:
+    """The image of a machine of the tests: Debian with some packages, bootstrapped once."""
     project = load_project()
     base = dataclasses.replace(
         project.definitions.bases["cpu"],
-        name="emulated-host",
-        reference="stackyard/test-host:debian",
-        bootstrap=Bootstrap(suite="bookworm", packages=PACKAGES, exclude=("/usr/share/doc/*",)),
+        name=name,
+        reference=f"stackyard/test-{name}:debian",
+        bootstrap=Bootstrap(suite="bookworm", packages=packages, exclude=("/usr/share/doc/*",)),
     )
     common = dataclasses.replace(project.definitions.common, system=())
     caller = settings.collect(os.environ, distribution=base.distribution)
@@ -233,15 +233,19 @@ def seed(image: str, images: Sequence[str]) -> Path:
     return place
 
 
-def _sweep(place: Path) -> None:
-    """Remove hosts that a killed process left: its pytest can have no last word."""
+def sweep(label: str) -> None:
+    """Remove what a killed process left: its pytest can have no last word."""
     form = '{{.ID}} {{.Label "' + OWNER + '"}}'
     for kind, remove in (("ps -a", "rm -f -v"), ("network ls", "network rm")):
-        listing = docker(*kind.split(), "--filter", f"label={LABEL}", "--format", form)
+        listing = docker(*kind.split(), "--filter", f"label={label}", "--format", form)
         for line in listing.splitlines():
             found, _, owner = line.partition(" ")
             if guard.owner_is_gone(owner):
                 docker(*remove.split(), found, check=False)
+
+
+def _drop_folders(place: Path) -> None:
+    """Remove the data of hosts that are gone."""
     used = docker("network", "ls", "--filter", f"label={LABEL}", "--format", "{{.Name}}").split()
     for own in place.glob("*-*"):
         if f"{LABEL}-{own.name.rpartition('-')[2]}" not in used:
@@ -279,9 +283,10 @@ def hosts(
         folder: gets `hosts.yml`, `ssh_config`, keys, and `shared`, one folder for all hosts.
     """
     token = secrets.token_hex(4)
-    image = host_image()
+    image = machine_image("host", PACKAGES)
     place = seed(image, images)
-    _sweep(place)
+    sweep(LABEL)
+    _drop_folders(place)
     labels = ("--label", LABEL, "--label", f"{OWNER}={guard.owner()}")
     network = docker("network", "create", *labels, f"{LABEL}-{token}")
     shared = folder / "shared"

@@ -25,6 +25,15 @@ START_SECONDS = 150.0
 TARGETS = ("controller", "launcher", "agent", "rank", "container", "engine", "network")
 EXAMPLES = {"fairseq": "gpt2-fsdp", "megatron": "gpt-tp", "accelerate": "llama-zero2"}
 NODES = "study@train"
+# What ends each stack's training: all of them with MATRIX=full, else each in one stack.
+CHOSEN = {
+    stack: [
+        target
+        for at, target in enumerate(TARGETS)
+        if os.environ.get("MATRIX") == "full" or at % len(EXAMPLES) == turn
+    ]
+    for turn, stack in enumerate(EXAMPLES)
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

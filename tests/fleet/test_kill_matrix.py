@@ -7,8 +7,10 @@ import pytest
 from tests.fleet import matrix
 
 
-@pytest.mark.parametrize("stack", matrix.EXAMPLES)
-@pytest.mark.parametrize("target", matrix.TARGETS)
+@pytest.mark.parametrize(
+    ("stack", "target"),
+    [(stack, target) for stack, targets in matrix.CHOSEN.items() for target in targets],
+)
 def test_nothing_is_left(yard, stack, target):
     cell = matrix.play(yard, stack, target)
     assert cell.seconds is not None, f"left: {cell.left}; it said: {cell.said}"

@@ -80,11 +80,18 @@ def digests(said, purelib: str, files: list[str]) -> str:
 
 def test_every_installed_fix_is_in(engine, node, said, purelib, built):
     fixes = built.plan.context[dockerfile.fixes_path(built.plan.stack, built.plan.base)]
-    rules = [(fix["id"], rule["file"]) for fix in json.loads(fixes) for rule in fix["replace"]]
-    files = list({file for _, file in rules})
+    wanted = [
+        (fix["id"], file, outcome)
+        for fix in json.loads(fixes)
+        for file, outcome in (
+            *((rule["file"], "already fixed upstream") for rule in fix["replace"]),
+            *((file, "there already") for file in fix.get("add", {})),
+        )
+    ]
+    files = list({file for _, file, _ in wanted})
     before = digests(said, purelib, files)
     answer = apply_again(engine, node, purelib, fixes, "installed")
-    assert answer == [f"fix {fix}: {file}: already fixed upstream" for fix, file in rules]
+    assert answer == [f"fix {fix}: {file}: {outcome}" for fix, file, outcome in wanted]
     assert digests(said, purelib, files) == before
 
 

@@ -35,12 +35,14 @@ class Site:
 
     Attributes:
         cache: where this machine keeps layers; another one is another machine.
+        project: the definitions that commands are run with.
     """
 
     folder: Path
     registry: RealRegistry
     yard: emulated.Yard
     cache: Path
+    project: Path = ROOT
 
     @property
     def place(self) -> str:
@@ -67,8 +69,9 @@ class Site:
     def invoke(self, *words: str, check: bool = True, seconds: float = 300):
         """A command as a user types it."""
         done = subprocess.run(
-            [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=seconds, check=False, env=self.environment,
+            [ROOT / ".venv/bin/invoke", *words], cwd=self.project, text=True,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,
+            env=self.environment,
         )  # fmt: skip
         said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
         assert not check or done.returncode == 0, f"invoke {' '.join(words)}: {said}"

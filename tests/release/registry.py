@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import ipaddress
 import json
-import os
 import secrets
 import shutil
 import time
@@ -24,15 +23,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from stackyard import guard, settings
-from stackyard.engine import Engine
-from stackyard.foundation import ensure_base
-from stackyard.project import load_project
+from stackyard import guard
 from stackyard.registry import CERTS
-from stackyard.spec import Bootstrap
-from tests.fleet.emulated import OWNER, docker
+from tests.fleet.emulated import OWNER, docker, machine_image, sweep
 
 LABEL = "stackyard-test-registry"
+PACKAGES = ("docker-registry", "apache2-utils", "iproute2", "ca-certificates")
 USER, PASSWORD = "publisher", "only-for-tests"
 CONFIG = """
 version: 0.1
@@ -57,22 +53,6 @@ def shape(container: str, megabits: int) -> None:
     """Limit what a container sends."""
     docker("exec", container, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
            "rate", f"{megabits}mbit", "burst", "256kb", "latency", "50ms")  # fmt: skip
-
-
-def registry_image() -> str:
-    """The image of a registry: Debian with docker-registry, bootstrapped once."""
-    project = load_project()
-    packages = ("docker-registry", "apache2-utils", "iproute2", "ca-certificates")
-    base = dataclasses.replace(
-        project.definitions.bases["cpu"],
-        name="test-registry",
-        reference="stackyard/test-registry:debian",
-        bootstrap=Bootstrap(suite="bookworm", packages=packages, exclude=("/usr/share/doc/*",)),
-    )
-    common = dataclasses.replace(project.definitions.common, system=())
-    caller = settings.collect(os.environ, distribution=base.distribution)
-    with Engine() as engine:
-        return ensure_base(engine, base, common, caller, print).id
 
 
 def _name(text: str) -> x509.Name:
@@ -169,29 +149,22 @@ class RealRegistry:
         return docker("exec", self.container, "sh", "-c", script, check=False).split()
 
 
-def _sweep() -> None:
-    """Remove registries that a killed process left."""
-    form = '{{.ID}} {{.Label "' + OWNER + '"}}'
-    listing = docker("ps", "-a", "--filter", f"label={LABEL}", "--format", form)
-    for line in listing.splitlines():
-        found, _, owner = line.partition(" ")
-        if guard.owner_is_gone(owner):
-            docker("rm", "-f", "-v", found, check=False)
-
-
 @contextmanager
-def registry(folder: Path, network: str = "bridge") -> Iterator[RealRegistry]:
-    """Start a registry; nothing of it is left at the end."""
-    image = registry_image()
-    _sweep()
+def registry(
+    folder: Path, network: str = "bridge", *, megabytes: int = 0
+) -> Iterator[RealRegistry]:
+    """Start a registry, with so much space for its store; nothing of it is left at the end."""
+    image = machine_image("registry", PACKAGES)
+    sweep(LABEL)
     name = f"{LABEL}-{secrets.token_hex(4)}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yml").write_text(CONFIG.replace("READONLY", "false"))
     certs: Path | None = None
+    store = ["--tmpfs", f"/var/lib/registry:size={megabytes}m"] if megabytes else []
     labels = ("--label", LABEL, "--label", f"{OWNER}={guard.owner()}")
     try:
         docker(
-            "create", "--init", "--name", name, *labels, "--network", network,
+            "create", "--init", "--name", name, *labels, *store, "--network", network,
             "--cap-add", "NET_ADMIN", "-e", f"REGISTRY_TEST_USER={USER}",
             "-e", f"REGISTRY_TEST_PASSWORD={PASSWORD}",
             "-v", f"{folder}:/keys:ro", image, "sh", "-c",

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from stackyard import oci, release
+from stackyard.parcel import PARTIAL
 from tests.release import driver
 from tests.release.conftest import STACKS
 from tests.release.small import small_image
@@ -128,6 +129,15 @@ def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, small):
     for host in site.yard.hosts.values():
         held = [name for name in site.images(host) if name.startswith(f"{site.place}:acc")]
         assert sorted(held) == sorted(f"{site.place}:{name}" for name in names[1:])
+
+
+def test_what_a_host_without_power_left_half_done_is_pruned(site):
+    host = site.yard.hosts["depot"]
+    change = f"--change 'LABEL {PARTIAL}=1'"
+    host.run("sh", "-c", f"tar -c --files-from /dev/null | docker import {change} -")
+    host.run("sh", "-c", "tar -c --files-from /dev/null | docker import - kept:1")
+    site.invoke("prune", "--hosts", site.yard.inventory)
+    assert set(site.images(host)) == {"kept:1"}
 
 
 def test_an_older_release_is_had_by_its_name(site, small):

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from stackyard import oci, signing
+from stackyard.errors import StackyardError
 from stackyard.registry import CERTS
 from tests.fleet.emulated import docker
 from tests.release import driver
+from tests.release.registry import registry
 from tests.release.small import small_image
 
 MB = 10**6
@@ -69,6 +71,18 @@ def test_a_tag_that_was_moved_to_another_release(released):
     assert nothing_is_there(site)
 
 
+def test_the_newest_tag_moved_back_to_an_older_release(released):
+    site, first = released
+    registry = site.asked()
+    with small_image(2, 1) as other:
+        second = driver.publish(site.place, other, site.key, site.cache / "stackyard" / "layers")
+        assert site.pull("accelerate")["release"] == second.name
+    registry.put_manifest("accelerate-cpu-latest", registry.manifest(first.name))
+    said = why(site.pull("accelerate", check=False), 1)
+    assert f"newest release is {first.name}, but" in said and f"holds {second.name}" in said
+    assert site.pull("accelerate", "--release", first.name)["release"] == first.name
+
+
 def test_an_image_without_a_statement(released):
     site, done = released
     registry = site.asked()
@@ -92,9 +106,11 @@ def test_a_layer_that_was_changed_in_the_registry(released):
     assert nothing_is_there(site)
 
 
-def test_a_layer_that_was_changed_on_the_way_is_refused_on_every_host(released):
+# Before the fifth layer comes, engines are given those below it.
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_layer_that_was_changed_on_the_way_is_refused_on_every_host(released, number):
     site, done = released
-    path = site.cache / "stackyard" / "layers" / done.layers[0].digest.replace(":", "-")
+    path = site.cache / "stackyard" / "layers" / done.layers[number].digest.replace(":", "-")
     data = bytearray(path.read_bytes())
     data[100_000] ^= 1
     path.write_bytes(data)
@@ -144,6 +160,25 @@ def test_a_registry_that_takes_nothing(site, small, monkeypatch):
     assert "read-only" in caught.value.hint
     site.registry.read_only(False)
     assert driver.publish(site.place, small, site.key, site.cache).name == "accelerate-1.0-cpu-r1"
+
+
+def test_a_registry_that_runs_out_of_space(site, small, tmp_path, monkeypatch):
+    with registry(tmp_path / "full", site.yard.network, megabytes=60) as full:
+        monkeypatch.setenv("DOCKER_CONFIG", str(full.folder / "docker"))
+        place, ballast = f"{full.host}/team/stackyard", "/var/lib/registry/ballast"
+        docker("exec", full.container, "dd", "if=/dev/zero", f"of={ballast}", "bs=1M", "count=35")
+        spool = tmp_path / "spool"
+        with pytest.raises(StackyardError) as caught:
+            driver.publish(place, small, site.key, spool)
+        assert "space left" in caught.value.hint, caught.value.why
+        there = [path.split("/")[-2] for path in full.files("*/blobs/sha256/*/data")]
+        assert not full.files("*/_manifests/tags/*accelerate*")
+        assert not full.files("*/_uploads/*/data"), "what was sent in vain still fills the disk"
+        docker("exec", full.container, "rm", ballast)
+        done = driver.publish(place, small, site.key, spool)
+        assert done.name == "accelerate-1.0-cpu-r1"
+        missing = sum(e.size for e in done.layers if e.digest.removeprefix("sha256:") not in there)
+        assert 0 < missing <= done.sent < missing + 20_000
 
 
 def test_two_publishers_at_once_take_different_numbers(site, monkeypatch):

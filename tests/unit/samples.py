@@ -62,13 +62,14 @@ def smoke(**changes: Any) -> Smoke:
     return Smoke(**{**values, **changes})
 
 
-def common() -> Common:
-    return Common(
-        system=("openssh-server", "tini"),
-        build_system=("g++",),
-        text_packages=("fortunes",),
-        env={"LANG": "C.UTF-8", "COLOUR": "common"},
-    )
+def common(**changes: Any) -> Common:
+    values: dict[str, Any] = {
+        "system": ("openssh-server", "tini"),
+        "build_system": ("g++",),
+        "text_packages": ("fortunes",),
+        "env": {"LANG": "C.UTF-8", "COLOUR": "common"},
+    }
+    return Common(**{**values, **changes})
 
 
 def base(**changes: Any) -> Base:
@@ -138,6 +139,7 @@ def remedy(**changes: Any) -> Remedy:
     values: dict[str, Any] = {
         "stage": "installed",
         "replace": (rule,),
+        "add": {},
         "env": {},
         "build_env": {},
         "override": (),

@@ -23,7 +23,7 @@ ORDER = [
     "document", "compat", "lock",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch.plain", "launch.each", "launch",
-    "read_smoke", "read", "failures", "references", "load", "project",
+    "read_smoke", "read_left_out", "read", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
     "catalog", "dockerfile", "plan", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
@@ -33,6 +33,8 @@ ORDER = [
     # Run --> raw logs --judge--> Outcome --> report
     "placement", "access", "nccl", "checks", "doctor",
     "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
+    "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
+    "bench.judge", "bench.report",
     "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
@@ -47,16 +49,17 @@ ORDER = [
     "clusters.kubernetes_client", "clusters.slurm_client", "cluster_engine",
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
+    "bench.play",
     # machines over ssh, and runs that live on several of them
     "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
     "fleet.inspect",
     # Image --publish--> release --pull--> the same digest on every host
     "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
-    "releasing", "airgap", "fleet.pull", "fleet.prune",
+    "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
-    "release_view", "cli_release",
+    "release_view", "cli_release", "cli_pull", "cli_bench",
 ]  # fmt: skip
 
 PURE = [
@@ -66,13 +69,15 @@ PURE = [
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",
     "judge", "judge_gpu", "checks", "placement",
     "access",
-    "nccl", "read_smoke", "doctor", "outcome", "image", "report", "page", "archive", "template",
-    "positional", "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
+    "nccl", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",
+    "archive", "template", "positional",
+    "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
     "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
     "examples", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "launch.plain",
     "launch.each", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
+    "bench.definition", "bench.flops", "bench.plan", "bench.result", "bench.judge", "bench.report",
 ]  # fmt: skip
 
 # The one module that may import each.

@@ -12,13 +12,25 @@ from invoke.collection import Collection
 from invoke.program import Program
 
 import tasks
-from stackyard import cli, cli_smoke, commands, console, host, positional
+from stackyard import cli, cli_bench, cli_smoke, commands, console, host, positional
 from stackyard.errors import BuildError, NothingToRunOn, UsageError
 from stackyard.load import load_failures
 from stackyard.project import ROOT
 from tests.unit import reports
 
-TASKS = ("show", "render", "lock", "base", "bundle", "build", "smoke", "diagnose", "engine")
+TASKS = (
+    "show",
+    "render",
+    "lock",
+    "base",
+    "bundle",
+    "build",
+    "smoke",
+    "bench",
+    "diagnose",
+    "engine",
+)
+ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench}
 
 
 @pytest.fixture
@@ -32,7 +44,7 @@ def typed(monkeypatch):
             calls.append((name, *args, named))
             return code
 
-        monkeypatch.setattr(cli_smoke if name == "smoke" else cli, name, called)
+        monkeypatch.setattr(ELSEWHERE.get(name, cli), name, called)
 
     def type_(line, **codes):
         calls.clear()
@@ -77,6 +89,9 @@ LINES = [
     ("bundle toy --base far --out b.tar", [("bundle", "toy", "far", "b.tar", PLAIN)]),
     ("base cpu build --base cpu", [("base", "cpu", PLAIN), ("build", "all", "cpu", ONCE)]),
     ("smoke", [("smoke", "all", "", -1, 0, "", PLAIN)]),
+    ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", PLAIN)]),
+    ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --json",
+     [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", JSON)]),
     ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", PLAIN)]),
     ("smoke --gpus 2 --nodes 2 --placement host-network",
      [("smoke", "all", "", 2, 2, "host-network", PLAIN)]),

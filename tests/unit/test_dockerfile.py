@@ -6,6 +6,7 @@ import pytest
 
 from stackyard import dockerfile
 from stackyard.catalog import resolve
+from stackyard.spec import LeftOut
 from tests.unit import samples
 
 
@@ -151,6 +152,33 @@ def test_a_fix_of_a_source_goes_to_the_stage_that_builds_it():
     )
     assert [fix["id"] for fix in rules(found)] == ["alpha-old"]
     assert [fix["id"] for fix in rules(found, "source")] == ["beta-build"]
+
+
+def leaving(**changes):
+    entries = (
+        LeftOut(path="alpha/bin", why="unused", kept={"alpha/bin/a": "used"}),
+        LeftOut(path="**/tests", why="tests", kept={}),
+    )
+    return {"common": samples.common(left_out=entries), **changes}
+
+
+def test_what_is_left_out_goes_in_the_step_that_brings_it_and_before_modules_are_imported():
+    call = (
+        "    && python3 /mnt/leave_out.py --before /mnt/before alpha/bin '**/tests' \\\n"
+        "        --keep alpha/bin/a \\\n"
+        "    && warm "
+    )
+    found = text(**leaving())
+    assert found.count(call) == 2
+    for step in found.split("FROM ")[1:]:
+        if "leave_out.py" in step:
+            assert step.index("inventory > /mnt/before") < step.index("&& install_locked")
+            assert step.index("&& install_locked") < step.index("&& python3 /mnt/leave_out.py")
+    assert text("gpu", **leaving()).count(call) == 1
+
+
+def test_where_nothing_is_left_out_nothing_is_called():
+    assert "leave_out" not in text()
 
 
 def test_every_secret_of_a_build_is_mounted_in_every_step_that_installs():

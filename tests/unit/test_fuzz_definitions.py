@@ -173,7 +173,12 @@ def holding(path, content):
 
 REAL = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("images/**/*.yml", "images/**/*.lock", "stackyard.toml")
+    for pattern in (
+        "images/**/*.yml",
+        "images/**/*.lock",
+        "images/fixes/files/**/*.py",
+        "stackyard.toml",
+    )
     for path in ROOT.glob(pattern)
 )
 TOY = sorted(samples.FILES)

@@ -31,6 +31,30 @@ def text(tree, name="a.py"):
     return (tree / "alpha" / name).read_text()
 
 
+def adding(text="x = 1\n", name="alpha/new.py", **changes):
+    return {**fix(**changes), "replace": [], "add": {name: text}}
+
+
+def test_a_module_is_added_once(tree):
+    assert apply_all([adding()], "installed", tree) == ["fix alpha-old: alpha/new.py: added"]
+    assert text(tree, "new.py") == "x = 1\n"
+    said = apply_all([adding(), adding(name="alpha/new.py")], "installed", tree)
+    assert [line.rpartition(": ")[2] for line in said] == ["there already"] * 2
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (adding(name="alpha/a.py"), "the package has a file of that name"),
+        (adding(name="beta/new.py"), "its package is not there"),
+    ],
+)
+def test_what_cannot_be_added_stops_everything(tree, added, said):
+    with pytest.raises(FixMismatch, match=said):
+        apply_all([fix(), added], "installed", tree)
+    assert "old" in text(tree)
+
+
 @pytest.mark.parametrize(
     ("before", "changes", "after", "outcome"),
     [
@@ -39,6 +63,9 @@ def text(tree, name="a.py"):
         ("x=1\n", {"pattern": r"x=(\d)", "replacement": r"y=\1", "fixed": "y="}, "y=1\n",
          "applied"),
         ("a\nnew\n", {}, "a\nnew\n", "already fixed upstream"),
+        ("a\nold\n", {"replacement": "new\nold"}, "a\nnew\nold\n", "applied"),
+        ("a\nnew\nold\n", {"replacement": "new\nold"}, "a\nnew\nold\n",
+         "already fixed upstream"),
     ],
 )  # fmt: skip
 def test_a_pattern_is_replaced_or_was_repaired_already(before, changes, after, outcome):

@@ -317,3 +317,10 @@ def test_the_error_counts_its_problems_and_says_what_to_do(tree):
         "To go on: correct the lines named above"
     )
     assert caught.value.exit_code == 2
+
+
+def test_a_module_that_no_fix_adds_is_named(tree):
+    path = tree.root / "images/fixes/files/alpha/new.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("x = 1\n")
+    assert tree.problems() == ["images/fixes/files/alpha/new.py:1: no fix adds it"]

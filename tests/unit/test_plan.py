@@ -7,6 +7,7 @@ import pytest
 from stackyard import plan
 from stackyard.catalog import resolve
 from stackyard.project import ROOT
+from stackyard.spec import LeftOut
 from tests.unit import samples
 
 DIGEST = "sha256:base"
@@ -60,6 +61,11 @@ def test_every_file_that_a_dockerfile_mounts_or_copies_is_in_the_context():
 def test_the_labels_say_what_the_image_is():
     found = made()
     assert dict(found.labels) == {
+        "org.opencontainers.image.title": "stackyard/toy",
+        "org.opencontainers.image.version": samples.stack().packages["alpha"],
+        "org.opencontainers.image.ref.name": "toy-cpu",
+        "org.opencontainers.image.base.name": samples.base().reference,
+        "org.opencontainers.image.base.digest": DIGEST,
         "stackyard.recipe": found.recipe,
         "stackyard.stack": "toy",
         "stackyard.base": "cpu",
@@ -83,6 +89,9 @@ def test_the_same_definitions_give_the_same_recipe():
         {"stacks": {"toy": samples.stack(imports=("alpha", "beta"))}},
         {"fixes": {"alpha-old": samples.fix(remedy=samples.remedy(env={"A": "1"}))}},
         {"wheels": {"beta": samples.wheel(env={"FLAG": "1"})}},
+        {"change": {"stackyard/inside/leave_out.py": "another"}},
+        {"common": samples.common(left_out=(LeftOut(path="a", why="w", kept={}),))},
+        {"common": samples.common(left_out=(LeftOut(path="b", why="w", kept={}),))},
     ],
 )
 def test_what_decides_the_content_changes_the_recipe(changes):

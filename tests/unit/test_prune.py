@@ -3,7 +3,7 @@
 import pytest
 
 from stackyard.engine import HeldImage
-from stackyard.fleet.prune import old_releases
+from stackyard.fleet.prune import broken_off, old_releases
 
 LABELS = {"stackyard.stack": "fairseq", "stackyard.base": "cpu"}
 
@@ -61,3 +61,10 @@ def test_other_stacks_bases_and_places_count_for_themselves(other):
 )  # fmt: skip
 def test_what_is_no_release_stays(other):
     assert gone([other, release(2), release(3)], keep=1) == ["id2"]
+
+
+def test_what_a_pull_left_half_done_goes_unless_somebody_uses_it():
+    labels = {"stackyard.partial": "1"}
+    images = [image(1, labels=labels), image(2, labels=labels), image(3, "a:b", labels=labels),
+              image(4)]  # fmt: skip
+    assert [old.id for old in broken_off(images, {"id2"})] == ["id1"]

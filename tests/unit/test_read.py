@@ -1,5 +1,7 @@
 """One definition file to one value: what each kind of file may say."""
 
+from functools import partial
+
 import pytest
 
 from stackyard import read
@@ -10,7 +12,10 @@ from tests.unit import samples
 READERS = {
     "images/common.yml": ("", lambda top, _: read.read_common(top)),
     "images/bases/cpu.yml": ("cpu", read.read_base),
-    "images/fixes/alpha-old.yml": ("alpha-old", read.read_fix),
+    "images/fixes/alpha-old.yml": (
+        "alpha-old",
+        partial(read.read_fix, added={"alpha/new.py": "x"}),
+    ),
     "images/wheels/beta.yml": ("beta", read.read_wheel),
     "images/toy/stack.yml": ("toy", read.read_stack),
 }
@@ -61,7 +66,7 @@ def test_blocks_that_are_missing_are_named():
     head = fix[: fix.index("applies_to")]
     found = []
     top = parse_document(head + "remove_when: x\n", file="f", problems=found)
-    read.read_fix(top, "alpha-old")
+    read.read_fix(top, "alpha-old", {})
     assert [str(p) for p in found] == [
         f"f:1: {key}: required key is missing" for key in ("applies_to", "remedy", "witness")
     ]
@@ -227,11 +232,21 @@ def test_what_is_wrong_with_a_fix_is_said(old, new, said):
     assert said in problems("images/fixes/alpha-old.yml", (old, new))
 
 
+def test_a_fix_adds_modules_that_lie_beside_it():
+    file = "images/fixes/alpha-old.yml"
+    value, said = look(file, ("  replace:", "  add: [alpha/new.py]\n  replace:"))
+    assert (value.remedy.add, said) == ({"alpha/new.py": "x"}, [])
+    said = problems(file, ("  replace:", "  add: [alpha/now.py]\n  replace:"))
+    assert said == [
+        "remedy.add: images/fixes/files has no 'alpha/now.py'; did you mean 'alpha/new.py'?"
+    ]
+
+
 def test_a_fix_that_does_nothing_is_refused():
     text = samples.FILES["images/fixes/alpha-old.yml"]
     rules = text[text.index("  replace:") : text.index("witness:")]
     assert problems("images/fixes/alpha-old.yml", (rules, "  env: {}\n")) == [
-        "remedy: does nothing: give replace, env, build_env, override or exclude"
+        "remedy: does nothing: give replace, add, env, build_env, override or exclude"
     ]
 
 

@@ -1,9 +1,12 @@
 """Who passes a parcel to whom, and what each of them may do."""
 
+import json
+
 import pytest
 
 from stackyard.fleet import relay
 from stackyard.fleet.relay import Keys, Stop, successors
+from stackyard.parcel import Parcel
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 64, 65, 1000])
@@ -51,3 +54,35 @@ def test_private_keys_are_different_on_every_host():
     one, two = keys.of("a", "192.0.2.7", 1), keys.of("b", "192.0.2.8", 1)
     assert one["user_key"] != two["user_key"] and one["host_key"] != two["host_key"]
     assert one["authority.pub"] == two["authority.pub"]
+
+
+def parcel():
+    layers = [f"sha256:{letter * 64}" for letter in "abc"]
+    config = json.dumps({"rootfs": {"diff_ids": ["1", "2", "3"]}}).encode()
+    sizes = (40 * 2**20 + 1, 30 * 2**20, 7)
+    return Parcel(config=config, layers=tuple(layers), carried=tuple(zip(layers, sizes)))  # noqa: B905
+
+
+def test_nothing_is_given_to_an_engine_before_it_was_checked():
+    whole = parcel()
+    files = relay.plan(whole, in_parts=True)
+    steps = [line.split() for line in files["plan"].decode().splitlines()]
+    assert [step[0] for step in steps] == ["sum", "stage", "sum", "stage", "sum", "image"]
+    checked = 0
+    for step in steps:
+        if step[0] == "sum":
+            checked = int(step[2]) + int(step[3])
+        elif step[0] == "stage":
+            assert files[f"head-{step[1]}"]
+            assert 0 <= int(step[2]) + int(step[3]) - checked < 512  # padding
+    assert steps[-1] == ["image", str(whole.body), str(sum(map(int, steps[-3][2:4]))),
+                         str(whole.size)]  # fmt: skip
+
+
+def test_an_engine_that_takes_no_parts_gets_the_whole():
+    whole = parcel()
+    files = relay.plan(whole, in_parts=False)
+    steps = [line.split() for line in files["plan"].decode().splitlines()]
+    assert [step[0] for step in steps] == ["sum", "sum", "sum", "image"]
+    assert steps[-1] == ["image", str(whole.body), str(whole.body), str(whole.size)]
+    assert set(files) == {"plan"}

@@ -138,3 +138,17 @@ def test_provenance_names_the_image_its_base_its_locks_and_the_source():
     assert value["subject"] == [{"name": "r.example/n", "digest": {"sha256": "a" * 64}}]
     found = value["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert [m["name"] for m in found] == ["base ngc", "a.lock", "source"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "later"),
+    [
+        ([], ""),
+        (["a-1.0-cpu-r3"], ""),
+        (["a-1.0-cpu-r2", "a-1.0-cpu-r12", "a-1.0-cpu-r9"], "a-1.0-cpu-r12"),
+        (["a-1.1-cpu-r9", "b-1.0-cpu-r9", "a-1.0-cpu-r9-0123456789ab", "a-cpu-latest"], ""),
+    ],
+)
+def test_a_later_revision_is_one_of_the_same_stack_version_and_base(tags, later):
+    assert release.later_revision("a-1.0-cpu-r3", tags) == later
+    assert release.later_revision("a-cpu-latest", tags) == ""

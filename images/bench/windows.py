@@ -1,0 +1,74 @@
+"""The clock of a bench: seconds, tokens, loss and memory of every few updates, as records.
+
+Owns when the clock is looked at: every STACKYARD_BENCH_WINDOW updates, with the device synchronised. Between
+two looks it makes nobody wait: losses stay on the device. Used by every program of `invoke bench`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+from stackyard_record import Recorder
+
+
+class Windows:
+    """Windows of one rank.
+
+    Args:
+        recorder: where they are recorded.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._every = int(os.environ["STACKYARD_BENCH_WINDOW"])
+        self._cuda = torch.cuda.is_available()
+        self._loss: Any = 0.0
+        self._weight: Any = 0.0
+        self._tokens: Any = 0.0
+        self._peak = 0
+        self._began = self._now()
+
+    def start(self) -> None:
+        """The first update begins."""
+        self._began = self._now()
+
+    def look_at_memory(self) -> None:
+        """Take the peak so far; for programs that reset it, before they do."""
+        if self._cuda:
+            self._peak = max(self._peak, torch.cuda.max_memory_allocated())
+
+    def update(self, step: int, loss: Any, weight: Any, tokens: Any) -> None:
+        """Update number `step` (from 1) is done.
+
+        Args:
+            loss: summed over the global batch, or of this rank's share; may lie on the device.
+            weight: by which that sum is to be divided for the mean.
+            tokens: of this rank in this update.
+        """
+        self._loss, self._weight = self._loss + _wide(loss), self._weight + _wide(weight)
+        self._tokens = self._tokens + _wide(tokens)
+        if step % self._every:
+            return
+        now = self._now()
+        self.look_at_memory()
+        self._recorder.window(
+            step,
+            float(self._loss) / float(self._weight),
+            seconds=now - self._began,
+            tokens=float(self._tokens),
+            peak_bytes=self._peak,
+        )
+        self._began, self._loss, self._weight, self._tokens = now, 0.0, 0.0, 0.0
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def _wide(value: Any) -> Any:
+    """In double precision: sums of a window would lose digits in half or single."""
+    return value.detach().double() if torch.is_tensor(value) else float(value)

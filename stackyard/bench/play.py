@@ -1,0 +1,163 @@
+"""A bench, played: one container, the data, then every turn, and nothing left at the end.
+
+Owns the order of phases. Containers, launches and time limits are a smoke's own (`nodes`,
+`training`); what it means is `stackyard.bench.judge`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stackyard import mesh, nodes, smoke, training
+from stackyard.bench.plan import BenchPlan, Turn, as_smoke
+from stackyard.bench.result import Played, Seen
+from stackyard.engine import Engine
+from stackyard.errors import EngineError, MeshError
+from stackyard.gpu_run import GpuRun
+from stackyard.outcome import Phase
+from stackyard.spec import Smoke
+
+NODE = "node1"
+# What all stacks' benches use: the clock, the made-up text, the plain loop.
+COMMON = "bench"
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """Where a bench tells what it is doing."""
+
+    phase: Callable[[str], None] = lambda name: None
+    loss: Callable[[str, int, float], None] = lambda label, step, loss: None
+    played: Callable[[Played], None] = lambda played: None
+
+
+@dataclass
+class _Phases:
+    watcher: Watcher
+    found: list[Phase] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def one(self, name: str) -> Iterator[None]:
+        self.watcher.phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.found.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
+
+
+def files(root: Path, stack: str) -> dict[str, bytes]:
+    """What lies beside the programs of a stack's bench, by relative path.
+
+    They may use parts of the stack's smoke; where names are the same, the bench's own hold.
+    """
+    images = root / "images"
+    shared = smoke.workload_files(images / COMMON)
+    return {
+        **smoke.workload_files(images / stack / "smoke"),
+        **{path: data for path, data in shared.items() if path.endswith(".py")},
+        **smoke.workload_files(images / stack / COMMON),
+    }
+
+
+def settings(
+    image: str, plan: BenchPlan, beside: Mapping[str, bytes], gpu: GpuRun | None
+) -> nodes.NodeSettings:
+    """What the container is started with: the sides' own environments come with their launches."""
+    neutral = replace(as_smoke(plan, plan.sides[0], 1), env={})
+    return smoke.node_settings(image, neutral, beside, gpu)
+
+
+def run_bench(
+    engine: Engine,
+    plan: BenchPlan,
+    node: nodes.NodeSettings,
+    *,
+    run: str,
+    gpu: GpuRun | None = None,
+    watcher: Watcher | None = None,
+) -> Seen:
+    """Play every turn; everything of the run is removed however it ends.
+
+    A side that fails on some ranks is not played there again; the others go on.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: after everything was removed.
+    """
+    watcher = watcher or Watcher()
+    phases = _Phases(watcher)
+    seen = Seen(run=run, devices=tuple(g.name for g in gpu.placement.gpus) if gpu else ())
+    made = mesh.MeshPlan(
+        run=run, nodes=(NODE,), port=smoke.SSH_PORT, seconds=smoke.MESH_SECONDS, addresses={}
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            with phases.one("start the node"):
+                started = nodes.running_mesh(engine, made, node, now=int(time.time()))
+                running = stack.enter_context(started)
+                nodes.wait_reachable(running)
+            with phases.one("prepare data"):
+                training.prepare(running, as_smoke(plan, plan.sides[0], 1))
+            seen = _play_all(running, plan, seen, phases, gpu)
+        except (MeshError, EngineError) as error:
+            seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
+        if gpu and seen.played:
+            with phases.one("memory freed"):
+                seen = replace(seen, gpu=gpu.freed(None))
+        with phases.one("remove the node"):
+            stack.close()
+    return replace(seen, phases=tuple(phases.found))
+
+
+def _play_all(
+    running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases, gpu: GpuRun | None
+) -> Seen:
+    smokes = {
+        (side.name, ranks): as_smoke(plan, side, ranks)
+        for side in plan.sides
+        for ranks in plan.counts
+    }
+    failed: dict[tuple[str, int], Turn] = {}
+    for number, turn in enumerate(plan.turns()):
+        before = failed.get((turn.side, turn.ranks))
+        if before:
+            why = f"{before.label} failed"
+            seen = replace(seen, left_out={**seen.left_out, turn: why})
+            continue
+        port = smoke.FIRST_PORT + number
+        with phases.one(f"train {turn.label}"):
+            found = _play(running, smokes[turn.side, turn.ranks], turn, port, phases.watcher, gpu)
+        seen = replace(seen, played=(*seen.played, found))
+        phases.watcher.played(found)
+        if running.lease.lost:
+            return replace(seen, broken=running.lease.lost)
+        if found.training.failed:
+            failed[turn.side, turn.ranks] = turn
+    return seen
+
+
+def _play(
+    running: nodes.Mesh,
+    one: Smoke,
+    turn: Turn,
+    port: int,
+    watcher: Watcher,
+    gpu: GpuRun | None,
+) -> Played:
+    used, per_node = training.spread(turn.ranks, running.plan.nodes)
+    launched = training.TrainingPlan(
+        layout=one.layouts[0],
+        label=turn.label,
+        save=f"{nodes.SHARED}/checkpoints/{turn.label}",
+        nodes=used,
+        per_node=per_node,
+        gpus=gpu.takes(len(used), per_node) if gpu else (),
+    )
+    return Played(
+        turn=turn,
+        training=training.train(running, one, launched, port=port, on_loss=watcher.loss),
+    )

@@ -1,0 +1,207 @@
+"""`invoke bench`: from what was typed to a table on the terminal and a report.
+
+Owns what a bench's arguments mean and what is printed of it. Playing it is
+`stackyard.bench.play`'s.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from stackyard import access, commands, doctor, gpu_run, host, nodes, report, resolve
+from stackyard.bench import play
+from stackyard.bench.definition import Peak
+from stackyard.bench.judge import judge
+from stackyard.bench.plan import BenchPlan, make_plan
+from stackyard.bench.read import load_bench, load_peaks
+from stackyard.bench.report import bench_report, headings, render_page, rows
+from stackyard.bench.result import Played, speed
+from stackyard.builder import Builder, Built
+from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
+from stackyard.console import Terminal
+from stackyard.engine import Engine
+from stackyard.errors import UsageError
+from stackyard.gpu_run import GpuPlan, GpuRun
+from stackyard.project import Project, load_project
+from stackyard.tables import outcome_text
+
+CPU_RANKS = 2
+ROUNDS = 2
+
+
+def bench(
+    stack: str, base: str, gpus: int, rounds: int, updates: int, sides: str, *, as_json: bool
+) -> int:
+    """`invoke bench [STACK] --gpus N [--base BASE] [--rounds R] [--updates U] [--sides A,B]`."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        names = chosen_stacks(project, stack)
+        typed = "invoke bench" if stack == "all" else f"invoke bench {stack}"
+        _require_number(gpus, typed)
+        if gpus:
+            host.require_gpus(gpus, typed)
+        chosen = commands.smoke_base(project, base, gpus)
+        _require_base(project, chosen, gpus, typed)
+        plans = _plans(project, names, gpus, rounds or ROUNDS, updates, sides)
+        peaks = load_peaks(project.root)
+        with Engine() as held:
+            gpu_plan = None
+            if gpus:
+                gpu_plan = gpu_run.make_plan(held, gpus, 1, "", f"{typed} --gpus 0")
+                doctor.require_fit(gpu_plan.host, project.definitions.bases[chosen])
+            images = Builder(project, held, terminal.say).build_all(names, chosen)
+            nodes.sweep(held)
+            values = [
+                _bench_one(project, held, built, plans[name], peaks, gpu_plan, terminal)
+                for name, built in zip(names, images, strict=True)
+            ]
+        for value in values:
+            _show(value, terminal)
+        answer = report.together(values)
+        return answer, EXIT_CODES[answer["outcome"]]
+
+    return run(command, as_json=as_json)
+
+
+def _require_number(gpus: int, typed: str) -> None:
+    if gpus < 0:
+        hint = f"{typed} --gpus 2, or --gpus 0 for a tiny size on CPU ranks"
+        raise UsageError(
+            "say how many GPUs the bench is to use", why="--gpus is missing", hint=hint
+        )
+
+
+def _require_base(project: Project, base: str, gpus: int, typed: str) -> None:
+    found = project.definitions.bases.get(base)
+    wanted = "cuda" if gpus else "cpu"
+    if found is not None and found.device != wanted:  # the builder says which bases there are
+        fitting = [b.name for b in project.definitions.bases.values() if b.device == wanted]
+        raise UsageError(
+            f"base {base!r} is for {found.device} ranks, --gpus {gpus} asks for {wanted}",
+            hint=f"{typed} --gpus {gpus} --base {fitting[0]}" if fitting else "",
+        )
+
+
+def _plans(
+    project: Project, names: list[str], gpus: int, rounds: int, updates: int, sides: str
+) -> dict[str, BenchPlan]:
+    named = [name.strip() for name in sides.split(",") if name.strip()]
+    return {
+        name: make_plan(
+            load_bench(project.root, name),
+            "cuda" if gpus else "cpu",
+            gpus or CPU_RANKS,
+            rounds=rounds,
+            updates=updates,
+            named=named,
+        )
+        for name in names
+    }
+
+
+def _bench_one(
+    project: Project,
+    held: Engine,
+    built: Built,
+    plan: BenchPlan,
+    peaks: tuple[Peak, ...],
+    gpu_plan: GpuPlan | None,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    name = built.image.stack.name
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock = time.monotonic()
+    run_name = f"{name}-{secrets.token_hex(4)}"
+    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    gpu = None
+    if gpu_plan is not None:
+        gpu = gpu_run.start_run(gpu_plan, run_name, env.get("LD_LIBRARY_PATH", ""))
+    beside = play.files(project.root, name)
+    seen = play.run_bench(
+        held,
+        plan,
+        play.settings(built.info.id, plan, beside, gpu),
+        run=run_name,
+        gpu=gpu,
+        watcher=_watcher(name, plan, terminal),
+    )
+    value = bench_report(
+        built.image,
+        built.info,
+        plan,
+        seen,
+        judge(plan, seen),
+        peaks=peaks,
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        host=held.facts(),
+        gpus=_gpus(gpu),
+        failures=project.definitions.failures.values(),
+    )
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    page = {report.path_of_report(value, "html"): render_page(value)}
+    resolve.write_files(project.root, {report.path_of_report(value, "json"): text, **page})
+    return value
+
+
+def _gpus(gpu: GpuRun | None) -> dict[str, Any]:
+    if gpu is None:
+        return {}
+    placed = gpu.placement
+    return {
+        "placement": placed.name,
+        "driver": gpu.plan.host.driver,
+        "way": access.explain(gpu.plan.way),
+        "settings": {**placed.env, **gpu.plan.settings},
+        "devices": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
+            for g in placed.gpus
+        ],
+    }
+
+
+def _watcher(name: str, plan: BenchPlan, terminal: Terminal) -> play.Watcher:
+    def played(found: Played) -> None:
+        made = speed(found.training, plan.size.warm)
+        said = f"{made:,.0f} {plan.bench.unit}/s" if made else "no speed"
+        if found.training.failed:
+            said = f"failed: {found.training.stopped or f'exit code {found.training.code}'}"
+        terminal.done(name, f"{found.turn.label}: {said} ({found.training.seconds:.0f} s)")
+
+    return play.Watcher(
+        phase=lambda text: terminal.say(name, text),
+        loss=lambda label, step, loss: terminal.loss(name, label, step, plan.size.updates, loss),
+        played=played,
+    )
+
+
+def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
+    title = f"{value['stack']} on {value['base']}: {value['what']}"
+    table = Table(title=title, title_justify="left")
+    for heading in headings(value):
+        table.add_column(heading, justify="left" if heading in ("side", "ratio") else "right")
+    for row in rows(value):
+        table.add_row(*map(escape, row))
+    terminal.table(table)
+    for name, side in value["sides"].items():
+        terminal.text(f"{value['stack']}: {name} is {side['what']}")
+    if value["no_mfu"]:
+        terminal.text(f"{value['stack']}: no MFU: {value['no_mfu']}")
+    checks = Table(title="checks", title_justify="left", show_header=False)
+    for check in value["checks"]:
+        checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))
+    terminal.table(checks)
+    show_diagnoses(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
+    for label, tail in value["last_lines"].items():
+        shown = "\n".join(tail.splitlines()[-40:])
+        terminal.text(f"{value['stack']}: last lines of {label}:\n{shown}")
+    terminal.text(f"{value['stack']}: report in {report.path_of_report(value, 'html')}")

@@ -1,0 +1,95 @@
+"""`invoke bench --gpus 0`, as a user types it: every side at a tiny size, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from stackyard.bench.read import load_bench
+from stackyard.project import ROOT, load_project
+from tests.smoke.test_main_job import INVOKE, invoke
+from tests.smoke.trees import copy_tree
+
+STACKS = sorted(load_project().definitions.stacks)
+
+
+@pytest.fixture(scope="module", params=STACKS)
+def played(request):
+    done = invoke("bench", request.param, "--gpus", "0", "--rounds", "1", "--json", timeout=600)
+    return request.param, done
+
+
+def test_every_side_of_a_stack_is_played_on_one_and_two_ranks_and_makes_the_same_losses(played):
+    stack, done = played
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    (report,) = json.loads(done.stdout)["reports"]
+    sides = [side.name for side in load_bench(ROOT, stack).sides if not side.asked]
+    assert [(run["side"], run["ranks"]) for run in report["runs"]] == [
+        (side, ranks) for ranks in (1, 2) for side in sides
+    ]
+    assert {check["name"]: check["outcome"] for check in report["checks"]} == {
+        "trained": "passed", "own_device": "passed", "same_loss": "passed", "no_strays": "passed",
+    }  # fmt: skip
+
+
+def test_speeds_are_measured_and_no_mfu_is_made_up(played):
+    stack, done = played
+    (report,) = json.loads(done.stdout)["reports"]
+    assert all(entry["speed"] > 0 for entry in report["results"])
+    assert [entry["mfu"] for entry in report["results"]] == [None] * len(report["results"])
+    folder = ROOT / "reports" / stack / "cpu"
+    assert json.loads((folder / "bench.json").read_text()) == report
+    assert "<polyline" in (folder / "bench.html").read_text()
+
+
+def test_nothing_is_left_of_a_bench(played, engine):
+    _, done = played
+    (report,) = json.loads(done.stdout)["reports"]
+    assert report["run"] not in engine.runs()
+
+
+def test_without_gpus_a_gpu_bench_says_what_to_type():
+    done = invoke("bench", "fairseq", "--gpus", "99")
+    assert done.returncode == 3
+    assert "invoke bench fairseq --gpus 0" in done.stderr
+
+
+def test_an_unknown_side_is_refused_before_anything_is_started():
+    done = invoke("bench", "fairseq", "--gpus", "0", "--sides", "layers")
+    assert done.returncode == 2
+    assert "did you mean 'layer'?" in done.stderr
+
+
+def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp_path):
+    tree = copy_tree(tmp_path)
+    path = tree / "images" / "megatron" / "bench.yml"
+    path.write_text(path.read_text().replace("args: [--engine=ddp]", "args: [--engine=none]"))
+    done = invoke("bench", "megatron", "--gpus", "0", "--rounds", "2", "--json", folder=tree)
+    assert done.returncode == 1, done.stderr[-3000:]
+    (report,) = json.loads(done.stdout)["reports"]
+    assert [(run["side"], run["failed"]) for run in report["runs"] if run["round"] == 1] == [
+        ("plain", False), ("deepspeed", False), ("ddp", True),
+    ] * 2  # fmt: skip
+    assert {run["side"] for run in report["runs"] if run["round"] == 2} == {"plain", "deepspeed"}
+    assert "invalid choice: 'none'" in report["last_lines"]["ddp-1-1"]
+    outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
+    assert outcomes["trained"] == "failed"
+    assert outcomes["same_loss"] == "passed"
+
+
+def test_an_interrupted_bench_leaves_nothing(engine):
+    before = set(engine.runs())
+    words = [INVOKE, "bench", "megatron", "--gpus", "0", "--rounds", "1"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        for line in running.stderr:
+            if "update" in line:
+                break
+        mine = set(engine.runs()) - before
+        running.send_signal(signal.SIGINT)
+        running.stderr.read()
+        assert running.wait(30) == 130
+    assert any(run.startswith("megatron-") for run in mine)
+    assert not mine & set(engine.runs())

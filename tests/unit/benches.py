@@ -1,0 +1,112 @@
+"""Made-up benches: a definition, and what a good run of it saw."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from stackyard.bench.definition import Bench, Model, Peak, Side, Size, Tolerance
+from stackyard.bench.plan import BenchPlan, Turn, make_plan
+from stackyard.bench.result import Played, Seen
+from stackyard.outcome import Phase
+from stackyard.record import Training, Window
+from tests.unit import samples
+
+UPDATES, WARM, WINDOW = 40, 20, 10
+PEAK = Peak(names=("NVIDIA", "H200"), flops=1e6, source="made up")
+MODEL = Model(layers=2, width=8, heads=2, inner=32, vocabulary=100, context=16)
+SPEEDS = {"stock": 100.0, "ours": 150.0, "part": 110.0}
+
+
+def side(name: str, **changes: Any) -> Side:
+    values: dict[str, Any] = {
+        "what": f"what {name} is", "program": (), "args": (), "env": {}, "against": "",
+        "asked": False,
+    }  # fmt: skip
+    return Side(name=name, **{**values, **changes})
+
+
+def bench(**changes: Any) -> Bench:
+    size = Size(
+        device="cpu", what="small", model=MODEL, rows=50, batch=4,
+        updates=UPDATES, warm=WARM, window=WINDOW,
+        args=("--width={width}",), env={"SIZE": "1"},
+        tolerance=Tolerance(curve=0.1, end=0.05),
+        wider={},
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "stack": "toy",
+        "what": "a toy",
+        "unit": "words",
+        "launcher": "torchrun",
+        "one_launcher": "alone",
+        "one_args": ("--one",),
+        "prepare": ("prepare", "{data}", "{vocabulary}"),
+        "program": ("train.py", "--record={record}"),
+        "sides": (
+            side("stock", env={"FUSED": "0"}),
+            side("ours"),
+            side("part", args=("--part",), asked=True),
+        ),
+        "sizes": {"cpu": size, "cuda": dataclasses.replace(size, device="cuda")},
+        "start_seconds": 30,
+        "stall_seconds": 30,
+    }
+    return Bench(**{**values, **changes})
+
+
+def plan(ranks: int = 2, **changes: Any) -> BenchPlan:
+    values: dict[str, Any] = {"device": "cpu", "rounds": 2, "updates": 0, "named": ()}
+    given = {**values, **changes}
+    return make_plan(bench(), given.pop("device"), ranks, **given)
+
+
+def training(turn: Turn, device: str = "cpu", **changes: Any) -> Training:
+    """A training at the side's speed on each rank, a little less on the second."""
+    ranks = {}
+    for number in range(turn.ranks):
+        seconds = 400.0 / SPEEDS[turn.side] * (1.0 + 0.25 * (turn.ranks > 1))
+        windows = {
+            step: Window(seconds=seconds, tokens=400.0, peak_bytes=1000 * step + number)
+            for step in range(WINDOW, UPDATES + 1, WINDOW)
+        }
+        # The first window, in which things are compiled, must not count.
+        windows[WINDOW] = Window(seconds=99.0, tokens=400.0, peak_bytes=1)
+        ranks[number] = samples.rank(
+            number,
+            turn.ranks,
+            losses={step: 5.0 - step / UPDATES for step in windows},
+            windows=windows,
+            ended=UPDATES,
+            device=device if device == "cpu" else f"cuda:{number}",
+            gpu="" if device == "cpu" else f"GPU-{number}",
+        )
+    return samples.training(
+        turn.label, 1, **{"ranks": ranks, "wanted": turn.ranks, "strays": {"node1": []}, **changes}
+    )
+
+
+def seen(made: BenchPlan, **changes: Any) -> Seen:
+    played = tuple(
+        Played(turn=turn, training=training(turn, made.size.device)) for turn in made.turns()
+    )
+    phases = (Phase(name="prepare data", seconds=1.5),)
+    return Seen(**{"run": "toy-1", "played": played, "phases": phases, **changes})
+
+
+def with_training(value: Seen, label: str, **changes: Any) -> Seen:
+    """The same run with one training changed."""
+    played = tuple(
+        dataclasses.replace(one, training=dataclasses.replace(one.training, **changes))
+        if one.turn.label == label
+        else one
+        for one in value.played
+    )
+    return dataclasses.replace(value, played=played)
+
+
+def with_rank(value: Seen, label: str, number: int, **changes: Any) -> Seen:
+    """The same run with one rank of one training changed."""
+    found = next(one for one in value.played if one.turn.label == label)
+    ranks = samples.changed(found.training, number, **changes).ranks
+    return with_training(value, label, ranks=ranks)

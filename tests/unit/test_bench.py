@@ -1,0 +1,278 @@
+"""A bench: strict definitions, FLOPs, turns, and numbers out of records."""
+
+import pytest
+
+from stackyard.bench import flops, result
+from stackyard.bench.plan import WINDOW, as_smoke, choose_sides, rank_counts
+from stackyard.bench.read import load_bench, load_peaks, read_bench, read_peaks
+from stackyard.document import parse_document
+from stackyard.errors import DefinitionError, UsageError
+from stackyard.project import ROOT, load_project
+from stackyard.record import take_line
+from tests.unit import benches
+from tests.unit.benches import MODEL, PEAK, plan
+
+GOOD = """\
+what: a toy
+prepare: [prepare, "{data}"]
+program: [train.py, "--record={record}"]
+one_rank: {launcher: alone, args: [--one]}
+sides:
+  stock: {what: as it was, env: {FUSED: "0"}}
+  ours: {what: ours}
+  part: {what: one part, asked: true, against: ours}
+sizes:
+  cpu: &size
+    model: {layers: 2, width: 8, heads: 2, inner: 32, vocabulary: 100, context: 16}
+    what: small
+    same_loss: {curve: 0.1, end: 0.05}
+    rows: 50
+    batch: 4
+    updates: 40
+    warm: 20
+    window: 10
+    args: ["--width={width}"]
+  cuda:
+    model: {layers: 2, width: 8, heads: 2, inner: 32, vocabulary: 100, context: 16}
+    what: small
+    same_loss: {curve: 0.1, end: 0.05}
+    rows: 50
+    batch: 4
+    updates: 40
+    warm: 20
+    window: 10
+""".replace(" &size", "")
+
+
+def read(text):
+    problems = []
+    top = parse_document(text, file="bench.yml", problems=problems)
+    found = read_bench(top, "toy")
+    return found, [str(problem) for problem in problems]
+
+
+# Definitions
+
+
+def test_a_good_definition_is_read_whole():
+    found, problems = read(GOOD)
+    assert problems == []
+    assert [side.name for side in found.sides] == ["stock", "ours", "part"]
+    assert (found.launcher, found.one_launcher, found.unit) == ("torchrun", "alone", "tokens")
+    assert found.against(found.side("ours")) == "stock"
+    assert found.against(found.side("part")) == "ours"
+    assert found.sizes["cpu"].model == MODEL
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  ours: {what: ours}", "  ours: {what: ours, arg: [x]}", "did you mean 'args'"),
+        ("--width={width}", "--width={widht}", "did you mean 'width'"),
+        ("--record={record}", "--record={recrd}", "did you mean 'record'"),
+        ("against: ours", "against: our", "unknown side 'our'; did you mean 'ours'?"),
+        (
+            "stock: {what: as it was,",
+            "stock: {what: as it was, asked: true,",
+            "'stock' is the first",
+        ),
+        ("    updates: 40\n", "    updates: 45\n", "multiples of the window (10)"),
+        ("    updates: 40\n", "    updates: 20\n", "at least 30 are needed"),
+        ("heads: 2", "heads: 3", "must divide width"),
+        ("curve: 0.1", "curve: 0", "must lie between 0 and 1"),
+        ("batch: 4", "batch: 0", "must be at least 1"),
+        ("{launcher: alone", "{launcher: alon", "did you mean 'alone'"),
+        ("  cuda:\n", "  rocm:\n", "one entry for each of cpu, cuda"),
+        ("same_loss:", "same_los:", "sizes.cpu.same_loss: required key is missing"),
+        (
+            "same_loss: {",
+            "same_loss: {sides: {our: {curve: 1, end: 1}}, ",
+            "sizes.cpu.same_loss.sides: unknown side 'our'",
+        ),
+        ("  part: {", "  Part: {", "lower-case letters, digits and dashes"),
+        ('program: [train.py, "--record={record}"]', "program: []", "must not be empty"),
+    ],
+)
+def test_a_wrong_definition_says_where_and_what(old, new, said):
+    assert old in GOOD
+    _, problems = read(GOOD.replace(old, new))
+    assert any(said in problem for problem in problems), problems
+
+
+def test_the_benches_of_this_project_are_read_and_their_sides_can_be_played():
+    for stack in load_project(locks_required=False).definitions.stacks:
+        found = load_bench(ROOT, stack)
+        for device in ("cpu", "cuda"):
+            made = benches.make_plan(found, device, 2, rounds=1, updates=0, named=())
+            for side in found.sides:
+                assert as_smoke(made, side, 2).program
+
+
+def test_a_stack_without_a_bench_says_which_file_is_missing(tmp_path):
+    with pytest.raises(DefinitionError, match=r"images/toy/bench\.yml"):
+        load_bench(tmp_path, "toy")
+
+
+# FLOPs
+
+
+def test_flops_of_a_token_are_those_of_its_matrices_and_of_causal_attention():
+    attention, feed_forward = 4 * 8 * 8, 2 * 8 * 32
+    multiplied = 2 * (attention + feed_forward) + 100 * 8
+    assert flops.multiplied(MODEL) == multiplied
+    scores = 6 * 2 * 8 * 16
+    assert flops.flops_per_token(MODEL) == 6 * multiplied + scores
+
+
+def test_fairseqs_model_has_the_flops_of_353_million_parameters():
+    model = load_bench(ROOT, "fairseq").sizes["cuda"].model
+    assert flops.multiplied(model) == 24 * 12 * 1024**2 + 50000 * 1024
+    assert flops.flops_per_token(model) == pytest.approx(2.27e9, rel=1e-3)
+
+
+def test_mfu_is_of_all_gpus_together():
+    one = flops.mfu(MODEL, 1000.0, 1, PEAK)
+    assert one == pytest.approx(1000.0 * flops.flops_per_token(MODEL) / PEAK.flops)
+    assert flops.mfu(MODEL, 2000.0, 2, PEAK) == pytest.approx(one)
+    assert flops.mfu(MODEL, 1000.0, 1, None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+    ],
+)
+def test_known_gpus_have_their_peak(name, tera):
+    found, why = flops.find_peak([name, name], load_peaks(ROOT))
+    assert found is not None and found.flops == pytest.approx(tera * 1e12)
+    assert why == "" and found.source
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], "compute on CPUs"),
+        (["NVIDIA H100"], "no peak is known for NVIDIA H100;"),
+        (["NVIDIA GH200 480GB"], "no peak is known for NVIDIA GH200"),
+        (["NVIDIA H200", "NVIDIA A100-SXM4-40GB"], "the GPUs differ"),
+    ],
+)
+def test_no_peak_is_ever_guessed(names, said):
+    found, why = flops.find_peak(names, load_peaks(ROOT))
+    assert found is None
+    assert said in why
+
+
+def test_a_peak_that_fits_every_gpu_is_refused():
+    problems = []
+    text = "peaks: [{names: [], flops: 0, source: nowhere}]"
+    read_peaks(parse_document(text, file="peaks.yml", problems=problems))
+    assert [problem.key for problem in problems] == ["peaks[0].names", "peaks[0].flops"]
+
+
+# Turns
+
+
+def test_sides_follow_each_other_at_each_count_in_every_round():
+    assert [turn.label for turn in plan(2).turns()] == [
+        "stock-1-1", "ours-1-1", "stock-2-1", "ours-2-1",
+        "stock-1-2", "ours-1-2", "stock-2-2", "ours-2-2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8))]
+)
+def test_scaling_is_seen_at_powers_of_two_and_at_the_most(most, counts):
+    assert rank_counts(most) == counts
+
+
+def test_a_named_side_brings_what_it_is_held_against():
+    assert [side.name for side in choose_sides(benches.bench(), ["part"])] == ["stock", "part"]
+    assert [side.name for side in choose_sides(benches.bench(), [])] == ["stock", "ours"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"named": ["parts"]}, {"updates": 15}, {"updates": 20}, {"rounds": 0}]
+)
+def test_what_could_not_be_played_is_refused_before_anything_starts(changes):
+    with pytest.raises(UsageError):
+        plan(**changes)
+
+
+def test_a_side_becomes_a_training_with_its_own_environment_and_arguments():
+    made = plan(named=["part"])
+    stock, part = made.sides
+    one, two = as_smoke(made, stock, 1), as_smoke(made, part, 2)
+    assert one.env == {"SIZE": "1", "FUSED": "0", WINDOW: "10"}
+    assert (one.launcher, one.layouts[0].args) == ("alone", ("--one",))
+    assert (two.launcher, two.layouts[0].args) == ("torchrun", ("--part",))
+    assert two.args == ("--width=8",)
+    assert two.prepare == ("prepare", "{data}", "100")
+    assert two.program == ("train.py", "--record={record}")
+
+
+# Numbers
+
+
+def test_a_window_takes_as_long_as_its_slowest_rank():
+    made = plan()
+    seen = benches.with_rank(
+        benches.seen(made),
+        "stock-2-1",
+        1,
+        windows={20: benches.Window(seconds=8.0, tokens=400.0, peak_bytes=1)},
+    )
+    training = seen.find("stock", 2)[0].training
+    assert result.window_speeds(training) == {20: 800.0 / 8.0}
+
+
+def test_windows_of_the_warm_up_do_not_count_and_the_median_does():
+    seen = benches.seen(plan())
+    assert result.speed(seen.find("stock", 1)[0].training, benches.WARM) == 100.0
+    assert result.speed(seen.find("stock", 1)[0].training, benches.UPDATES) is None
+
+
+def test_a_training_that_lost_a_rank_has_no_speed():
+    found = benches.seen(plan()).find("ours", 2)[0].training
+    alone = benches.dataclasses.replace(found, ranks={0: found.ranks[0]})
+    assert result.speed(alone, benches.WARM) is None
+
+
+def test_lines_have_ratio_scaling_and_the_highest_peak():
+    lines = {(line.side, line.ranks): line for line in result.lines(plan(), benches.seen(plan()))}
+    assert lines["ours", 1].ratio == pytest.approx(1.5)
+    assert lines["stock", 1].ratio == 1.0
+    assert lines["ours", 2].speed == pytest.approx(2 * 150.0 / 1.25)
+    assert lines["ours", 2].scaling == pytest.approx(1 / 1.25)
+    assert lines["ours", 2].peak_bytes == 40001
+    assert len(lines["ours", 2].speeds) == 2
+
+
+def test_a_failed_training_gives_no_speed_and_no_ratio():
+    seen = benches.seen(plan())
+    for label in ("stock-1-1", "stock-1-2"):
+        seen = benches.with_training(seen, label, code=1)
+    lines = {(line.side, line.ranks): line for line in result.lines(plan(), seen)}
+    assert lines["stock", 1].speed is None
+    assert lines["ours", 1].ratio is None
+    assert lines["stock", 2].scaling is None
+
+
+def test_a_window_is_read_from_the_record_with_its_loss():
+    ranks = {}
+    line = (
+        'rank0\t{"event": "window", "step": 10, "loss": 2.5, "seconds": 1.5, "tokens": 320.0,'
+        ' "peak_bytes": 7, "time": 1.0}'
+    )
+    record, kind = take_line(ranks, line)
+    assert kind == "window"
+    assert record.windows == {10: benches.Window(seconds=1.5, tokens=320.0, peak_bytes=7)}
+    assert record.losses == {10: 2.5}
+    assert take_line(ranks, line.replace('"seconds": 1.5, ', "")) is None
