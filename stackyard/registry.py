@@ -175,7 +175,7 @@ class Registry:
         """Bring a blob there; False when it was there already.
 
         A blob is brought whole or not at all: after a failure the registry is asked to forget what
-        it got; what a killed publisher leaves is the registry's to forget (a week, as it comes).
+        it got; what it still keeps, and what a killed publisher leaves, it purges after a week.
 
         Args:
             opened: opens the content; called once for each try.
@@ -208,7 +208,8 @@ class Registry:
                 headers={"Content-Type": "application/octet-stream"},
             )  # fmt: skip
         except RegistryError:
-            # A registry keeps what it got of a blob for days, also where that filled its disk.
+            # A registry keeps what it got of a blob for days, unless told. Best effort: distribution
+            # 2.8 answers 404, and keeps it, where its disk is full to the last byte.
             with contextlib.suppress(RegistryError):
                 self._ask("DELETE", place, {204, 404}, tries=1)
             raise
