@@ -208,8 +208,8 @@ class Registry:
                 headers={"Content-Type": "application/octet-stream"},
             )  # fmt: skip
         except RegistryError:
-            # A registry keeps what it got of a blob for days, unless told. Best effort: distribution
-            # 2.8 answers 404, and keeps it, where its disk is full to the last byte.
+            # A registry keeps what it got of a blob for days, unless told. Best effort:
+            # distribution 2.8 answers 404, and keeps it, where its disk is full to the last byte.
             with contextlib.suppress(RegistryError):
                 self._ask("DELETE", place, {204, 404}, tries=1)
             raise
