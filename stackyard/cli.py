@@ -1,15 +1,18 @@
 """The command line's edge: arguments in, terminal and exit code out.
 
 Owns what is printed where and which exit code results: 0 passed, 1 a check failed, 2 wrong input,
-3 nothing to run on, 4 the engine or a build failed, 130 interrupted. Every task of `tasks.py` is
-one call of a function here. A command imports what only some commands need itself: a build with
-nothing to do is not to wait for a smoke's modules.
+3 nothing to run on, 4 the engine or a build failed, 130 interrupted, 141 the reader of the output
+has gone. Every task of `tasks.py` is one call of a function here. A command imports what only some
+commands need itself: a build with nothing to do is not to wait for a smoke's modules.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -26,14 +29,40 @@ from stackyard.project import ROOT, Project, load_project
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
+# As a shell tells a process that SIGPIPE ended.
+READER_GONE = 128 + signal.SIGPIPE
 
 
 def run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int:
     """Run one command: its result as JSON where asked for, errors said once, an exit code.
 
     SIGTERM and SIGHUP end a command as Ctrl-C does: by unwinding, so that everything of it is
-    removed; further signals do not disturb the removal.
+    removed; further signals do not disturb the removal. So does a reader of the output that goes
+    (`| head`).
     """
+    try:
+        return _run(command, as_json=as_json)
+    except BrokenPipeError:
+        if not _reader_gone():
+            raise
+        return READER_GONE
+
+
+def _reader_gone() -> bool:
+    """Whether nobody reads the output any more; what is still to be written then goes nowhere."""
+    gone = False
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(io.UnsupportedOperation):
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), stream.fileno())
+                gone = True
+    return gone
+
+
+def _run(command: Callable[[Terminal], tuple[Any, int]], *, as_json: bool) -> int:
     previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     terminal = Terminal(json=as_json)
     try:

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -414,3 +415,28 @@ def test_a_changed_stack_is_locked_wherever_it_is_locked_already():
     assert commands.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
         "cpu"
     ]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_goes_ends_a_command_without_a_traceback(stream, allow_processes):
+    program = (
+        "import sys; from stackyard import cli\n"
+        f"def command(_): [print('x' * 999, file=sys.{stream}, flush=True) for _ in range(9999)]\n"
+        "sys.exit(cli.run(command, as_json=False))"
+    )
+    command = [sys.executable, "-c", program]
+    both = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=both, stderr=both) as child:
+        getattr(child, stream).readline()
+        getattr(child, stream).close()
+        other = child.stderr if stream == "stdout" else child.stdout
+        assert other.read() == b""
+    assert child.returncode == cli.READER_GONE == 141
+
+
+def test_another_broken_pipe_is_not_taken_for_the_readers(capsys):
+    def command(terminal):
+        raise BrokenPipeError("a child's")
+
+    with pytest.raises(BrokenPipeError, match="a child's"):
+        cli.run(command, as_json=False)
