@@ -32,6 +32,17 @@ class Turn:
         """Its name, unique in its run."""
         return f"{self.side}-{self.ranks}-{self.round}"
 
+    def gpus(self, available: int) -> tuple[int, ...]:
+        """Indexes of the GPUs that its ranks compute on: fewer than there are move on each round.
+
+        GPUs of one host differ by a few per cent, and many ranks go as fast as the slowest of
+        theirs: what one rank makes is to be seen on all GPUs, not only on the first.
+        """
+        if self.ranks >= available:
+            return tuple(range(available))
+        first = (self.round - 1) * self.ranks
+        return tuple(sorted((first + rank) % available for rank in range(self.ranks)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:

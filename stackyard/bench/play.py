@@ -149,13 +149,16 @@ def _play(
     gpu: GpuRun | None,
 ) -> Played:
     used, per_node = training.spread(turn.ranks, running.plan.nodes)
+    taken = turn.gpus(len(gpu.placement.gpus)) if gpu else ()
+    if taken:
+        one = replace(one, env={**one.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))})
     launched = training.TrainingPlan(
         layout=one.layouts[0],
         label=turn.label,
         save=f"{nodes.SHARED}/checkpoints/{turn.label}",
         nodes=used,
         per_node=per_node,
-        gpus=gpu.takes(len(used), per_node) if gpu else (),
+        gpus=(taken,) if taken else (),
     )
     return Played(
         turn=turn,

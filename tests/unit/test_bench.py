@@ -3,7 +3,7 @@
 import pytest
 
 from stackyard.bench import flops, result
-from stackyard.bench.plan import WINDOW, as_smoke, choose_sides, rank_counts
+from stackyard.bench.plan import WINDOW, Turn, as_smoke, choose_sides, rank_counts
 from stackyard.bench.read import load_bench, load_peaks, read_bench, read_peaks
 from stackyard.document import parse_document
 from stackyard.errors import DefinitionError, UsageError
@@ -276,3 +276,18 @@ def test_a_window_is_read_from_the_record_with_its_loss():
     assert record.windows == {10: benches.Window(seconds=1.5, tokens=320.0, peak_bytes=7)}
     assert record.losses == {10: 2.5}
     assert take_line(ranks, line.replace('"seconds": 1.5, ', "")) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "available", "expected"),
+    [
+        (1, 1, [(0,), (0,)]),
+        (1, 2, [(0,), (1,), (0,)]),
+        (2, 2, [(0, 1), (0, 1)]),
+        (2, 4, [(0, 1), (2, 3), (0, 1)]),
+        (2, 3, [(0, 1), (0, 2), (1, 2)]),
+    ],
+)
+def test_ranks_that_leave_gpus_free_move_on_each_round(ranks, available, expected):
+    for number, gpus in enumerate(expected, start=1):
+        assert Turn(side="ours", ranks=ranks, round=number).gpus(available) == gpus
