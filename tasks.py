@@ -15,7 +15,7 @@ from stackyard import positional
 # invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
 sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 positional.install()
-for _name in ("bench", "build", "bundle", "lock", "render", "smoke"):
+for _name in ("bench", "build", "bundle", "lock", "prove", "render", "smoke"):
     positional.default(_name, "stack", "all")
 
 STACK = "a stack's name, or all"
@@ -160,6 +160,37 @@ def smoke(
     from stackyard import cli_smoke
 
     _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, as_json=json))
+
+
+@task(
+    positional=["stack"],
+    help={
+        "stack": STACK,
+        "fix": "one fix or limit by its id; all unless given",
+        "base": "the base of the images (cpu)",
+        "record": "keep the proofs in images/<base>.proofs.json, and write docs/fixes.md",
+        "page": "only write docs/fixes.md out of what is recorded",
+        "check": "with --page: compare only; fail when the page differs",
+        "json": JSON,
+    },
+)
+def prove(
+    c: Context,
+    stack: str,
+    fix: str = "",
+    base: str = "",
+    record: bool = False,
+    page: bool = False,
+    check: bool = False,
+    json: bool = False,
+) -> None:
+    """Each fix: its witness fails without it and passes with it; each limit likewise."""
+    from stackyard import cli_prove
+
+    code = cli_prove.prove(
+        stack, fix, base, record_them=record, page=page, check=check, as_json=json
+    )
+    _exit(code)
 
 
 @task(

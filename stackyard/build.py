@@ -78,16 +78,24 @@ def arguments(
     secrets: Path,
     *,
     offline: bool = False,
+    out: Path | None = None,
 ) -> list[str]:
-    """The exact build command; secrets are files under `secrets`, values never in argv."""
-    words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
-    words += ["--progress=plain", "-f", plan.dockerfile, "-t", plan.tag]
+    """The exact build command; secrets are files under `secrets`, values never in argv.
+
+    Args:
+        out: folder for the files of the Dockerfile's last stage; None makes an image.
+    """
+    words = [client.path, "buildx", "build"] if client.buildx else [client.path, "build"]
+    if client.buildx and out is None:
+        words += ["--load"]
+    made = ["-t", plan.tag] if out is None else ["--output", f"type=local,dest={out}"]
+    words += ["--progress=plain", "-f", plan.dockerfile, *made]
     if offline:
         words += ["--network", "none"]
     words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
     for name in sorted(caller.proxies):
         words += ["--build-arg", name]  # the value comes from the environment
-    for name, value in sorted(plan.labels.items()):
+    for name, value in sorted(plan.labels.items()) if out is None else ():
         words += ["--label", f"{name}={value}"]
     for name in sorted(caller.secrets):
         words += ["--secret", f"id={name},src={secrets / name}"]
@@ -114,28 +122,48 @@ def build(
     Raises:
         BuildError: naming the step, with its last lines.
     """
-    context = pack({path: text.encode() for path, text in plan.context.items()})
-    progress = Progress(on_step)
     with _secret_files(caller) as folder:
         words = arguments(plan, client, tools, caller, folder, offline=offline)
-        *command, context_on_stdin = words
         made = folder / "image-id"
-        try:
-            process.run(
-                [*command, "--iidfile", str(made), context_on_stdin],
-                env={"DOCKER_BUILDKIT": "1", **caller.proxies},
-                stdin=context,
-                timeout=3600,
-                on_line=progress.line,
-            )
-        except CommandError as error:
-            raise BuildError(
-                f"{plan.tag} could not be built: {progress.failed_step()}",
-                why=progress.last_lines() or error.why,
-                hint=f"correct what the lines above name, then: invoke build {plan.stack}"
-                f" --base {plan.base}",
-            ) from error
+        _run(plan, [*words[:-1], "--iidfile", str(made), words[-1]], caller, Progress(on_step))
         return made.read_text(encoding="utf-8").strip()
+
+
+def export(
+    plan: BuildPlan,
+    client: Client,
+    tools: str,
+    caller: CallerSettings,
+    out: Path,
+    *,
+    offline: bool = False,
+) -> None:
+    """Build the plan's Dockerfile and write the files of its last stage to `out`; no image is made.
+
+    Raises:
+        BuildError: naming the step, with its last lines.
+    """
+    with _secret_files(caller) as folder:
+        words = arguments(plan, client, tools, caller, folder, offline=offline, out=out)
+        _run(plan, words, caller, Progress(lambda step: None))
+
+
+def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, progress: Progress) -> None:
+    try:
+        process.run(
+            words,
+            env={"DOCKER_BUILDKIT": "1", **caller.proxies},
+            stdin=pack({path: text.encode() for path, text in plan.context.items()}),
+            timeout=3600,
+            on_line=progress.line,
+        )
+    except CommandError as error:
+        raise BuildError(
+            f"{plan.tag} could not be built: {progress.failed_step()}",
+            why=progress.last_lines() or error.why,
+            hint=f"correct what the lines above name, then: invoke build {plan.stack}"
+            f" --base {plan.base}",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from stackyard.project import Project
 
 if TYPE_CHECKING:
     from stackyard import build, bundle, settings
+    from stackyard.build import Client
 
 Say = Callable[[str, str], None]
 
@@ -95,11 +96,7 @@ class Builder:
             self._require_sources(image)
             base_info, reference = self._foundation(image)
         require_lock(image)
-        files = {
-            path: (self._project.root / path).read_text(encoding="utf-8")
-            for path in plan.context_paths(image)
-        }
-        made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        made = self._plan(image, reference, base_info)
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
         if again or not current:
@@ -109,6 +106,43 @@ class Builder:
         return Built(
             image=image, tag=made.tag, info=info, seconds=seconds, made=again or not current
         )
+
+    def export(self, image: ResolvedImage, stages: str, more: Mapping[str, str], out: Path) -> None:
+        """Add stages to an image's Dockerfile and write the files of the last; no image is made.
+
+        Args:
+            more: further files of the build's context, by path.
+
+        Raises:
+            BuildError: a step failed.
+        """
+        from stackyard import build
+
+        with self._shared:
+            self._require_sources(image)
+            base_info, reference = self._foundation(image)
+        made = self._plan(image, reference, base_info)
+        text = made.context[made.dockerfile] + stages
+        changed = replace(made, context={**made.context, **more, made.dockerfile: text})
+        client, tools, caller = self._means(image)
+        build.export(changed, client, tools, caller, out, offline=self._offline is not None)
+
+    def _plan(self, image: ResolvedImage, reference: str, base_info: ImageInfo) -> plan.BuildPlan:
+        files = {
+            path: (self._project.root / path).read_text(encoding="utf-8")
+            for path in plan.context_paths(image)
+        }
+        return plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+
+    def _means(self, image: ResolvedImage) -> tuple[Client, str, settings.CallerSettings]:
+        """What drives a build, the image of its tools, and the caller's settings."""
+        from stackyard.build import find_client
+
+        with self._shared:
+            caller, tools = self._caller(image), self._ensure_tools(image)
+            if self._client is None:
+                self._client = find_client(os.environ.get("PATH", ""))
+            return self._client, tools, caller
 
     def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
         from stackyard import build, host
@@ -123,12 +157,10 @@ class Builder:
             )
         with self._shared:
             host.require_space(self._engine)
-            caller, tools = self._caller(image), self._ensure_tools(image)
-            if self._client is None:
-                self._client = build.find_client(os.environ.get("PATH", ""))
+        client, tools, caller = self._means(image)
         say = self._say
         return build.build(
-            made, self._client, tools, caller,
+            made, client, tools, caller,
             lambda step: say(made.stack, short(step)), offline=self._offline is not None,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from stackyard.spec import Fix
+from stackyard.spec import Fix, Limit
 
 _LONGEST = 200  # characters of a version or a specifier: more is not one
 
@@ -40,13 +40,20 @@ def version_problem(version: str) -> str:
     return ""
 
 
+def canonical(name: str) -> str:
+    """A distribution's name as locks have it."""
+    return str(canonicalize_name(name))
+
+
 def satisfies(version: str, specifier: str) -> bool:
     """Whether a version (pre-releases and local versions included) satisfies a specifier."""
     return SpecifierSet(specifier).contains(Version(version), prereleases=True)
 
 
-def why_not(fix: Fix, versions: Mapping[str, str], *, python: str = "", device: str = "") -> str:
-    """Why `fix` does not apply; empty when it does.
+def why_not(
+    fix: Fix | Limit, versions: Mapping[str, str], *, python: str = "", device: str = ""
+) -> str:
+    """Why a fix or a limit does not apply; empty when it does.
 
     Args:
         versions: locked (or pinned) version of each distribution, by canonical name.

@@ -7,6 +7,7 @@ the engine, the caller's settings or the clock are.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from stackyard import lock, template
 from stackyard.catalog import ResolvedImage, ResolvedWheel
@@ -32,10 +33,10 @@ def render_files(image: ResolvedImage) -> dict[str, str]:
     stack, base = image.stack.name, image.base.name
     files = {
         dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image)),
-        fixes_path(stack, base): _fixes_json(image.fixes, "installed"),
+        fixes_path(stack, base): fixes_json(image.fixes, "installed"),
     }
     for wheel in image.wheels:
-        files[wheel_fixes_path(wheel, base)] = _fixes_json(wheel.fixes, "source")
+        files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source")
     return files
 
 
@@ -94,7 +95,8 @@ def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, ob
     }
 
 
-def _fixes_json(fixes: tuple[Fix, ...], stage: str) -> str:
+def fixes_json(fixes: Iterable[Fix], stage: str) -> str:
+    """What `apply_fixes.py` reads: the replacements and new modules of a stage's fixes."""
     found = [
         {
             "id": fix.id,

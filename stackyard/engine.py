@@ -38,7 +38,7 @@ class ContainerSpec:
     """A container to start, with the least it needs.
 
     Attributes:
-        network: a network by name, or `host`.
+        network: a network by name, `host`, or `none` (but for itself).
         hosts: addresses by name, beyond what the network itself resolves.
         devices: device nodes of the host.
         requests: devices by driver (`cdi`, `nvidia`) and the ids these understand.
@@ -351,8 +351,8 @@ class Engine:
         found: dict[str, Any] = {}
         if not spec.ipc.startswith("container:"):
             found["shm_size"] = spec.shm_bytes
-        if spec.network == "host":
-            return {**found, "network_mode": "host"}
+        if spec.network in ("host", "none"):
+            return {**found, "network_mode": spec.network}
         aliases = self._api.create_endpoint_config(aliases=[spec.hostname])
         return {
             **found,
@@ -493,6 +493,11 @@ class Engine:
             for volume in volumes:
                 _until_gone(partial(self._api.remove_volume, volume, force=True), patience)
         return [*containers, *networks, *volumes]
+
+    def remove_container(self, container: str) -> None:
+        """Remove one container, whatever its state; gone already is fine."""
+        with _translated(f"removing {container[:12]}"):
+            self._remove_container(container)
 
     def _remove_container(self, name: str) -> None:
         _until_gone(lambda: self._api.remove_container(name, force=True, v=True))

@@ -14,14 +14,15 @@ from typing import TypeVar
 from stackyard.document import Mapping, parse_document
 from stackyard.errors import DefinitionError, Problem
 from stackyard.failures import FOLDER, check_brings, read_failure
-from stackyard.read import read_base, read_common, read_fix, read_stack, read_wheel
+from stackyard.read import read_base, read_common, read_stack, read_wheel
+from stackyard.read_fix import LIMITS, read_fix, read_limit
 from stackyard.references import check_references
 from stackyard.spec import Common, Definitions, Failure, Fix
 
 T = TypeVar("T")
 _STACKS = "*/stack.yml"
 ADDED = "images/fixes/files"
-_OTHERS = ("bases", "failures", "fixes", "wheels")
+_OTHERS = ("bases", "failures", "fixes", "limits", "wheels")
 
 
 def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
@@ -42,6 +43,7 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     problems += _unused(added, fixes.values())
     wheels = {w.package: w for w in _load(root, "images/wheels", "*.yml", read_wheel, problems)}
     stacks = {s.name: s for s in _load(root, "images", _STACKS, read_stack, problems)}
+    limit = partial(read_limit, stacks=[one.name for one in stacks.values()])
     definitions = Definitions(
         common=common[0] if common else _no_common(problems),
         bases=bases,
@@ -49,6 +51,7 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
         wheels=wheels,
         stacks=stacks,
         failures=_failures(root, problems),
+        limits={one.id: one for one in _load(root, LIMITS, "*.yml", limit, problems)},
         locks=_load_locks(root, problems),
     )
     problems += check_references(root, definitions, locks_required=locks_required)

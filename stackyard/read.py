@@ -1,20 +1,20 @@
 """One definition file to one value: the known keys, their types, and the rules within a file.
 
-Owns what a base, a fix, a wheel and a stack may say. Every wrong value becomes a problem of the
-mapping being read, never an exception; what is returned then is only fit to look for more.
+Owns what a base, a wheel and a stack may say (fixes and limits: `stackyard.read_fix`). Every wrong
+value becomes a problem of the mapping being read, never an exception; what is returned then is only
+fit to look for more.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping as TextByName
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from stackyard import compat
-from stackyard.document import Mapping, nearest, pattern_problem
+from stackyard.document import Mapping
 from stackyard.read_left_out import read_left_out
 from stackyard.read_smoke import read_smoke
 from stackyard.spec import (
@@ -22,18 +22,14 @@ from stackyard.spec import (
     Bootstrap,
     Common,
     Fact,
-    Fix,
     HostBase,
-    Remedy,
-    Replacement,
     Stack,
     Wheel,
-    Witness,
 )
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 
 
 def read_common(top: Mapping) -> Common:
@@ -47,7 +43,8 @@ def read_common(top: Mapping) -> Common:
     )
 
 
-def _named(top: Mapping, key: str, name: str) -> str:
+def named(top: Mapping, key: str, name: str) -> str:
+    """The name that a definition gives itself: its file's or folder's."""
     value = top.text(key)
     if value and value != name:
         top.problem(f"must be {name!r}, like its file or folder, not {value!r}", key=key)
@@ -109,17 +106,17 @@ def read_base(top: Mapping, name: str) -> Base:
         made.done()
     torch = top.single_lines("torch", ())
     for requirement in torch:
-        _check_pin(top, "torch", requirement)
+        check_pin(top, "torch", requirement)
     host = _read_host(top)
     reference = top.single_line("reference", "") or f"stackyard/base:{name}"
     if not _IMAGE.fullmatch(reference):
         top.problem(f"not the name of an image: {reference!r}", key="reference")
     return Base(
-        name=_named(top, "name", name),
+        name=named(top, "name", name),
         summary=top.text("summary"),
         reference=reference,
         digest=top.text("digest", ""),
-        device=top.one_of("device", _DEVICES),
+        device=top.one_of("device", DEVICES),
         python=_version(top, "python"),
         platform=top.single_line("platform"),
         distribution=top.single_line("distribution", ""),
@@ -147,7 +144,8 @@ def _version(top: Mapping, key: str) -> str:
     return value or "0"
 
 
-def _specifier(top: Mapping, key: str, value: str) -> str:
+def specifier(top: Mapping, key: str, value: str) -> str:
+    """`value` if it is a version specifier, else nothing and a problem."""
     wrong = compat.specifier_problem(value)
     if wrong:
         top.problem(f"not a version specifier: {wrong}", key=key)
@@ -155,7 +153,8 @@ def _specifier(top: Mapping, key: str, value: str) -> str:
     return value
 
 
-def _check_pin(top: Mapping, key: str, requirement: str) -> None:
+def check_pin(top: Mapping, key: str, requirement: str) -> None:
+    """See that a requirement names one exact version."""
     try:
         parsed = Requirement(requirement)
     except (InvalidRequirement, RecursionError) as error:
@@ -164,120 +163,6 @@ def _check_pin(top: Mapping, key: str, requirement: str) -> None:
     pins = [spec for spec in parsed.specifier if spec.operator == "=="]
     if len(pins) != 1 or len(parsed.specifier) != 1 or "*" in str(parsed.specifier):
         top.problem(f"must be pinned with one ==, not {requirement!r}", key=key)
-
-
-def read_fix(top: Mapping, name: str, added: TextByName[str, str]) -> Fix:
-    """`images/fixes/<name>.yml`; `added` are the modules that fixes may add, by their path."""
-    applies = top.mapping("applies_to")
-    versions: dict[str, str] = {}
-    python, devices = "", _DEVICES
-    if applies is None:
-        top.problem("required key is missing", key="applies_to")
-    else:
-        versions = applies.table("versions")
-        for package, specifier in list(versions.items()):
-            versions[package] = _specifier(applies, "versions", specifier)
-        python = _specifier(applies, "python", applies.text("python", ""))
-        devices = applies.texts("devices", _DEVICES)  # type: ignore[assignment]
-        if not devices:
-            applies.problem("names no device, so the fix would never apply", key="devices")
-        for device in devices:
-            if device not in _DEVICES:
-                applies.problem(f"unknown {device!r}; {nearest(device, _DEVICES)}", key="devices")
-        applies.done()
-    return Fix(
-        id=_named(top, "id", name),
-        package=top.text("package"),
-        symptom=top.text("symptom"),
-        why=top.text("why"),
-        upstream=top.text("upstream"),
-        versions=versions,
-        python=python,
-        devices=tuple(devices),
-        remedy=_read_remedy(top, added),
-        witness=_read_witness(top),
-        remove_when=top.text("remove_when"),
-    )
-
-
-def _read_remedy(top: Mapping, added: TextByName[str, str]) -> Remedy:
-    blank = Remedy(
-        stage="installed", replace=(), add={}, env={}, build_env={}, override=(), exclude=()
-    )
-    entry = top.mapping("remedy")
-    if entry is None:
-        top.problem("required key is missing", key="remedy")
-        return blank
-    remedy = Remedy(
-        stage=entry.one_of("stage", ("installed", "source"), "installed"),
-        replace=tuple(_read_replacement(item) for item in entry.mappings("replace")),
-        add=_read_added(entry, added),
-        env=entry.env("env"),
-        build_env=entry.env("build_env"),
-        override=entry.texts("override", ()),
-        exclude=entry.single_lines("exclude", ()),
-    )
-    for requirement in remedy.override:
-        _check_pin(entry, "override", requirement)
-    entry.done()
-    parts = (
-        remedy.replace,
-        remedy.add,
-        remedy.env,
-        remedy.build_env,
-        remedy.override,
-        remedy.exclude,
-    )
-    if not any(parts):
-        top.problem(
-            "does nothing: give replace, add, env, build_env, override or exclude", key="remedy"
-        )
-    return remedy
-
-
-def _read_added(entry: Mapping, added: TextByName[str, str]) -> dict[str, str]:
-    """The modules that a fix adds, out of those below `images/fixes/files`."""
-    found = {}
-    for path in entry.texts("add", ()):
-        if path in added:
-            found[path] = added[path]
-        else:
-            entry.problem(f"images/fixes/files has no {path!r}; {nearest(path, added)}", key="add")
-    return found
-
-
-def _read_replacement(entry: Mapping) -> Replacement:
-    value = Replacement(
-        file=entry.text("file"),
-        pattern=entry.text("pattern"),
-        replacement=entry.text("replacement"),
-        count=entry.integer("count"),
-        fixed=entry.text("fixed"),
-    )
-    for key in ("pattern", "fixed"):
-        wrong = pattern_problem(getattr(value, key))
-        if wrong:
-            entry.problem(f"not a regular expression: {wrong}", key=key)
-    if value.count < 1:
-        entry.problem("must be at least 1", key="count")
-    if value.file.startswith("/") or ".." in Path(value.file).parts:
-        entry.problem("must be relative to site-packages", key="file")
-    entry.done()
-    return value
-
-
-def _read_witness(top: Mapping) -> Witness:
-    entry = top.mapping("witness")
-    if entry is None:
-        top.problem("required key is missing", key="witness")
-        return Witness(command=(), fails_with="", seconds=0)
-    value = Witness(
-        command=entry.texts("command"),
-        fails_with=entry.text("fails_with"),
-        seconds=entry.integer("seconds", 60),
-    )
-    entry.done()
-    return value
 
 
 def read_stack(top: Mapping, name: str) -> Stack:
@@ -294,7 +179,7 @@ def read_stack(top: Mapping, name: str) -> Stack:
         if count > 1:
             top.problem(f"{fix!r} is named {count} times", key="fixes")
     return Stack(
-        name=_named(top, "name", name),
+        name=named(top, "name", name),
         summary=top.text("summary"),
         packages=packages,
         builds=builds,
@@ -311,7 +196,7 @@ def read_stack(top: Mapping, name: str) -> Stack:
 def read_wheel(top: Mapping, name: str) -> Wheel:
     """`images/wheels/<name>.yml`."""
     value = Wheel(
-        package=_named(top, "package", name),
+        package=named(top, "package", name),
         version=_version(top, "version"),
         requires=top.single_lines("requires"),
         compiler=top.flag("compiler", False),
@@ -320,5 +205,5 @@ def read_wheel(top: Mapping, name: str) -> Wheel:
         fixes=top.texts("fixes", ()),
     )
     for requirement in value.requires:
-        _check_pin(top, "requires", requirement)
+        check_pin(top, "requires", requirement)
     return value

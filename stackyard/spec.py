@@ -109,6 +109,8 @@ class Remedy:
 
     Attributes:
         add: texts of new modules, by their path below site-packages.
+        without: wheels that are installed where `override` and `exclude` are not obeyed, for the
+            proof: a pin with its hash each, as a lock has it.
     """
 
     stage: str
@@ -118,6 +120,7 @@ class Remedy:
     build_env: Mapping[str, str]
     override: tuple[str, ...]
     exclude: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,18 @@ class Witness:
     command: tuple[str, ...]
     fails_with: str
     seconds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One place of a fix that is needed in several: without it alone its witness fails, too.
+
+    Attributes:
+        replacement: which of the remedy's replacements it is, from 1.
+    """
+
+    replacement: int
+    witness: Witness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +157,32 @@ class Fix:
     python: str
     devices: tuple[str, ...]
     remedy: Remedy
+    witness: Witness
+    remove_when: str
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a package cannot do, or does in a way that nobody expects; nothing is changed in it.
+
+    Attributes:
+        stacks: in whose images it is proven.
+        instead: what Stackyard does, or what to type.
+        witness: a command that fails with the symptom when its last word is `wrong`, and passes
+            with `right`, the way of `instead`.
+    """
+
+    id: str
+    package: str
+    stacks: tuple[str, ...]
+    symptom: str
+    why: str
+    upstream: str
+    versions: Mapping[str, str]
+    python: str
+    devices: tuple[str, ...]
+    instead: str
     witness: Witness
     remove_when: str
 
@@ -315,4 +356,5 @@ class Definitions:
     wheels: Mapping[str, Wheel]
     stacks: Mapping[str, Stack]
     failures: Mapping[str, Failure] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     locks: Mapping[str, str] = field(default_factory=dict)

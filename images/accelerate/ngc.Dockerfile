@@ -64,7 +64,8 @@ RUN --mount=type=tmpfs,target=/mnt \
 export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
-FROM torch AS image
+# The packages as they come. `invoke prove` starts from here to have each fix left out.
+FROM torch AS packages
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=tools,target=/mnt/tools \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
@@ -73,9 +74,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
-    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
     --mount=type=bind,source=images/accelerate/ngc.lock,target=/mnt/stack.lock \
-    --mount=type=bind,source=images/accelerate/ngc.fixes.json,target=/mnt/fixes.json \
     --mount=type=bind,from=wheel-deepspeed,source=/wheels,target=/mnt/wheels/deepspeed \
     --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
@@ -83,14 +82,22 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_provided torch==2.10.0a0+b4e4ee81d3.nv25.12 \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && assert_unchanged /mnt/before \
-    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
-        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
         --keep torch/include \
+    && assert_unchanged /mnt/before
+
+# Fixes, and the bytecode of what is used, in a step of their own: it is small and quickly done again.
+FROM packages AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/accelerate/ngc.fixes.json,target=/mnt/fixes.json \
+    . /mnt/build.sh \
+    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
+        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && warm accelerate.commands.accelerate_cli deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.zero.stage3 deepspeed.runtime.zero.stage_1_and_2 deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops deepspeed.runtime.superoffload.superoffload_stage3 setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch._inductor.compiler_bisector torch._subclasses.schema_check_mode torch.utils.serialization torch.profiler._cupti_monitor transformers.models.llama.modeling_llama tokenizers.trainers
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text

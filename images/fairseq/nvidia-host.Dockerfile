@@ -83,7 +83,8 @@ RUN --mount=type=tmpfs,target=/mnt \
 export HIDE_TORCH=1 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
-FROM torch AS image
+# The packages as they come. `invoke prove` starts from here to have each fix left out.
+FROM torch AS packages
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=tools,target=/mnt/tools \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
@@ -92,9 +93,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
-    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
     --mount=type=bind,source=images/fairseq/nvidia-host.lock,target=/mnt/stack.lock \
-    --mount=type=bind,source=images/fairseq/nvidia-host.fixes.json,target=/mnt/fixes.json \
     --mount=type=bind,from=wheel-antlr4-python3-runtime,source=/wheels,target=/mnt/wheels/antlr4-python3-runtime \
     --mount=type=bind,from=wheel-fairscale,source=/wheels,target=/mnt/wheels/fairscale \
     --mount=type=bind,from=wheel-fairseq,source=/wheels,target=/mnt/wheels/fairseq \
@@ -104,14 +103,22 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_provided cuda-bindings cuda-pathfinder cuda-toolkit filelock fsspec jinja2 markupsafe mpmath networkx numpy==2 nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx setuptools sympy torch==2.11.0 torchaudio==2.11 triton==3.6.0 typing-extensions \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && assert_unchanged /mnt/before \
-    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
-        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
         --keep torch/include \
+    && assert_unchanged /mnt/before
+
+# Fixes, and the bytecode of what is used, in a step of their own: it is small and quickly done again.
+FROM packages AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/fairseq/nvidia-host.fixes.json,target=/mnt/fixes.json \
+    . /mnt/build.sh \
+    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
+        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.profiler._cupti_monitor torch.utils.serialization omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.bash_completion hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.basic_sweeper hydra._internal.core_plugins.file_config_source hydra._internal.core_plugins.fish_completion hydra._internal.core_plugins.importlib_resources_config_source hydra._internal.core_plugins.structured_config_source hydra._internal.core_plugins.zsh_completion
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text

@@ -51,7 +51,8 @@ RUN --mount=type=tmpfs,target=/mnt \
 export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
-FROM torch AS image
+# The packages as they come. `invoke prove` starts from here to have each fix left out.
+FROM torch AS packages
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=tools,target=/mnt/tools \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
@@ -60,9 +61,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
-    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
     --mount=type=bind,source=images/megatron/nvidia-host.lock,target=/mnt/stack.lock \
-    --mount=type=bind,source=images/megatron/nvidia-host.fixes.json,target=/mnt/fixes.json \
     --mount=type=bind,from=wheel-deepspeed,source=/wheels,target=/mnt/wheels/deepspeed \
     --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
@@ -70,14 +69,22 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_provided cuda-bindings cuda-pathfinder cuda-toolkit filelock fsspec jinja2 markupsafe mpmath networkx numpy==2 nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx setuptools sympy torch==2.11.0 torchaudio==2.11 triton==3.6.0 typing-extensions \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && assert_unchanged /mnt/before \
-    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
-        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
         --keep torch/include \
+    && assert_unchanged /mnt/before
+
+# Fixes, and the bytecode of what is used, in a step of their own: it is small and quickly done again.
+FROM packages AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/megatron/nvidia-host.fixes.json,target=/mnt/fixes.json \
+    . /mnt/build.sh \
+    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
+        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch.utils.serialization torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.datasets.helpers megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 COPY --from=text /text /usr/local/share/stackyard/text

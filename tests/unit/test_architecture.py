@@ -23,7 +23,7 @@ ORDER = [
     "document", "compat", "lock",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch.plain", "launch.each", "launch",
-    "read_smoke", "read_left_out", "read", "failures", "references", "load", "project",
+    "read_smoke", "read_left_out", "read", "read_fix", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
     "catalog", "dockerfile", "plan", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
@@ -35,6 +35,7 @@ ORDER = [
     "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
+    "prove", "prove.plan", "prove.judge", "prove.report", "prove.page",
     "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
@@ -50,6 +51,7 @@ ORDER = [
     # BuildPlan --engine--> Image --launch, mesh--> Run
     "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
     "bench.play",
+    "prove.play",
     # machines over ssh, and runs that live on several of them
     "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
     "fleet.inspect",
@@ -59,7 +61,7 @@ ORDER = [
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
-    "release_view", "cli_release", "cli_pull", "cli_bench",
+    "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove",
 ]  # fmt: skip
 
 PURE = [
@@ -78,6 +80,7 @@ PURE = [
     "launch.each", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     "bench.definition", "bench.flops", "bench.plan", "bench.result", "bench.judge", "bench.report",
+    "read_fix", "prove.plan", "prove.judge", "prove.report", "prove.page",
 ]  # fmt: skip
 
 # The one module that may import each.
@@ -86,7 +89,7 @@ ALONE = {"subprocess": "process", "docker": "engine", "jinja2": "template"}
 ALSO = {("credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "lease", "job", "client", "launcher", "members"}
+BESIDE = {"strays", "lease", "job", "client", "launcher", "members", "apply_fixes"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip

@@ -166,7 +166,6 @@ def test_what_is_left_out_goes_in_the_step_that_brings_it_and_before_modules_are
     call = (
         "    && python3 /mnt/leave_out.py --before /mnt/before alpha/bin '**/tests' \\\n"
         "        --keep alpha/bin/a \\\n"
-        "    && warm "
     )
     found = text(**leaving())
     assert found.count(call) == 2
@@ -174,6 +173,8 @@ def test_what_is_left_out_goes_in_the_step_that_brings_it_and_before_modules_are
         if "leave_out.py" in step:
             assert step.index("inventory > /mnt/before") < step.index("&& install_locked")
             assert step.index("&& install_locked") < step.index("&& python3 /mnt/leave_out.py")
+    # What is left out of the stack's packages is gone before modules are imported, a step later.
+    assert found.rindex(call) < found.rindex("&& warm ")
     assert text("gpu", **leaving()).count(call) == 1
 
 
@@ -185,4 +186,17 @@ def test_every_secret_of_a_build_is_mounted_in_every_step_that_installs():
     found = text()
     for name in dockerfile.SECRETS:
         mount = f"--mount=type=secret,id={name},target=/mnt/secrets/{name} \\\n"
-        assert found.count(mount) == found.count("--mount=type=tmpfs,target=/mnt \\\n") > 1
+        steps = [
+            step for step in found.split("\nRUN ")[1:] if "apply_fixes.py /mnt/fixes" not in step
+        ]
+        assert [step.count(mount) for step in steps] == [1] * len(steps)
+
+
+def test_fixes_are_applied_in_a_step_of_their_own_that_reaches_nothing_else():
+    """`invoke prove` starts from the stage before it."""
+    before, after = text().split("FROM packages AS image\n")
+    step = after.partition("\nCOPY")[0]
+    assert (
+        "apply_fixes.py /mnt/fixes.json" in step and "apply_fixes" not in before.split("wheel-")[-1]
+    )
+    assert "type=secret" not in step and "type=cache" not in step

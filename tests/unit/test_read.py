@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from stackyard import read
+from stackyard import read, read_fix
 from stackyard.document import parse_document
 from stackyard.spec import HostBase, Layout, Replacement, Witness
 from tests.unit import samples
@@ -14,7 +14,7 @@ READERS = {
     "images/bases/cpu.yml": ("cpu", read.read_base),
     "images/fixes/alpha-old.yml": (
         "alpha-old",
-        partial(read.read_fix, added={"alpha/new.py": "x"}),
+        partial(read_fix.read_fix, added={"alpha/new.py": "x"}),
     ),
     "images/wheels/beta.yml": ("beta", read.read_wheel),
     "images/toy/stack.yml": ("toy", read.read_stack),
@@ -66,7 +66,7 @@ def test_blocks_that_are_missing_are_named():
     head = fix[: fix.index("applies_to")]
     found = []
     top = parse_document(head + "remove_when: x\n", file="f", problems=found)
-    read.read_fix(top, "alpha-old", {})
+    read_fix.read_fix(top, "alpha-old", {})
     assert [str(p) for p in found] == [
         f"f:1: {key}: required key is missing" for key in ("applies_to", "remedy", "witness")
     ]

@@ -1,0 +1,112 @@
+"""Make the installed packages what they would be without one fix: `invoke prove` asks for it.
+
+Owns the way back in one container: what fixes have touched becomes what was installed, then the
+image's own fix step is done again with the fixes that are left. Standard library only. It must not
+fetch anything, nor judge: the witness that runs afterwards is the controller's.
+
+    python3 take_back.py FOLDER
+
+FOLDER holds `all.json` (the image's fixes), `kept.json` (without one), `files/` (every file that a
+fix touches, as installed) and perhaps `back/` (distributions for the place of those installed).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import sysconfig
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+
+from apply_fixes import FixMismatch, apply_all  # type: ignore[import-not-found]
+
+
+class CannotTakeBack(Exception):
+    """The image is not what its parts make, or the fixes that are left need the one that is gone."""
+
+
+def restore(root: Path, files: Path, fixes: list[dict[str, Any]]) -> None:
+    """Put every file that `fixes` touch back to what was installed; added modules go."""
+    for fix in fixes:
+        for name in fix.get("add", {}):
+            (root / name).unlink(missing_ok=True)
+        for rule in fix["replace"]:
+            shutil.copyfile(files / rule["file"], root / rule["file"])
+
+
+def touched(root: Path, fixes: list[dict[str, Any]]) -> dict[str, str | None]:
+    """The texts of every file that `fixes` touch or add; None where there is none."""
+    names = {rule["file"] for fix in fixes for rule in fix["replace"]}
+    names |= {name for fix in fixes for name in fix.get("add", {})}
+    paths = {name: root / name for name in sorted(names)}
+    return {
+        name: path.read_text(encoding="utf-8") if path.exists() else None
+        for name, path in paths.items()
+    }
+
+
+def exchange(root: Path, tree: Path) -> None:
+    """Put installed distributions, as a tree of their own, in the place of those of their names."""
+    names = {plain(found.metadata["Name"]) for found in distributions(path=[str(tree)])}
+    for found in distributions(path=[str(root)]):
+        if plain(found.metadata["Name"]) in names:
+            remove(found)
+    shutil.copytree(tree, root, dirs_exist_ok=True)
+
+
+def remove(found: Distribution) -> None:
+    """Remove the files that a distribution's RECORD names, their bytecode, and its metadata."""
+    files = list(found.files or ())
+    for path in files:
+        place = Path(str(found.locate_file(path)))
+        place.unlink(missing_ok=True)
+        for compiled in (place.parent / "__pycache__").glob(f"{place.stem}.*.pyc"):
+            compiled.unlink()
+    # An empty folder of metadata would still be found, as a distribution that says nothing.
+    for path in files:
+        if path.name == "RECORD":
+            shutil.rmtree(Path(str(found.locate_file(path))).parent, ignore_errors=True)
+
+
+def plain(name: str) -> str:
+    """A distribution's name, however it is written."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def take_back(folder: Path, root: Path) -> None:
+    """Restore, see that all fixes make the image's own files, then leave out what is to be.
+
+    Raises:
+        CannotTakeBack: they do not, or one of the others does not fit without it.
+    """
+    every, kept = (json.loads((folder / f"{n}.json").read_text()) for n in ("all", "kept"))
+    before = touched(root, every)
+    restore(root, folder / "files", every)
+    apply_all(every, "installed", root)
+    differing = [name for name, text in touched(root, every).items() if text != before[name]]
+    if differing:
+        raise CannotTakeBack(f"the fix step does not make the image's own {', '.join(differing)}")
+    restore(root, folder / "files", every)
+    if (folder / "back").is_dir():
+        exchange(root, folder / "back")
+    try:
+        apply_all(kept, "installed", root)
+    except FixMismatch as error:
+        raise CannotTakeBack(f"the other fixes need this one: {error}") from error
+
+
+def main(argv: list[str]) -> int:
+    """Command line: 0 when the container is ready for the witness, 1 with the reason otherwise."""
+    try:
+        take_back(Path(argv[0]), Path(sysconfig.get_path("purelib")))
+    except (CannotTakeBack, FixMismatch, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
