@@ -55,12 +55,21 @@ def render(c: Context, stack: str, check: bool = False, json: bool = False) -> N
     _exit(cli.render(stack, check=check, as_json=json))
 
 
-@task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
-def lock(c: Context, stack: str, base: str = "", json: bool = False) -> None:
-    """Resolve versions over the network and write the locks (on every base that has some)."""
-    from stackyard import cli
+@task(
+    positional=["stack"],
+    help={
+        "stack": STACK,
+        "base": BASE,
+        "check": "write nothing; exit code 1 when a lock would change",
+        "json": JSON,
+    },
+)
+def lock(c: Context, stack: str, base: str = "", check: bool = False, json: bool = False) -> None:
+    """Resolve versions over the network, write the locks (on every base that has some), say what
+    changed."""
+    from stackyard import cli_lock
 
-    _exit(cli.lock(stack, base, as_json=json))
+    _exit(cli_lock.lock(stack, base, check=check, as_json=json))
 
 
 @task(positional=["name"], help={"name": "a base's name (see `invoke list`)", "json": JSON})

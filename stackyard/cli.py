@@ -148,27 +148,6 @@ def render(stack: str, *, check: bool, as_json: bool) -> int:
     return run(command, as_json=as_json)
 
 
-def lock(stack: str, base: str, *, as_json: bool) -> int:
-    """`invoke lock [STACK]`: locks, then the Dockerfiles that depend on them."""
-    from stackyard import commands
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project(locks_required=False)
-        changed = [
-            path
-            for name in ([base] if base else commands.locked_bases(project, stack))
-            for path in commands.lock_all(project, stack, name, terminal.say)
-        ]
-        changed += commands.render(load_project(), "all", check=False)
-        for path in changed:
-            terminal.text(f"written: {path}")
-        if not changed:
-            terminal.text("every lock is as it was")
-        return {"changed": changed}, 0
-
-    return run(command, as_json=as_json)
-
-
 def build(stack: str, base: str, *, again: bool, as_json: bool, offline: str = "") -> int:
     """`invoke build [STACK]`."""
 

@@ -20,7 +20,7 @@ ORDER = [
     # values and small tools
     "errors", "spec", "image", "archive", "template", "positional",
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
-    "document", "compat", "lock",
+    "document", "compat", "lock", "lock_change",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch.plain", "launch.each", "launch",
     "read_smoke", "read_left_out", "read", "failures", "references", "load", "project",
@@ -57,13 +57,15 @@ ORDER = [
     "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
-    "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
+    "tables", "console", "builder", "locking", "smokes", "commands", "cli", "cli_lock",
+    "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
+    "lock_change",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",

@@ -12,7 +12,17 @@ from invoke.collection import Collection
 from invoke.program import Program
 
 import tasks
-from stackyard import cli, cli_bench, cli_smoke, commands, console, host, positional
+from stackyard import (
+    cli,
+    cli_bench,
+    cli_lock,
+    cli_smoke,
+    commands,
+    console,
+    host,
+    locking,
+    positional,
+)
 from stackyard.errors import BuildError, NothingToRunOn, UsageError
 from stackyard.load import load_failures
 from stackyard.project import ROOT
@@ -30,7 +40,7 @@ TASKS = (
     "diagnose",
     "engine",
 )
-ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench}
+ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench, "lock": cli_lock}
 
 
 @pytest.fixture
@@ -66,6 +76,7 @@ def typed(monkeypatch):
 PLAIN, JSON = {"as_json": False}, {"as_json": True}
 ONCE = {"again": False, "offline": "", **PLAIN}
 AGAIN = {**ONCE, "again": True}
+LOCKS = {"check": False, **PLAIN}
 LINES = [
     ("list", [("list_images", PLAIN)]),
     ("list --json", [("list_images", JSON)]),
@@ -74,8 +85,9 @@ LINES = [
     ("render", [("render", "all", {"check": False, **PLAIN})]),
     ("render --check", [("render", "all", {"check": True, **PLAIN})]),
     ("render toy", [("render", "toy", {"check": False, **PLAIN})]),
-    ("lock", [("lock", "all", "", PLAIN)]),
-    ("lock toy --base cpu", [("lock", "toy", "cpu", PLAIN)]),
+    ("lock", [("lock", "all", "", LOCKS)]),
+    ("lock toy --base cpu", [("lock", "toy", "cpu", LOCKS)]),
+    ("lock --check --json", [("lock", "all", "", {"check": True, **JSON})]),
     ("build", [("build", "all", "", ONCE)]),
     ("build fairseq", [("build", "fairseq", "", ONCE)]),
     ("build fairseq --base cpu --again", [("build", "fairseq", "cpu", AGAIN)]),
@@ -112,7 +124,7 @@ LINES = [
      [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
     ("smoke --gpus 0 build",
      [("smoke", "all", "", 0, 0, "", PLAIN), ("build", "all", "cpu", ONCE)]),
-    ("lock build", [("lock", "all", "", PLAIN), ("build", "all", "", ONCE)]),
+    ("lock build", [("lock", "all", "", LOCKS), ("build", "all", "", ONCE)]),
     ("diagnose train.log", [("diagnose", "train.log", PLAIN)]),
     ("diagnose - --json", [("diagnose", "-", JSON)]),
     ("engine", [("engine", PLAIN)]),
@@ -408,9 +420,9 @@ def test_a_stack_without_a_smoke_on_gpus_is_named():
 
 def test_a_changed_stack_is_locked_wherever_it_is_locked_already():
     project = cli.load_project(locks_required=False)
-    assert commands.locked_bases(project, "fairseq") == ["cpu", "nvidia-host"]
+    assert locking.locked_bases(project, "fairseq") == ["cpu", "nvidia-host"]
     kept = {path: text for path, text in project.definitions.locks.items() if "nvidia" not in path}
     definitions = dataclasses.replace(project.definitions, locks=kept)
-    assert commands.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
+    assert locking.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
         "cpu"
     ]
