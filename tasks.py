@@ -124,6 +124,7 @@ def bundle(
         "stack": STACK,
         "base": BASE,
         "again": "build even if nothing changed",
+        "fresh": "build from scratch: base and every step again, nothing from BuildKit's cache",
         "offline": "a bundle to build from, without a network",
         "json": JSON,
     },
@@ -133,6 +134,7 @@ def build(
     stack: str,
     base: str = "",
     again: bool = False,
+    fresh: bool = False,
     offline: str = "",
     json: bool = False,
 ) -> None:
@@ -142,7 +144,7 @@ def build(
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
-    _exit(cli.build(stack, base, again=again, offline=offline, as_json=json))
+    _exit(cli.build(stack, base, again=again, fresh=fresh, offline=offline, as_json=json))
 
 
 @task(
@@ -153,6 +155,7 @@ def build(
         "gpus": "GPUs of the whole run; 0 trains on CPU ranks",
         "nodes": "containers of the run (1 with GPUs, 2 on CPU ranks)",
         "placement": "how several containers share a host's GPUs (docs/gpus.md); the best one",
+        "against": "an earlier smoke.json (or a folder like reports/) to compare with",
         "json": JSON,
     },
 )
@@ -163,12 +166,24 @@ def smoke(
     gpus: int = -1,
     nodes: int = 0,
     placement: str = "",
+    against: str = "",
     json: bool = False,
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
     from stackyard import cli_smoke
 
-    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, as_json=json))
+    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, against=against, as_json=json))
+
+
+@task(
+    positional=["before", "after"],
+    help={"before": "an earlier smoke.json", "after": "a later one", "json": JSON},
+)
+def compare(c: Context, before: str, after: str, json: bool = False) -> None:
+    """Hold two smokes of a stack against each other: losses, resume, speed, size, packages."""
+    from stackyard import cli_compare
+
+    _exit(cli_compare.compare(before, after, as_json=json))
 
 
 @task(

@@ -78,12 +78,15 @@ def arguments(
     secrets: Path,
     *,
     offline: bool = False,
+    fresh: bool = False,
 ) -> list[str]:
     """The exact build command; secrets are files under `secrets`, values never in argv."""
     words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
     words += ["--progress=plain", "-f", plan.dockerfile, "-t", plan.tag]
     if offline:
         words += ["--network", "none"]
+    if fresh:
+        words += ["--no-cache"]
     words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
     for name in sorted(caller.proxies):
         words += ["--build-arg", name]  # the value comes from the environment
@@ -102,6 +105,7 @@ def build(
     on_step: Step,
     *,
     offline: bool = False,
+    fresh: bool = False,
 ) -> str:
     """Build the plan's image and name it; returns its id.
 
@@ -110,6 +114,7 @@ def build(
     Args:
         tools: the image that steps take their tools from, and offline everything else.
         offline: steps run without a network.
+        fresh: every step runs, whatever BuildKit remembers of earlier builds.
 
     Raises:
         BuildError: naming the step, with its last lines.
@@ -117,7 +122,7 @@ def build(
     context = pack({path: text.encode() for path, text in plan.context.items()})
     progress = Progress(on_step)
     with _secret_files(caller) as folder:
-        words = arguments(plan, client, tools, caller, folder, offline=offline)
+        words = arguments(plan, client, tools, caller, folder, offline=offline, fresh=fresh)
         *command, context_on_stdin = words
         made = folder / "image-id"
         try:

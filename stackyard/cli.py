@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stackyard import guard, process
 from stackyard.catalog import choose
@@ -23,6 +23,9 @@ from stackyard.console import Terminal
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError, UsageError
 from stackyard.project import ROOT, Project, load_project
+
+if TYPE_CHECKING:
+    from stackyard.builder import Builder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
@@ -148,31 +151,38 @@ def render(stack: str, *, check: bool, as_json: bool) -> int:
     return run(command, as_json=as_json)
 
 
-def build(stack: str, base: str, *, again: bool, as_json: bool, offline: str = "") -> int:
+def build(
+    stack: str,
+    base: str,
+    *,
+    again: bool,
+    as_json: bool,
+    offline: str = "",
+    fresh: bool = False,
+) -> int:
     """`invoke build [STACK]`."""
+
+    from stackyard.builder import Builder
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
         names = chosen_stacks(project, stack)
         bundle = Path(offline) if offline else None
         with Engine() as held:
-            return {"images": _build_each(project, held, names, base, again, bundle, terminal)}, 0
+            builder = Builder(project, held, terminal.say, bundle, fresh=fresh)
+            return {"images": _build_each(project, builder, names, base, again, terminal)}, 0
 
     return run(command, as_json=as_json)
 
 
 def _build_each(
     project: Project,
-    held: Engine,
+    builder: Builder,
     names: list[str],
     base: str,
     again: bool,
-    bundle: Path | None,
     terminal: Terminal,
 ) -> list[dict[str, Any]]:
-    from stackyard.builder import Builder
-
-    builder = Builder(project, held, terminal.say, bundle)
     rows = []
     for built in builder.build_all(names, base or project.default_base, again=again):
         name = built.image.stack.name

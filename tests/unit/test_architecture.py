@@ -32,7 +32,8 @@ ORDER = [
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     # Run --> raw logs --judge--> Outcome --> report
     "placement", "access", "nccl", "checks", "doctor",
-    "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
+    "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report",
+    "comparison", "comparison_view", "earlier", "page",
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
     "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
@@ -58,7 +59,7 @@ ORDER = [
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "locking", "smokes", "commands", "cli", "cli_lock",
-    "cli_smoke", "cli_doctor",
+    "cli_compare", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
 ]  # fmt: skip
@@ -72,6 +73,7 @@ PURE = [
     "judge", "judge_gpu", "checks", "placement",
     "access",
     "nccl", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",
+    "comparison", "comparison_view", "earlier",
     "archive", "template", "positional",
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",

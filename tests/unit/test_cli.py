@@ -15,6 +15,7 @@ import tasks
 from stackyard import (
     cli,
     cli_bench,
+    cli_compare,
     cli_lock,
     cli_smoke,
     commands,
@@ -37,10 +38,11 @@ TASKS = (
     "build",
     "smoke",
     "bench",
+    "compare",
     "diagnose",
     "engine",
 )
-ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench, "lock": cli_lock}
+ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench, "lock": cli_lock, "compare": cli_compare}
 
 
 @pytest.fixture
@@ -74,8 +76,9 @@ def typed(monkeypatch):
 
 
 PLAIN, JSON = {"as_json": False}, {"as_json": True}
-ONCE = {"again": False, "offline": "", **PLAIN}
+ONCE = {"again": False, "fresh": False, "offline": "", **PLAIN}
 AGAIN = {**ONCE, "again": True}
+ALONE = {"against": "", **PLAIN}
 LOCKS = {"check": False, **PLAIN}
 LINES = [
     ("list", [("list_images", PLAIN)]),
@@ -93,6 +96,7 @@ LINES = [
     ("build fairseq --base cpu --again", [("build", "fairseq", "cpu", AGAIN)]),
     ("build --base cpu", [("build", "all", "cpu", ONCE)]),
     ("build --base=cpu fairseq", [("build", "fairseq", "cpu", ONCE)]),
+    ("build fairseq --fresh", [("build", "fairseq", "", {**ONCE, "fresh": True})]),
     ("build --json", [("build", "all", "", {**ONCE, **JSON})]),
     ("build --base far --offline a.tar", [("build", "all", "far", {**ONCE, "offline": "a.tar"})]),
     ("base far", [("base", "far", PLAIN)]),
@@ -100,31 +104,34 @@ LINES = [
     ("bundle", [("bundle", "all", "", "", PLAIN)]),
     ("bundle toy --base far --out b.tar", [("bundle", "toy", "far", "b.tar", PLAIN)]),
     ("base cpu build --base cpu", [("base", "cpu", PLAIN), ("build", "all", "cpu", ONCE)]),
-    ("smoke", [("smoke", "all", "", -1, 0, "", PLAIN)]),
+    ("smoke", [("smoke", "all", "", -1, 0, "", ALONE)]),
     ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", PLAIN)]),
     ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --json",
      [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", JSON)]),
-    ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", PLAIN)]),
+    ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", ALONE)]),
     ("smoke --gpus 2 --nodes 2 --placement host-network",
-     [("smoke", "all", "", 2, 2, "host-network", PLAIN)]),
-    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 0, "", PLAIN)]),
-    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 0, "", PLAIN)]),
-    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, "", PLAIN)]),
+     [("smoke", "all", "", 2, 2, "host-network", ALONE)]),
+    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 0, "", ALONE)]),
+    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 0, "", ALONE)]),
+    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, "", ALONE)]),
     ("build smoke --gpus 0",
-     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
+     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", ALONE)]),
     ("build fairseq smoke --gpus 0",
-     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", ALONE)]),
     ("build fairseq smoke fairseq --gpus 0",
-     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 0, "", PLAIN)]),
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 0, "", ALONE)]),
     ("build smoke --gpus 2",
-     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 0, "", PLAIN)]),
+     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 0, "", ALONE)]),
     ("build smoke --gpus 0 --base ngc",
-     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 0, "", PLAIN)]),
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 0, "", ALONE)]),
     ("build --base ngc smoke --gpus 0",
-     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 0, "", ALONE)]),
     ("smoke --gpus 0 build",
-     [("smoke", "all", "", 0, 0, "", PLAIN), ("build", "all", "cpu", ONCE)]),
+     [("smoke", "all", "", 0, 0, "", ALONE), ("build", "all", "cpu", ONCE)]),
     ("lock build", [("lock", "all", "", LOCKS), ("build", "all", "", ONCE)]),
+    ("smoke toy --gpus 0 --against old.json",
+     [("smoke", "toy", "", 0, 0, "", {"against": "old.json", **PLAIN})]),
+    ("compare a.json b.json --json", [("compare", "a.json", "b.json", JSON)]),
     ("diagnose train.log", [("diagnose", "train.log", PLAIN)]),
     ("diagnose - --json", [("diagnose", "-", JSON)]),
     ("engine", [("engine", PLAIN)]),

@@ -185,4 +185,4 @@ def test_every_secret_of_a_build_is_mounted_in_every_step_that_installs():
     found = text()
     for name in dockerfile.SECRETS:
         mount = f"--mount=type=secret,id={name},target=/mnt/secrets/{name} \\\n"
-        assert found.count(mount) == found.count("--mount=type=tmpfs,target=/mnt \\\n") > 1
+        assert found.count(mount) == found.count("from=tools,target=/mnt/tools \\\n") > 1
