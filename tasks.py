@@ -15,7 +15,7 @@ from stackyard import positional
 # invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
 sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 positional.install()
-for _name in ("bench", "build", "bundle", "lock", "render", "smoke"):
+for _name in ("bench", "build", "bundle", "lock", "outdated", "render", "smoke"):
     positional.default(_name, "stack", "all")
 
 STACK = "a stack's name, or all"
@@ -70,6 +70,14 @@ def lock(c: Context, stack: str, base: str = "", check: bool = False, json: bool
     from stackyard import cli_lock
 
     _exit(cli_lock.lock(stack, base, check=check, as_json=json))
+
+
+@task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
+def outdated(c: Context, stack: str, base: str = "", json: bool = False) -> None:
+    """What moved upstream since the locks were made; exit code 1 when something is newer."""
+    from stackyard import cli_lock
+
+    _exit(cli_lock.outdated(stack, base, as_json=json))
 
 
 @task(positional=["name"], help={"name": "a base's name (see `invoke list`)", "json": JSON})

@@ -1,17 +1,19 @@
-"""`invoke lock`: what was typed to what is printed and written.
+"""`invoke lock` and `invoke outdated`: what was typed to what is printed and written.
 
-Owns the words on the terminal and the exit codes; the steps are `stackyard.locking`'s.
+Owns the words on the terminal and the exit codes; the steps are `stackyard.locking`'s and
+`stackyard.outdated`'s.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from stackyard import locking, resolve
+from stackyard import locking, resolve, tables
+from stackyard import outdated as upstream
 from stackyard.cli import run
 from stackyard.console import Terminal
 from stackyard.lock_change import change_lines, change_value
-from stackyard.project import load_project
+from stackyard.project import Project, load_project
 
 
 def lock(stack: str, base: str, *, check: bool, as_json: bool) -> int:
@@ -42,3 +44,33 @@ def lock(stack: str, base: str, *, check: bool, as_json: bool) -> int:
         return value, 1 if check and made.written else 0
 
     return run(command, as_json=as_json)
+
+
+def outdated(stack: str, base: str, *, as_json: bool) -> int:
+    """`invoke outdated [STACK] [--base B]`: exit code 1 when a newer release is there."""
+
+    def command(terminal: Terminal) -> tuple[Any, int]:
+        project = load_project()
+        chosen = base or _locked_base(project, stack)
+        found = upstream.outdated(project, stack, chosen, terminal.say)
+        for one in found:
+            terminal.table(tables.outdated_table(one))
+            for row in one["packages"]:
+                for fix in row["fixes_not_covering"]:
+                    terminal.text(
+                        f"{one['stack']}: fix {fix} does not cover {row['name']} {row['newest']}:"
+                        f" look at images/fixes/{fix}.yml before you go there"
+                    )
+        behind = sum(row["behind"] for one in found for row in one["packages"])
+        if not behind:
+            terminal.text("everything that is asked for by name is the newest there is")
+        return {"stacks": found}, 1 if behind else 0
+
+    return run(command, as_json=as_json)
+
+
+def _locked_base(project: Project, stack: str) -> str:
+    """The base that is asked about unless told otherwise: one that is made here."""
+    bases = project.definitions.bases
+    made_here = [name for name, base in sorted(bases.items()) if base.bootstrap is not None]
+    return (made_here or locking.locked_bases(project, stack) or [project.default_base])[0]

@@ -64,7 +64,7 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     bases = [base] if base else locked_bases(project, stack)
     locks: dict[str, str] = {}
     for name in bases:
-        locks |= _resolve_on(project, names, name, say)
+        locks |= resolve_on(project, names, name, say)
     changes = tuple(
         compare_locks(path, definitions.locks.get(path), text)
         for path, text in sorted(locks.items())
@@ -122,7 +122,12 @@ def _stale_of(project: Project, stack: str, base: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say) -> dict[str, str]:
+def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say) -> dict[str, str]:
+    """The locks of some stacks on one base as they would be made now, by path; nothing is written.
+
+    Raises:
+        CommandError: uv found no answer.
+    """
     definitions = project.definitions
     base = definitions.bases[base_name]
     caller = settings.collect(os.environ, distribution=base.distribution)

@@ -130,3 +130,18 @@ def comparison_table(value: Mapping[str, Any]) -> Table:
     table.add_row("resume", outcome_text(resume["outcome"]), "", said)
     table.add_row("comparison", outcome_text(value["outcome"]))
     return table
+
+
+def outdated_table(found: Mapping[str, Any]) -> Table:
+    """What moved upstream of one stack, as `outdated.outdated` gives it."""
+    table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")
+    columns = ("package", "locked", "a lock now", "newest", "released", "asked for in", "fixes")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in found["packages"]:
+        newest = f"[bold yellow]{row['newest']}[/]" if row["behind"] else row["newest"] or "?"
+        moved = row["allowed"] if row["allowed"] != row["locked"] else ""
+        lacking = ", ".join(row["fixes_not_covering"])
+        table.add_row(row["name"], row["locked"], moved, newest, row["released"],
+                      row["asked_in"] or "by others", lacking and f"not covered: {lacking}")  # fmt: skip
+    return table

@@ -25,7 +25,7 @@ ORDER = [
     "launch.accelerate", "launch.plain", "launch.each", "launch",
     "read_smoke", "read_left_out", "read", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
-    "catalog", "dockerfile", "plan", "hostfiles",
+    "catalog", "upstream", "dockerfile", "plan", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
     "layer", "contents", "installed", "sbom", "sizes",
     # layers and configuration of an image --gate--> what must not be published
@@ -58,7 +58,7 @@ ORDER = [
     "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
-    "tables", "console", "builder", "locking", "smokes", "commands", "cli", "cli_lock",
+    "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
     "cli_compare", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
@@ -66,7 +66,7 @@ ORDER = [
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
-    "lock_change",
+    "lock_change", "upstream",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",

@@ -33,6 +33,7 @@ TASKS = (
     "show",
     "render",
     "lock",
+    "outdated",
     "base",
     "bundle",
     "build",
@@ -42,7 +43,13 @@ TASKS = (
     "diagnose",
     "engine",
 )
-ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench, "lock": cli_lock, "compare": cli_compare}
+ELSEWHERE = {
+    "smoke": cli_smoke,
+    "bench": cli_bench,
+    "lock": cli_lock,
+    "outdated": cli_lock,
+    "compare": cli_compare,
+}
 
 
 @pytest.fixture
@@ -91,6 +98,8 @@ LINES = [
     ("lock", [("lock", "all", "", LOCKS)]),
     ("lock toy --base cpu", [("lock", "toy", "cpu", LOCKS)]),
     ("lock --check --json", [("lock", "all", "", {"check": True, **JSON})]),
+    ("outdated", [("outdated", "all", "", PLAIN)]),
+    ("outdated toy --base far --json", [("outdated", "toy", "far", JSON)]),
     ("build", [("build", "all", "", ONCE)]),
     ("build fairseq", [("build", "fairseq", "", ONCE)]),
     ("build fairseq --base cpu --again", [("build", "fairseq", "cpu", AGAIN)]),
