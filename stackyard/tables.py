@@ -142,6 +142,8 @@ def outdated_table(found: Mapping[str, Any]) -> Table:
         newest = f"[bold yellow]{row['newest']}[/]" if row["behind"] else row["newest"] or "?"
         moved = row["allowed"] if row["allowed"] != row["locked"] else ""
         lacking = ", ".join(row["fixes_not_covering"])
-        table.add_row(row["name"], row["locked"], moved, newest, row["released"],
-                      row["asked_in"] or "by others", lacking and f"not covered: {lacking}")  # fmt: skip
+        lacking = lacking and f"not covered: {lacking}"
+        asked = row["asked_in"] or "by others"
+        day = row["released"]
+        table.add_row(row["name"], row["locked"], moved, newest, day, asked, lacking)
     return table
