@@ -15,7 +15,7 @@ from stackyard import positional
 # invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
 sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 positional.install()
-for _name in ("bench", "build", "bundle", "lock", "prove", "render", "smoke"):
+for _name in ("bench", "build", "bundle", "lock", "outdated", "prove", "render", "smoke"):
     positional.default(_name, "stack", "all")
 
 STACK = "a stack's name, or all"
@@ -55,12 +55,29 @@ def render(c: Context, stack: str, check: bool = False, json: bool = False) -> N
     _exit(cli.render(stack, check=check, as_json=json))
 
 
-@task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
-def lock(c: Context, stack: str, base: str = "", json: bool = False) -> None:
-    """Resolve versions over the network and write the locks (on every base that has some)."""
-    from stackyard import cli
+@task(
+    positional=["stack"],
+    help={
+        "stack": STACK,
+        "base": BASE,
+        "check": "write nothing; exit code 1 when a lock would change",
+        "json": JSON,
+    },
+)
+def lock(c: Context, stack: str, base: str = "", check: bool = False, json: bool = False) -> None:
+    """Resolve versions over the network, write the locks (on every base that has some), say what
+    changed."""
+    from stackyard import cli_lock
 
-    _exit(cli.lock(stack, base, as_json=json))
+    _exit(cli_lock.lock(stack, base, check=check, as_json=json))
+
+
+@task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
+def outdated(c: Context, stack: str, base: str = "", json: bool = False) -> None:
+    """What moved upstream since the locks were made; exit code 1 when something is newer."""
+    from stackyard import cli_lock
+
+    _exit(cli_lock.outdated(stack, base, as_json=json))
 
 
 @task(positional=["name"], help={"name": "a base's name (see `invoke list`)", "json": JSON})
@@ -115,6 +132,7 @@ def bundle(
         "stack": STACK,
         "base": BASE,
         "again": "build even if nothing changed",
+        "fresh": "build from scratch: base and every step again, nothing from BuildKit's cache",
         "offline": "a bundle to build from, without a network",
         "json": JSON,
     },
@@ -124,6 +142,7 @@ def build(
     stack: str,
     base: str = "",
     again: bool = False,
+    fresh: bool = False,
     offline: str = "",
     json: bool = False,
 ) -> None:
@@ -133,7 +152,7 @@ def build(
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
-    _exit(cli.build(stack, base, again=again, offline=offline, as_json=json))
+    _exit(cli.build(stack, base, again=again, fresh=fresh, offline=offline, as_json=json))
 
 
 @task(
@@ -144,6 +163,7 @@ def build(
         "gpus": "GPUs of the whole run; 0 trains on CPU ranks",
         "nodes": "containers of the run (1 with GPUs, 2 on CPU ranks)",
         "placement": "how several containers share a host's GPUs (docs/gpus.md); the best one",
+        "against": "an earlier smoke.json (or a folder like reports/) to compare with",
         "json": JSON,
     },
 )
@@ -154,12 +174,24 @@ def smoke(
     gpus: int = -1,
     nodes: int = 0,
     placement: str = "",
+    against: str = "",
     json: bool = False,
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
     from stackyard import cli_smoke
 
-    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, as_json=json))
+    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, against=against, as_json=json))
+
+
+@task(
+    positional=["before", "after"],
+    help={"before": "an earlier smoke.json", "after": "a later one", "json": JSON},
+)
+def compare(c: Context, before: str, after: str, json: bool = False) -> None:
+    """Hold two smokes of a stack against each other: losses, resume, speed, size, packages."""
+    from stackyard import cli_compare
+
+    _exit(cli_compare.compare(before, after, as_json=json))
 
 
 @task(

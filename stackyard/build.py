@@ -79,6 +79,7 @@ def arguments(
     *,
     offline: bool = False,
     out: Path | None = None,
+    fresh: bool = False,
 ) -> list[str]:
     """The exact build command; secrets are files under `secrets`, values never in argv.
 
@@ -92,6 +93,8 @@ def arguments(
     words += ["--progress=plain", "-f", plan.dockerfile, *made]
     if offline:
         words += ["--network", "none"]
+    if fresh:
+        words += ["--no-cache"]
     words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
     for name in sorted(caller.proxies):
         words += ["--build-arg", name]  # the value comes from the environment
@@ -110,6 +113,7 @@ def build(
     on_step: Step,
     *,
     offline: bool = False,
+    fresh: bool = False,
 ) -> str:
     """Build the plan's image and name it; returns its id.
 
@@ -118,12 +122,13 @@ def build(
     Args:
         tools: the image that steps take their tools from, and offline everything else.
         offline: steps run without a network.
+        fresh: every step runs, whatever BuildKit remembers of earlier builds.
 
     Raises:
         BuildError: naming the step, with its last lines.
     """
     with _secret_files(caller) as folder:
-        words = arguments(plan, client, tools, caller, folder, offline=offline)
+        words = arguments(plan, client, tools, caller, folder, offline=offline, fresh=fresh)
         made = folder / "image-id"
         _run(plan, [*words[:-1], "--iidfile", str(made), words[-1]], caller, Progress(on_step))
         return made.read_text(encoding="utf-8").strip()

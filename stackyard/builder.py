@@ -53,11 +53,20 @@ class Builder:
     """
 
     def __init__(
-        self, project: Project, engine: Engine, say: Say, offline: Path | None = None
+        self,
+        project: Project,
+        engine: Engine,
+        say: Say,
+        offline: Path | None = None,
+        *,
+        fresh: bool = False,
     ) -> None:
-        """Build with `offline`, a bundle, and no network; or with the caller's package sources."""
+        """Build with `offline`, a bundle, and no network; or with the caller's package sources.
+
+        With `fresh` from scratch: a base that is made here is made again, and every step runs.
+        """
         self._project, self._engine, self._say = project, engine, say
-        self._offline = offline
+        self._offline, self._fresh = offline, fresh
         self._manifest: bundle.Manifest | None = None
         self._shared = threading.Lock()
         self._client: build.Client | None = None
@@ -99,6 +108,7 @@ class Builder:
         made = self._plan(image, reference, base_info)
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
+        again = again or self._fresh
         if again or not current:
             info = self._engine.image(self._run(image, made))
         assert info is not None
@@ -162,6 +172,7 @@ class Builder:
         return build.build(
             made, client, tools, caller,
             lambda step: say(made.stack, short(step)), offline=self._offline is not None,
+            fresh=self._fresh,
         )  # fmt: skip
 
     def _ensure_tools(self, image: ResolvedImage) -> str:
@@ -202,7 +213,7 @@ class Builder:
         if base.name not in self._foundations:
             reference = foundation.base_reference(base, image.common)
             info = self._engine.image(reference)
-            if info is None:
+            if info is None or (self._fresh and base.bootstrap is not None):
                 info = self._make_foundation(image)
             self._foundations[base.name] = (info, reference)
         return self._foundations[base.name]
@@ -215,7 +226,7 @@ class Builder:
                 tools = beside.submit(self._ensure_tools, image)
                 info = foundation.ensure_base(
                     self._engine, base, image.common, caller,
-                    lambda text: self._say(base.name, text),
+                    lambda text: self._say(base.name, text), fresh=self._fresh,
                 )  # fmt: skip
             tools.result()
             return info

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stackyard import guard, process
 from stackyard.catalog import choose
@@ -26,6 +26,9 @@ from stackyard.console import Terminal
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError, UsageError
 from stackyard.project import ROOT, Project, load_project
+
+if TYPE_CHECKING:
+    from stackyard.builder import Builder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
@@ -177,52 +180,38 @@ def render(stack: str, *, check: bool, as_json: bool) -> int:
     return run(command, as_json=as_json)
 
 
-def lock(stack: str, base: str, *, as_json: bool) -> int:
-    """`invoke lock [STACK]`: locks, then the Dockerfiles that depend on them."""
-    from stackyard import commands
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project(locks_required=False)
-        changed = [
-            path
-            for name in ([base] if base else commands.locked_bases(project, stack))
-            for path in commands.lock_all(project, stack, name, terminal.say)
-        ]
-        changed += commands.render(load_project(), "all", check=False)
-        for path in changed:
-            terminal.text(f"written: {path}")
-        if not changed:
-            terminal.text("every lock is as it was")
-        return {"changed": changed}, 0
-
-    return run(command, as_json=as_json)
-
-
-def build(stack: str, base: str, *, again: bool, as_json: bool, offline: str = "") -> int:
+def build(
+    stack: str,
+    base: str,
+    *,
+    again: bool,
+    as_json: bool,
+    offline: str = "",
+    fresh: bool = False,
+) -> int:
     """`invoke build [STACK]`."""
+
+    from stackyard.builder import Builder
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
         names = chosen_stacks(project, stack)
         bundle = Path(offline) if offline else None
         with Engine() as held:
-            return {"images": _build_each(project, held, names, base, again, bundle, terminal)}, 0
+            builder = Builder(project, held, terminal.say, bundle, fresh=fresh)
+            return {"images": _build_each(project, builder, names, base, again, terminal)}, 0
 
     return run(command, as_json=as_json)
 
 
 def _build_each(
     project: Project,
-    held: Engine,
+    builder: Builder,
     names: list[str],
     base: str,
     again: bool,
-    bundle: Path | None,
     terminal: Terminal,
 ) -> list[dict[str, Any]]:
-    from stackyard.builder import Builder
-
-    builder = Builder(project, held, terminal.say, bundle)
     rows = []
     for built in builder.build_all(names, base or project.default_base, again=again):
         name = built.image.stack.name

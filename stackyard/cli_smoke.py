@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from stackyard import access, commands, doctor, gpu_run, host, nodes, report, smokes, tables
+from stackyard import (
+    access,
+    cli_compare,
+    commands,
+    doctor,
+    gpu_run,
+    host,
+    nodes,
+    report,
+    smokes,
+    tables,
+)
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
 from stackyard.console import Terminal
@@ -21,9 +32,16 @@ GPU_RANKS = 2
 
 
 def smoke(
-    stack: str, base: str, gpus: int, node_count: int, placement: str, *, as_json: bool
+    stack: str,
+    base: str,
+    gpus: int,
+    node_count: int,
+    placement: str,
+    *,
+    as_json: bool,
+    against: str = "",
 ) -> int:
-    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME]`."""
+    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME] [--against REPORT]`."""
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
@@ -34,6 +52,7 @@ def smoke(
         count = _node_count(gpus, node_count, placement, typed)
         chosen = commands.smoke_base(project, base, gpus)
         _require_device(project, names, chosen, gpus, typed)
+        earlier = cli_compare.earlier_reports(against, project, names, chosen)
         with Engine() as held:
             plan = None
             if gpus:
@@ -45,8 +64,9 @@ def smoke(
         terminal.table(tables.smoke_table(reports))
         for value in reports:
             _explain(value, terminal)
+        code = cli_compare.hold_against(project, earlier, reports, terminal)
         answer = report.together(reports)
-        return answer, EXIT_CODES[answer["outcome"]]
+        return answer, EXIT_CODES[answer["outcome"]] or code
 
     return run(command, as_json=as_json)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stackyard import catalog, dockerfile, lock, report
+from stackyard import catalog, dockerfile, report
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.project import Project
@@ -127,48 +127,6 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def locked_bases(project: Project, stack: str) -> list[str]:
-    """The bases that `invoke lock` is about unless told otherwise: where one of the stacks has a
-    lock already, which its change would make stale, and those that are made here."""
-    definitions = project.definitions
-    return [
-        base.name
-        for base in sorted(definitions.bases.values(), key=lambda base: base.name)
-        if base.bootstrap is not None
-        or any(lock.lock_path(n, base.name) in definitions.locks for n in project.stacks(stack))
-    ]
-
-
-def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str]:
-    """Resolve over the network and write the locks; the paths that changed."""
-    from stackyard import resolve, settings
-
-    definitions = project.definitions
-    base = definitions.bases[catalog.choose("base", base_name, definitions.bases)]
-    names = [catalog.choose("stack", n, definitions.stacks) for n in project.stacks(stack)]
-    caller = settings.collect(os.environ, distribution=base.distribution)
-    files: dict[str, str] = {}
-    if base.bootstrap is not None:
-        say(base.name, "resolving the shared layer")
-        files |= resolve.lock_base(base, caller)
-        given = lock.versions(lock.parse_lock(files[lock.base_lock_path(base.name)]))
-    elif base.host is not None:
-        given = base.provided
-    else:
-        say(base.name, f"reading the inventory of {base.reference}")
-        given = _inventory(project, base_name)
-    wheels = dict.fromkeys(w for name in names for w in definitions.stacks[name].builds)
-    for wheel in wheels:
-        say(base.name, f"resolving the build of {wheel}")
-        files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller)
-    for name in names:
-        say(name, f"resolving on {base.name}")
-        files |= resolve.lock_stack(
-            definitions.stacks[name], base, definitions.fixes, given, caller
-        )
-    return resolve.write_files(project.root, files)
-
-
 def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str, Any]:
     """Make (or pull) a base unless the engine holds it as it would be made now.
 
@@ -233,18 +191,6 @@ def make_bundle(
         "bytes": made.bytes_by_folder(),
         "digest": made.digest,
     }
-
-
-def _inventory(project: Project, base_name: str) -> dict[str, str]:
-    from stackyard import resolve
-    from stackyard.builder import cannot_have
-
-    base = project.definitions.bases[base_name]
-    try:
-        with Engine() as engine:
-            return resolve.inventory(engine, base, base.reference)
-    except StackyardError as error:
-        raise cannot_have(project, base_name, error) from error
 
 
 def smoke_base(project: Project, base: str, gpus: int) -> str:

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 # Everything a bootstrap leaves that is not content: identity, keys, caches, logs.
 _CLEAN = r"""
 set -eu
-rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/hostname "$1"/etc/resolv.conf
+rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/hostname
 : > "$1"/etc/machine-id
+# Every build step mounts over these two, and makes them where they are missing: /etc gets its time.
+: > "$1"/etc/resolv.conf
+: > "$1"/etc/hosts
 rm -rf "$1"/var/lib/dbus/machine-id "$1"/var/log/* "$1"/var/cache/* "$1"/var/lib/apt/lists/* \
   "$1"/var/lib/dpkg/*-old "$1"/tmp/* "$1"/run/* "$1"/root/.cache
 mkdir -p "$1"/var/cache/apt/archives/partial "$1"/var/lib/apt/lists/partial "$1"/usr/local/bin
@@ -69,9 +72,18 @@ def base_reference(base: Base, common: Common) -> str:
 
 
 def ensure_base(
-    engine: Engine, base: Base, common: Common, caller: CallerSettings, say: Say
+    engine: Engine,
+    base: Base,
+    common: Common,
+    caller: CallerSettings,
+    say: Say,
+    *,
+    fresh: bool = False,
 ) -> ImageInfo:
     """The base image, bootstrapped or pulled if the engine does not hold it yet.
+
+    Args:
+        fresh: bootstrap it again, although it is there.
 
     Raises:
         NothingToRunOn: it is made from files of a machine, on demand only.
@@ -79,7 +91,7 @@ def ensure_base(
     """
     reference = base_reference(base, common)
     found = engine.image(reference)
-    if found is not None:
+    if found is not None and not (fresh and base.bootstrap is not None):
         return found
     if base.host is not None:
         raise NothingToRunOn(
@@ -93,17 +105,25 @@ def ensure_base(
     key = base_key(base, common)[:12]
     with exclusive(f"base-{key}", lambda: say("another command is making the base: waiting")):
         found = engine.image(reference)
-        if found is None:
+        if found is None or fresh:
             with guard.folder("base") as folder:
                 root = folder / "root.tar"
                 _bootstrap(base, common, caller, root, say)
                 say("importing the base")
                 engine.import_tar(root, reference, ['CMD ["/bin/bash"]'])
+            _keep_the_same(engine, found, reference)
             # The readable name is what a Dockerfile built by hand starts FROM.
             engine.tag(reference, base.reference)
             found = engine.image(reference)
     assert found is not None
     return found
+
+
+def _keep_the_same(engine: Engine, before: ImageInfo | None, reference: str) -> None:
+    """Where a base came out as it was, its old image stays: what stands on it is still current."""
+    made = engine.image(reference)
+    if before is not None and made is not None and before.layers == made.layers:
+        engine.tag(before.id, reference)
 
 
 def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, say: Say) -> None:

@@ -37,6 +37,7 @@ class Observation:
         reach: answers of the logins that must work, by source and target node.
         refusals: answers of the logins that must not, by name.
         trainings: the uninterrupted training of each layout.
+        installed: versions by name, of `python` and `debian`, as found in node 1's image.
         broken: what kept the smoke from going on; empty when it went to its end.
     """
 
@@ -53,6 +54,7 @@ class Observation:
     own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpu: GpuObservation | None = None
     recorded: Mapping[int, float] = field(default_factory=dict)
+    installed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:

@@ -272,6 +272,16 @@ def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
         impostor.close()
 
 
+def installed(running: Mesh) -> dict[str, dict[str, str]]:
+    """What the nodes' image holds, as it says itself: versions by name, of `python` and `debian`.
+
+    Raises:
+        MeshError: it gave no answer.
+    """
+    words = ["python3", f"{PROBE_FOLDER}/inventory.py"]
+    return _json(running.engine.exec(running.first, words, seconds=60), "the inventory")
+
+
 def _json(done: ExecResult, what: str) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stackyard import template
+from stackyard.comparison_view import comparison_lines, curve_rows
 from stackyard.report import figure
 
 WIDTH, HEIGHT = 760, 300
@@ -41,6 +42,9 @@ def render_page(report: Mapping[str, Any]) -> str:
         ],
         "chart": chart(curves),
         "gpus": report.get("gpus", {}),
+        "against": report.get("against", {}),
+        "against_rows": curve_rows(report["against"]) if "against" in report else [],
+        "against_lines": comparison_lines(report["against"]) if "against" in report else [],
         "speeds": speeds(report.get("gpus", {})),
         "commands": {
             name: " ".join(_short(word) for word in words)

@@ -104,6 +104,18 @@ class Training:
                 return self.ranks[rank].losses
         return {}
 
+    @property
+    def updates_s(self) -> float:
+        """Updates per second of the first rank, from its first to its last; 0 where unknown.
+
+        Starting and ending are left out, the times between updates (checkpoints, too) are not.
+        """
+        for rank in sorted(self.ranks):
+            times = self.ranks[rank].times
+            if len(times) > 1 and times[max(times)] > times[min(times)]:
+                return (max(times) - min(times)) / (times[max(times)] - times[min(times)])
+        return 0.0
+
 
 def take_line(ranks: dict[int, RankRecord], line: str) -> tuple[RankRecord, str] | None:
     """Add one followed line (`rankN<tab>{json}`) to the records.

@@ -104,19 +104,29 @@ def _versions_by_base(found: Definitions, stack: Stack) -> list[dict[str, str]]:
     return locked or pinned
 
 
-def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str]:
+def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]:
+    """The lock files of a stack on a base by path, with the digest of what decides each.
+
+    Empty where none is wanted: not every stack is for machines without a network, and a build
+    there asks for the lock.
+    """
     own = lock.lock_path(stack.name, base.name)
     if base.host is not None and own not in found.locks:
-        return  # not every stack is for machines without a network: a build there asks for the lock
+        return {}
     wanted = {own: lock.stack_inputs(stack, base, found.fixes)}
     if base.bootstrap is not None:
         wanted[lock.base_lock_path(base.name)] = lock.base_inputs(base)
     for name in stack.builds:
-        inputs = lock.wheel_inputs(found.wheels[name], base)
-        for kind in ("", "build"):
-            wanted[lock.wheel_lock_path(name, base.name, kind)] = inputs
-    type_this = f"type `invoke lock {stack.name} --base {base.name}`"
-    for path, inputs in wanted.items():
+        if name in found.wheels:
+            inputs = lock.wheel_inputs(found.wheels[name], base)
+            for kind in ("", "build"):
+                wanted[lock.wheel_lock_path(name, base.name, kind)] = inputs
+    return wanted
+
+
+def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str]:
+    type_this = f"type `invoke lock {stack.name}`"
+    for path, inputs in wanted_locks(found, stack, base).items():
         if path not in found.locks:
             if not base.never_built:
                 yield f"missing lock {path}; {type_this}"

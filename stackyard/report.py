@@ -65,7 +65,7 @@ def smoke_report(
         "seconds": round(seconds, 2),
         "build_seconds": round(build_seconds, 2),
         "run": outcome.run,
-        "image": image_value(image, info),
+        "image": {**image_value(image, info), **_installed(seen.installed)},
         "host": dict(host),
         "nodes": list(seen.nodes),
         **({"gpus": _gpus(seen.gpu)} if seen.gpu else {}),
@@ -82,6 +82,10 @@ def smoke_report(
                 *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
             ]
         },
+        "speeds": {
+            name: {"updates_s": finite(round(training.updates_s, 4))}
+            for name, training in trainings.items()
+        },
         "commands": {name: list(training.command) for name, training in trainings.items()},
         "last_lines": {
             name: training.tail
@@ -92,6 +96,11 @@ def smoke_report(
             if outcome.verdict != "passed"
         },
     }
+
+
+def _installed(found: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """What was found in the image; nothing where nobody looked."""
+    return {"installed": {kind: dict(found[kind]) for kind in found}} if found else {}
 
 
 def _gpus(seen: GpuObservation) -> dict[str, Any]:

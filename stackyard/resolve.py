@@ -114,6 +114,43 @@ def find_sdists(locked: Iterable[Locked], base: Base, caller: CallerSettings) ->
         return re.findall(r'^sdist = \{.*?\burl = "([^"]+)"', out.read_text(), re.MULTILINE)
 
 
+def find_newest(
+    names: Iterable[str], base: Base, caller: CallerSettings
+) -> dict[str, tuple[str, str]]:
+    """The newest release of each distribution that a base's Python takes, whatever else wants.
+
+    Returns:
+        By canonical name: the version, and the day when its first file was uploaded (ISO 8601;
+        empty where the index does not tell).
+
+    Raises:
+        CommandError: uv found none; its own words say why.
+    """
+    with guard.folder("newest") as folder:
+        (folder / "in.txt").write_text("".join(f"{name}\n" for name in names))
+        out = folder / "pylock.toml"
+        command = [
+            uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"), "-o", str(out),
+            "--format", "pylock.toml", "--no-deps", "--upgrade", "--quiet",
+            "--python-version", base.python, "--python-platform", _platform(base),
+        ]  # fmt: skip
+        for wheels in caller.wheel_folders:
+            command += ["--find-links", str(wheels)]
+        process.run(command, env=_environment(caller, folder), timeout=600)
+        return _releases(out.read_text())
+
+
+def _releases(pylock: str) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for block in pylock.split("[[packages]]")[1:]:
+        name = re.search(r'^name = "([^"]+)"', block, re.MULTILINE)
+        version = re.search(r'^version = "([^"]+)"', block, re.MULTILINE)
+        days = re.findall(r"upload-time = (\d{4}-\d{2}-\d{2})", block)
+        if name and version:
+            found[canonicalize_name(name[1])] = (str(version[1]), min(days, default=""))
+    return found
+
+
 def machine(base: Base) -> str:
     """The base's processor, as Python's wheels name it."""
     return {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[base.platform]

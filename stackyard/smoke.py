@@ -24,6 +24,7 @@ from stackyard.spec import Smoke
 # Launches of one run follow each other on ports of their own: a port may linger after a kill.
 FIRST_PORT = 29500
 SSH_PORT = 2222
+_PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
 MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL hand tensors over through it; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
@@ -71,7 +72,7 @@ def node_settings(
     """What the containers of a smoke are started with."""
     # Both lie beside the workload, which is on the path that Python imports from.
     beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
-    probes = {name: (INSIDE / name).read_bytes() for name in ("mesh_probe.py", "follow.py")}
+    probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
     env = {"PYTHONPATH": nodes.SMOKE_FOLDER, "PYTHONUNBUFFERED": "1", **smoke.env}
     everything = {**files, **beside}
     if gpu is None:
@@ -189,6 +190,7 @@ def _train_all(
 ) -> judge.Observation:
     with progress.phase("prepare data"):
         training.prepare(running, smoke)
+        seen = replace(seen, installed=nodes.installed(running))
     ports = iter(range(FIRST_PORT, FIRST_PORT + 100))
     if gpu:
         with progress.phase("measure"):

@@ -1,4 +1,5 @@
-"""Results as tables for people: images, one image's plan, the checks and phases of smokes.
+"""Results as tables for people: images, one image's plan, the checks and phases of smokes,
+two smokes held against each other.
 
 Owns which columns and rows a table has. It must not print: `stackyard.console` does.
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from stackyard.comparison_view import curve_rows
 from stackyard.doctor import Finding
 from stackyard.report import figure
 
@@ -107,4 +109,41 @@ def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
     table.add_section()
     totals = [f"{sum(p['seconds'] for p in report['phases']):.1f}" for report in reports]
     table.add_row(*(cell for total in totals for cell in ("all", total)))
+    return table
+
+
+def comparison_table(value: Mapping[str, Any]) -> Table:
+    """The layouts of both smokes beside each other."""
+    before, after = value["before"], value["after"]
+    title = f"{after['stack']} on {after['base']}: {after['started']} against {before['started']}"
+    table = Table(title=title, title_justify="left")
+    for column in ("layout", "losses", "updates", "largest difference", "part at", "allowed",
+                   "updates/s"):  # fmt: skip
+        table.add_column(column, overflow="fold")
+    for row in curve_rows(value):
+        outcome = outcome_text(row["outcome"]) if row["outcome"] else ""
+        table.add_row(row["layout"], outcome, row["updates"], row["difference"], row["parts"],
+                      row["tolerance"], row["speed"])  # fmt: skip
+    table.add_section()
+    resume = value["resume"]
+    said = f"{resume['before']} before, {resume['after']} now"
+    table.add_row("resume", outcome_text(resume["outcome"]), "", said)
+    table.add_row("comparison", outcome_text(value["outcome"]))
+    return table
+
+
+def outdated_table(found: Mapping[str, Any]) -> Table:
+    """What moved upstream of one stack, as `outdated.outdated` gives it."""
+    table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")
+    columns = ("package", "locked", "a lock now", "newest", "released", "asked for in", "fixes")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in found["packages"]:
+        newest = f"[bold yellow]{row['newest']}[/]" if row["behind"] else row["newest"] or "?"
+        moved = row["allowed"] if row["allowed"] != row["locked"] else ""
+        lacking = ", ".join(row["fixes_not_covering"])
+        lacking = lacking and f"not covered: {lacking}"
+        asked = row["asked_in"] or "by others"
+        day = row["released"]
+        table.add_row(row["name"], row["locked"], moved, newest, day, asked, lacking)
     return table

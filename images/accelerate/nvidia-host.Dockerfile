@@ -87,10 +87,15 @@ RUN --mount=type=tmpfs,target=/mnt \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && warm accelerate.commands.accelerate_cli deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.zero.stage3 deepspeed.runtime.zero.stage_1_and_2 deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops deepspeed.runtime.superoffload.superoffload_stage3 setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch._inductor.compiler_bisector torch._subclasses.schema_check_mode torch.utils.serialization torch.profiler._cupti_monitor transformers.models.llama.modeling_llama tokenizers.trainers
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
-COPY --from=text /text /usr/local/share/stackyard/text
-COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
-COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
-COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=text,source=/text,target=/mnt/text \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/node.py,target=/mnt/inside/node.py \
+    --mount=type=bind,source=stackyard/inside/strays.py,target=/mnt/inside/strays.py \
+    --mount=type=bind,source=stackyard/inside/lease.py,target=/mnt/inside/lease.py \
+    --mount=type=bind,source=stackyard/inside/sshd_config,target=/mnt/inside/sshd_config \
+    --mount=type=bind,source=stackyard/inside/ssh_config,target=/mnt/inside/ssh_config \
+    . /mnt/build.sh && install_runtime
 ENV LANG="C.UTF-8" \
     LD_LIBRARY_PATH="/usr/local/nvidia/lib64:/usr/local/nvidia/lib" \
     NCCL_NVLS_ENABLE="0" \

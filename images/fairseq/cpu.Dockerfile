@@ -142,10 +142,15 @@ RUN --mount=type=tmpfs,target=/mnt \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.profiler._cupti_monitor torch.utils.serialization omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.bash_completion hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.basic_sweeper hydra._internal.core_plugins.file_config_source hydra._internal.core_plugins.fish_completion hydra._internal.core_plugins.importlib_resources_config_source hydra._internal.core_plugins.structured_config_source hydra._internal.core_plugins.zsh_completion
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
-COPY --from=text /text /usr/local/share/stackyard/text
-COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
-COPY stackyard/inside/sshd_config /etc/ssh/sshd_config
-COPY stackyard/inside/ssh_config /etc/ssh/ssh_config
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=text,source=/text,target=/mnt/text \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/node.py,target=/mnt/inside/node.py \
+    --mount=type=bind,source=stackyard/inside/strays.py,target=/mnt/inside/strays.py \
+    --mount=type=bind,source=stackyard/inside/lease.py,target=/mnt/inside/lease.py \
+    --mount=type=bind,source=stackyard/inside/sshd_config,target=/mnt/inside/sshd_config \
+    --mount=type=bind,source=stackyard/inside/ssh_config,target=/mnt/inside/ssh_config \
+    . /mnt/build.sh && install_runtime
 ENV ENABLE_NCCL_BASE_COLLECTIVES="0" \
     LANG="C.UTF-8" \
     OMP_NUM_THREADS="1" \

@@ -7,7 +7,16 @@
 #   /mnt/cache     package caches kept by the engine
 set -euo pipefail
 
+# When this step began, and the time that everything it writes will carry (2 January 1980: zip files
+# know none before 1980). Programs that write a time into what they make take it from the variable.
+: > /mnt/.began
+export SOURCE_DATE_EPOCH=315619200
+# Only where this shell is a build step's first process: what it changes then is the image's.
+if [ $$ = 1 ]; then trap end_step EXIT; fi
+
 secrets=/mnt/secrets
+# The order of sets must not decide what a build writes.
+export PYTHONHASHSEED=0
 export PYTHONDONTWRITEBYTECODE=1 UV_CACHE_DIR=/mnt/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 export UV_NO_PROGRESS=1 UV_CONCURRENT_DOWNLOADS=8 HOME=/mnt/home PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 export PIP_CACHE_DIR=/mnt/cache/pip PIP_ROOT_USER_ACTION=ignore
@@ -34,6 +43,27 @@ apt() {
     options+=(-o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/mnt/sources)
   fi
   DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$@"
+}
+
+# settle ROOT: what this step wrote carries one time, whenever it is built, and nothing that only this build
+# knows is left. An image built again from the same locks is then the same, byte for byte.
+settle() {
+  local root=${1%/} cache
+  rm -f "$root"/var/cache/ldconfig/aux-cache
+  # uv's note of when it read a local wheel.
+  find "$root/" -xdev -path '*.dist-info/uv_cache.json' -newercm /mnt/.began | while read -r cache; do
+    rm "$cache"
+    sed -i '/\.dist-info\/uv_cache\.json,/d' "${cache%/*}/RECORD"
+  done
+  find "$root/" -xdev -path "$root/mnt" -prune -o -newercm /mnt/.began -print0 |
+    xargs -0 -r touch --no-create --no-dereference --date="@$SOURCE_DATE_EPOCH"
+}
+
+end_step() {
+  local code=$?
+  trap - EXIT
+  if [ "$code" = 0 ]; then settle / || code=$?; fi
+  exit "$code"
 }
 
 offline() { [ -f /mnt/tools/bundle.json ]; }
@@ -202,6 +232,7 @@ build_wheel() {
 # is in the layer; also the first proof that the image works. Modules inside torch and setuptools
 # are named for their bytecode only, and come and go with versions of the base.
 warm() {
+  if [ $$ = 1 ]; then settle /; fi # bytecode holds the time of its source
   PYTHONDONTWRITEBYTECODE='' python3 -W ignore - "$@" <<'PY'
 import importlib, sys
 for name in sys.argv[1:]:
@@ -213,6 +244,15 @@ for name in sys.argv[1:]:
             raise
         print(f"{name}: not in this base, left out")
 PY
+}
+
+# install_runtime: real text, the node's programs, and sshd's configuration without a key of any kind.
+# Not by COPY, whose folders carry the time of the build.
+install_runtime() {
+  local from=/mnt/inside
+  install -D -m 0644 -t /usr/local/lib/stackyard $from/node.py $from/strays.py $from/lease.py
+  install -m 0644 -t /etc/ssh $from/sshd_config $from/ssh_config
+  install -D -m 0644 -t /usr/local/share/stackyard/text /mnt/text/*
 }
 
 # assert_unchanged BEFORE: what the base provided is still there, bit for bit the same version.

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from stackyard.project import ROOT
+from stackyard.project import ROOT, load_project
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -70,3 +70,63 @@ def test_a_stack_added_by_the_readme_is_built_and_passes(copied):
     assert [report["stack"] for report in answer["reports"]] == ["ddp"]
     assert (copied / "images/ddp/cpu.Dockerfile").is_file()
     assert (copied / "reports/ddp/cpu/smoke.html").is_file()
+
+
+@pytest.fixture(scope="module")
+def again(copied):
+    """The same stack smoked again, held against its own report of before; both records."""
+    path = copied / "reports/ddp/cpu/smoke.json"
+    before = json.loads(path.read_text())
+    words = ["smoke", "ddp", "--gpus", "0", "--against", str(path), "--json"]
+    (after,) = json.loads(run(copied, words))["reports"]
+    return before, after
+
+
+def test_a_smoke_is_the_same_training_as_its_own_earlier_report(copied, again):
+    before, after = again
+    found = after["against"]
+    assert found["outcome"] == "passed"
+    assert found["before"]["run"] == before["run"] != after["run"]
+    layouts = load_layouts(copied)
+    assert {curve["layout"] for curve in found["curves"]} >= layouts
+    assert all(curve["updates"] >= 20 for curve in found["curves"])
+    assert {row["layout"] for row in found["speeds"]["layouts"]} == layouts
+    assert found["packages"]["from"] == "installed"
+    assert found["packages"]["python"] == {"added": {}, "removed": {}, "moved": []}
+    installed = after["image"]["installed"]
+    assert installed["python"]["torch"] == after["image"]["packages"]["torch"]
+    assert installed["debian"]["openssh-server"]
+    page = (copied / "reports/ddp/cpu/smoke.html").read_text()
+    assert "Against an earlier smoke" in page
+
+
+def load_layouts(folder):
+    smoke = load_project(folder).definitions.stacks["ddp"].smoke
+    return {layout.name for layout in smoke.layouts}
+
+
+def test_an_altered_loss_and_a_moved_package_are_named(copied, again, tmp_path):
+    before, _ = again
+    name = list(before["curves"])[-1]
+    step = before["curves"][name][3][0]
+    before["curves"][name][3][1] += 0.25
+    before["image"]["installed"]["python"]["einops"] = "0.7.0"
+    altered = tmp_path / "altered.json"
+    altered.write_text(json.dumps(before))
+    later = copied / "reports/ddp/cpu/smoke.json"
+    done = subprocess.run(
+        [INVOKE, "compare", str(altered), str(later)],
+        cwd=copied, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert f"{name}: the losses part at update {step}" in done.stdout
+    assert "suspects: einops 0.7.0 -> " in done.stdout
+
+
+def test_a_report_of_another_stack_is_refused_before_anything_is_started(copied):
+    report = copied / "reports/ddp/cpu/smoke.json"
+    words = ["smoke", "fairseq", "--gpus", "0", "--against", str(report)]
+    done = subprocess.run([INVOKE, *words], cwd=copied, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "is of ddp, not of fairseq" in done.stderr
+    assert "start nodes" not in done.stderr

@@ -20,19 +20,20 @@ ORDER = [
     # values and small tools
     "errors", "spec", "image", "archive", "template", "positional",
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
-    "document", "compat", "lock",
+    "document", "compat", "lock", "lock_change",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch.plain", "launch.each", "launch",
     "read_smoke", "read_left_out", "read", "read_fix", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
-    "catalog", "dockerfile", "plan", "hostfiles",
+    "catalog", "upstream", "dockerfile", "plan", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
     "layer", "contents", "installed", "sbom", "sizes",
     # layers and configuration of an image --gate--> what must not be published
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     # Run --> raw logs --judge--> Outcome --> report
     "placement", "access", "nccl", "checks", "doctor",
-    "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
+    "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report",
+    "comparison", "comparison_view", "earlier", "page",
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
     "prove", "prove.plan", "prove.judge", "prove.report", "prove.page",
@@ -59,19 +60,22 @@ ORDER = [
     "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
-    "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
+    "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
+    "cli_compare", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
+    "lock_change", "upstream",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",
     "judge", "judge_gpu", "checks", "placement",
     "access",
     "nccl", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",
+    "comparison", "comparison_view", "earlier",
     "archive", "template", "positional",
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",

@@ -92,7 +92,12 @@ def copied(text):
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_hand_written_dockerfile_copies_what_the_rendered_one_does(stack):
     rendered = (ROOT / "images" / stack / "cpu.Dockerfile").read_text()
-    assert copied(dockerfile(stack)) == copied(rendered) != set()
+    mounted = {
+        word.split("source=")[1].split(",")[0]
+        for word in rendered.split()
+        if "target=/mnt/inside/" in word
+    }
+    assert copied(dockerfile(stack)) == mounted != set()
 
 
 def test_requirements_are_the_locks_pins_without_hashes():

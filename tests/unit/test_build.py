@@ -139,6 +139,9 @@ def test_a_build_from_a_bundle_has_no_network():
     at = offline.index("--network")
     assert offline[at : at + 2] == ["--network", "none"]
     assert offline[:at] + offline[at + 2 :] == without
+    fresh = arguments(made(), client, "t", NOBODY, Path("/s"), fresh=True)
+    assert [word for word in fresh if word != "--no-cache"] == without
+    assert len(fresh) == len(without) + 1
 
 
 # The progress

@@ -51,7 +51,8 @@ def fitting(project, monkeypatch):
         read.append(path)
         return found
 
-    def built(plan, client, tools, caller, say, *, offline):
+    def built(plan, client, tools, caller, say, *, offline, fresh):
+        assert not fresh
         made.append((plan.tag, tools, dict(caller.secrets), dict(caller.proxies), offline))
         return BASE
 

@@ -13,7 +13,18 @@ from invoke.collection import Collection
 from invoke.program import Program
 
 import tasks
-from stackyard import cli, cli_bench, cli_smoke, commands, console, host, positional
+from stackyard import (
+    cli,
+    cli_bench,
+    cli_compare,
+    cli_lock,
+    cli_smoke,
+    commands,
+    console,
+    host,
+    locking,
+    positional,
+)
 from stackyard.errors import BuildError, NothingToRunOn, UsageError
 from stackyard.load import load_failures
 from stackyard.project import ROOT
@@ -23,15 +34,23 @@ TASKS = (
     "show",
     "render",
     "lock",
+    "outdated",
     "base",
     "bundle",
     "build",
     "smoke",
     "bench",
+    "compare",
     "diagnose",
     "engine",
 )
-ELSEWHERE = {"smoke": cli_smoke, "bench": cli_bench}
+ELSEWHERE = {
+    "smoke": cli_smoke,
+    "bench": cli_bench,
+    "lock": cli_lock,
+    "outdated": cli_lock,
+    "compare": cli_compare,
+}
 
 
 @pytest.fixture
@@ -65,8 +84,10 @@ def typed(monkeypatch):
 
 
 PLAIN, JSON = {"as_json": False}, {"as_json": True}
-ONCE = {"again": False, "offline": "", **PLAIN}
+ONCE = {"again": False, "fresh": False, "offline": "", **PLAIN}
 AGAIN = {**ONCE, "again": True}
+ALONE = {"against": "", **PLAIN}
+LOCKS = {"check": False, **PLAIN}
 LINES = [
     ("list", [("list_images", PLAIN)]),
     ("list --json", [("list_images", JSON)]),
@@ -75,13 +96,17 @@ LINES = [
     ("render", [("render", "all", {"check": False, **PLAIN})]),
     ("render --check", [("render", "all", {"check": True, **PLAIN})]),
     ("render toy", [("render", "toy", {"check": False, **PLAIN})]),
-    ("lock", [("lock", "all", "", PLAIN)]),
-    ("lock toy --base cpu", [("lock", "toy", "cpu", PLAIN)]),
+    ("lock", [("lock", "all", "", LOCKS)]),
+    ("lock toy --base cpu", [("lock", "toy", "cpu", LOCKS)]),
+    ("lock --check --json", [("lock", "all", "", {"check": True, **JSON})]),
+    ("outdated", [("outdated", "all", "", PLAIN)]),
+    ("outdated toy --base far --json", [("outdated", "toy", "far", JSON)]),
     ("build", [("build", "all", "", ONCE)]),
     ("build fairseq", [("build", "fairseq", "", ONCE)]),
     ("build fairseq --base cpu --again", [("build", "fairseq", "cpu", AGAIN)]),
     ("build --base cpu", [("build", "all", "cpu", ONCE)]),
     ("build --base=cpu fairseq", [("build", "fairseq", "cpu", ONCE)]),
+    ("build fairseq --fresh", [("build", "fairseq", "", {**ONCE, "fresh": True})]),
     ("build --json", [("build", "all", "", {**ONCE, **JSON})]),
     ("build --base far --offline a.tar", [("build", "all", "far", {**ONCE, "offline": "a.tar"})]),
     ("base far", [("base", "far", PLAIN)]),
@@ -89,31 +114,34 @@ LINES = [
     ("bundle", [("bundle", "all", "", "", PLAIN)]),
     ("bundle toy --base far --out b.tar", [("bundle", "toy", "far", "b.tar", PLAIN)]),
     ("base cpu build --base cpu", [("base", "cpu", PLAIN), ("build", "all", "cpu", ONCE)]),
-    ("smoke", [("smoke", "all", "", -1, 0, "", PLAIN)]),
+    ("smoke", [("smoke", "all", "", -1, 0, "", ALONE)]),
     ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", PLAIN)]),
     ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --json",
      [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", JSON)]),
-    ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", PLAIN)]),
+    ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", ALONE)]),
     ("smoke --gpus 2 --nodes 2 --placement host-network",
-     [("smoke", "all", "", 2, 2, "host-network", PLAIN)]),
-    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 0, "", PLAIN)]),
-    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 0, "", PLAIN)]),
-    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, "", PLAIN)]),
+     [("smoke", "all", "", 2, 2, "host-network", ALONE)]),
+    ("smoke fairseq --gpus 2", [("smoke", "fairseq", "", 2, 0, "", ALONE)]),
+    ("smoke --gpus 2 fairseq", [("smoke", "fairseq", "", 2, 0, "", ALONE)]),
+    ("smoke --gpus=0 --nodes=4", [("smoke", "all", "", 0, 4, "", ALONE)]),
     ("build smoke --gpus 0",
-     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
+     [("build", "all", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", ALONE)]),
     ("build fairseq smoke --gpus 0",
-     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "all", "", 0, 0, "", ALONE)]),
     ("build fairseq smoke fairseq --gpus 0",
-     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 0, "", PLAIN)]),
+     [("build", "fairseq", "cpu", ONCE), ("smoke", "fairseq", "", 0, 0, "", ALONE)]),
     ("build smoke --gpus 2",
-     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 0, "", PLAIN)]),
+     [("build", "all", "", ONCE), ("smoke", "all", "", 2, 0, "", ALONE)]),
     ("build smoke --gpus 0 --base ngc",
-     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 0, "", PLAIN)]),
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "ngc", 0, 0, "", ALONE)]),
     ("build --base ngc smoke --gpus 0",
-     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 0, "", PLAIN)]),
+     [("build", "all", "ngc", ONCE), ("smoke", "all", "", 0, 0, "", ALONE)]),
     ("smoke --gpus 0 build",
-     [("smoke", "all", "", 0, 0, "", PLAIN), ("build", "all", "cpu", ONCE)]),
-    ("lock build", [("lock", "all", "", PLAIN), ("build", "all", "", ONCE)]),
+     [("smoke", "all", "", 0, 0, "", ALONE), ("build", "all", "cpu", ONCE)]),
+    ("lock build", [("lock", "all", "", LOCKS), ("build", "all", "", ONCE)]),
+    ("smoke toy --gpus 0 --against old.json",
+     [("smoke", "toy", "", 0, 0, "", {"against": "old.json", **PLAIN})]),
+    ("compare a.json b.json --json", [("compare", "a.json", "b.json", JSON)]),
     ("diagnose train.log", [("diagnose", "train.log", PLAIN)]),
     ("diagnose - --json", [("diagnose", "-", JSON)]),
     ("engine", [("engine", PLAIN)]),
@@ -409,10 +437,10 @@ def test_a_stack_without_a_smoke_on_gpus_is_named():
 
 def test_a_changed_stack_is_locked_wherever_it_is_locked_already():
     project = cli.load_project(locks_required=False)
-    assert commands.locked_bases(project, "fairseq") == ["cpu", "nvidia-host"]
+    assert locking.locked_bases(project, "fairseq") == ["cpu", "nvidia-host"]
     kept = {path: text for path, text in project.definitions.locks.items() if "nvidia" not in path}
     definitions = dataclasses.replace(project.definitions, locks=kept)
-    assert commands.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
+    assert locking.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
         "cpu"
     ]
 

@@ -186,17 +186,13 @@ def test_every_secret_of_a_build_is_mounted_in_every_step_that_installs():
     found = text()
     for name in dockerfile.SECRETS:
         mount = f"--mount=type=secret,id={name},target=/mnt/secrets/{name} \\\n"
-        steps = [
-            step for step in found.split("\nRUN ")[1:] if "apply_fixes.py /mnt/fixes" not in step
-        ]
-        assert [step.count(mount) for step in steps] == [1] * len(steps)
+        assert found.count(mount) == found.count("from=tools,target=/mnt/tools \\\n") > 1
 
 
 def test_fixes_are_applied_in_a_step_of_their_own_that_reaches_nothing_else():
     """`invoke prove` starts from the stage before it."""
     before, after = text().split("FROM packages AS image\n")
-    step = after.partition("\nCOPY")[0]
-    assert (
-        "apply_fixes.py /mnt/fixes.json" in step and "apply_fixes" not in before.split("wheel-")[-1]
-    )
+    step = after.partition("\n\n")[0]
+    assert "apply_fixes.py /mnt/fixes.json" in step
+    assert "apply_fixes" not in before.split("wheel-")[-1]
     assert "type=secret" not in step and "type=cache" not in step

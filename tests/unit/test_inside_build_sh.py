@@ -316,3 +316,55 @@ def test_the_callers_settings_are_used_where_given(bash, tmp_path, given):
     assert [word.rpartition("/")[2] for word in said.split()] == (
         ["ca.pem", "uv.toml", "pip.conf"] if given else []
     )
+
+
+# settle: one time for all that a step wrote, and nothing that only one build knows
+
+
+def settled(tmp_path, bash, then=""):
+    """A small tree, half of it there before the step began; times after `settle`, by path."""
+    root = tmp_path / "root"
+    info = root / "lib" / "one-1.dist-info"
+    script = f"""
+mkdir -p {root}/old {info} {root}/var/cache/ldconfig {root}/mnt
+echo old > {root}/old/file; touch -d @1000 {root}/old/file {root}/old
+echo 'one-1.dist-info/uv_cache.json,sha256=x,9' > {info}/RECORD; sleep 0.05
+: > {tmp_path}/.began; sleep 0.05
+echo a > {root}/lib/a.py; ln -s a.py {root}/lib/link; echo '{{}}' > {info}/uv_cache.json
+printf 'one.py,,\\none-1.dist-info/uv_cache.json,sha256=x,9\\n' > {info}/RECORD
+echo b > {root}/mnt/mounted; echo c > {root}/var/cache/ldconfig/aux-cache; {then}
+settle {root}/
+"""
+    done = bash(script)
+    assert done.returncode == 0, done.stderr
+    paths = [root / name for name in ("lib", "lib/a.py", "lib/link", "var/cache/ldconfig")]
+    return root, {path.name: path.lstat().st_mtime for path in [*paths, info / "RECORD"]}
+
+
+def test_what_a_step_wrote_has_one_time_and_the_rest_keeps_its_own(tmp_path, bash):
+    root, times = settled(tmp_path, bash)
+    assert set(times.values()) == {315619200.0}
+    assert (root / "old" / "file").stat().st_mtime == 1000
+    assert (root / "old").stat().st_mtime == 1000
+    assert (root / "mnt" / "mounted").stat().st_mtime > 1e9
+
+
+def test_what_only_one_build_knows_is_gone_also_from_the_record(tmp_path, bash):
+    root, _ = settled(tmp_path, bash)
+    info = root / "lib" / "one-1.dist-info"
+    assert not (info / "uv_cache.json").exists()
+    assert (info / "RECORD").read_text() == "one.py,,\n"
+    assert not (root / "var" / "cache" / "ldconfig" / "aux-cache").exists()
+
+
+def test_a_changed_file_of_before_gets_the_one_time_too(tmp_path, bash):
+    root, _ = settled(tmp_path, bash, f"echo more >> {tmp_path}/root/old/file")
+    assert (root / "old" / "file").stat().st_mtime == 315619200
+    assert (root / "old").stat().st_mtime == 1000
+
+
+def test_outside_a_build_nothing_is_settled(tmp_path, bash):
+    before = tmp_path / "mine"
+    done = bash(f"echo mine > {before}; trap -p EXIT")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert before.stat().st_mtime > 1e9

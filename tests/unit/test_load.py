@@ -8,7 +8,7 @@ from stackyard.project import ROOT
 from tests.unit import samples
 
 STACK, FIX, BASE = "images/toy/stack.yml", "images/fixes/alpha-old.yml", "images/bases/cpu.yml"
-LOCK_AGAIN = "type `invoke lock toy --base cpu`"
+LOCK_AGAIN = "type `invoke lock toy`"
 
 
 @pytest.fixture

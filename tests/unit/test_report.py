@@ -19,8 +19,8 @@ def test_a_report_lies_by_stack_base_and_kind():
 def test_the_keys_of_the_schema():
     assert list(reports.good()) == [
         "schema", "kind", "stack", "base", "outcome", "started", "seconds", "build_seconds", "run",
-        "image", "host", "nodes", "checks", "diagnoses", "phases", "curves", "commands",
-        "last_lines",
+        "image", "host", "nodes", "checks", "diagnoses", "phases", "curves", "speeds",
+        "commands", "last_lines",
     ]  # fmt: skip
     assert reports.good()["schema"] == "stackyard.report/1"
 

@@ -1,0 +1,148 @@
+"""An image built again from the same locks, at another time, is the same: byte for byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tarfile
+import time
+
+import pytest
+
+from stackyard import build, dockerfile, foundation, plan, settings, smoke
+from stackyard.builder import Builder
+
+pytestmark = pytest.mark.engine
+STACK = "accelerate"
+INVENTORY = (smoke.INSIDE / "inventory.py").read_text(encoding="utf-8")
+LOCK = f"images/{STACK}/cpu.lock"
+# Two steps that write into a file what only they know: the first by its content, the second not.
+MADE = """\
+ARG BASE
+FROM ${BASE}
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+USER 0
+RUN --mount=type=tmpfs,target=/mnt \\
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \\
+    --mount=type=bind,source=again,target=/mnt/again \\
+    . /mnt/build.sh && mkdir /srv/made && date +%N > /srv/made/now && echo same > /srv/made/same
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Made:
+    """A plan and what it is executed with."""
+
+    plan: plan.BuildPlan
+    client: build.Client
+    tools: str
+    caller: settings.CallerSettings
+
+    def again(self, mark, **changes):
+        """Build it under another name, from a context that differs in nothing that is installed."""
+        tag = f"stackyard-test-same:{mark}"
+        other = dataclasses.replace(self.plan, tag=tag, **changes)
+        return tag, build.build(other, self.client, self.tools, self.caller, print)
+
+
+@pytest.fixture(scope="module")
+def first(project, engine, builder: Builder):
+    """The image as it is, and everything to build it again."""
+    done = builder.build(STACK, "cpu")
+    base = foundation.base_reference(done.image.base, done.image.common)
+    paths = plan.context_paths(done.image)
+    files = {path: (project.root / path).read_text(encoding="utf-8") for path in paths}
+    planned = plan.make_plan(done.image, files, base_image=base, base_digest=engine.image(base).id)
+    caller = settings.collect(os.environ, distribution=done.image.base.distribution)
+    pins = [(name, setting.value) for name, setting in done.image.provided.items()]
+    tools = foundation.ensure_tools(engine, caller, pins)
+    client = build.find_client(os.environ["PATH"])
+    return done.info, Made(plan=planned, client=client, tools=tools, caller=caller)
+
+
+@pytest.fixture(scope="module")
+def second(engine, first):
+    """The stack's own layers made again: a comment in its lock makes every step of it run."""
+    _, made = first
+    text = f"# Again, at {time.time_ns()}.\n{made.plan.context[LOCK]}"
+    tag, image = made.again("second", context={**made.plan.context, LOCK: text})
+    yield engine.image(image)
+    engine.remove_image(tag)
+
+
+def layers(engine, image, wanted, folder):
+    """The files of some layers: by path what tells one from another, content by its hash."""
+    path = folder / "image.tar"
+    engine.save(image, path)
+    with tarfile.open(path, "r:") as outer:
+        manifest = json.loads(outer.extractfile("manifest.json").read())[0]
+        digests = json.loads(outer.extractfile(manifest["Config"]).read())["rootfs"]["diff_ids"]
+        found = {}
+        for digest, name in zip(digests, manifest["Layers"], strict=True):
+            if digest in wanted:
+                found[digest] = files(outer.extractfile(name))
+    path.unlink()
+    return [found[digest] for digest in digests if digest in found]
+
+
+def files(stream):
+    found = {}
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            content = archive.extractfile(member).read() if member.isfile() else b""
+            found[member.name] = {
+                "type": member.type, "mode": oct(member.mode), "owner": (member.uid, member.gid),
+                "time": member.mtime, "link": member.linkname, "size": member.size,
+                "content": hashlib.sha256(content).hexdigest(),
+            }  # fmt: skip
+    return found
+
+
+def differences(engine, one, other, folder):
+    """What differs between two images, path by path; nothing is read where layers are the same."""
+    wanted = set(one.layers) ^ set(other.layers)
+    if not wanted:
+        return []
+    pairs = zip(*(layers(engine, i.id, wanted, folder) for i in (one, other)), strict=True)
+    return [
+        f"/{path}: " + (", ".join(k for k in a[path] if a[path][k] != b[path][k])
+                        if path in a and path in b else "in one only")
+        for a, b in pairs
+        for path in sorted({*a, *b})
+        if a.get(path) != b.get(path)
+    ]  # fmt: skip
+
+
+def test_a_step_that_writes_what_only_it_knows_is_seen(engine, first, tmp_path):
+    info, made = first
+    context = {path: made.plan.context[path] for path in ("stackyard/inside/build.sh",)}
+    found = []
+    for mark in ("one", "two"):
+        other = {**context, "Dockerfile": MADE, "again": mark}
+        found.append(made.again(mark, context=other, dockerfile="Dockerfile", base_image=info.id))
+        time.sleep(1.1)  # the times in a layer are whole seconds
+    try:
+        images = [engine.image(image) for _, image in found]
+        assert differences(engine, *images, tmp_path) == ["/srv/made/now: content"]
+    finally:
+        for tag, _ in found:
+            engine.remove_image(tag)
+
+
+def test_an_image_built_again_is_the_same_byte_for_byte(engine, first, second, tmp_path):
+    info, made = first
+    assert info.id != second.id, "nothing was built: the clock stands in an image's configuration"
+    steps = [step["CreatedBy"] for step in engine.history(second.id)]
+    assert sum("install_locked /mnt/stack.lock" in step for step in steps) == 1
+    assert differences(engine, info, second, tmp_path) == []
+    assert info.layers == second.layers
+    assert made.plan.tag == dockerfile.image_tag(STACK, "cpu")
+
+
+def test_two_images_of_one_recipe_hold_the_same_packages(engine, first, second):
+    said = [engine.run_once(image.id, ["python3", "-c", INVENTORY], seconds=60)
+            for image in (first[0], second)]  # fmt: skip
+    assert said[0] == said[1]
+    assert json.loads(said[0])["python"]["accelerate"]

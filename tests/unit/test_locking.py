@@ -1,0 +1,144 @@
+"""The steps of `invoke lock`: all is resolved before anything is written, nothing is left stale."""
+
+import contextlib
+import json
+
+import pytest
+
+from stackyard import cli, cli_lock, locking, resolve
+from stackyard.errors import CommandError, UsageError
+from stackyard.lock import Locked
+from stackyard.project import load_project
+from tests.unit import samples
+
+FAR = """\
+name: far
+summary: another base
+reference: registry.example/far:1
+device: cuda
+python: "3.12"
+platform: linux/amd64
+distribution: ubuntu/noble
+provides: {torch: {value: "2.1.0", source: notes}}
+entrypoint: [/usr/bin/tini, --]
+never_built: nobody could pull it
+"""
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A project with two bases; `asked` are the requirements of every resolution."""
+    made = samples.Tree(tmp_path)
+    made.asked, made.fail_on = [], None
+
+    def answer(requirements, **given):
+        made.asked.append((given["base"].name, tuple(requirements)))
+        if made.fail_on == made.asked[-1]:
+            raise CommandError("uv pip compile failed", code=1)
+        pins = [word.split("==") for word in requirements]
+        hashes = ("sha256:" + "0" * 64,)
+        return tuple(Locked(name=name, version=version, hashes=hashes) for name, version in pins)
+
+    monkeypatch.setattr(resolve, "compile_requirements", answer)
+    monkeypatch.setattr(locking.settings, "collect", lambda *a, **k: None)
+    monkeypatch.setattr(locking, "_inventory", lambda project, base: {"torch": "2.1.0"})
+    return made
+
+
+def everything(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def locked_on_two(tree):
+    """As when somebody who has the other base locked there, too."""
+    tree.write("images/bases/far.yml", FAR)
+    for base in ("cpu", "far"):
+        made = locking.resolve_all(
+            load_project(tree.root, locks_required=False), "all", base, lambda *_: None
+        )
+        resolve.write_files(tree.root, made.files)
+    tree.asked.clear()
+    return load_project(tree.root)
+
+
+def lock(tree, stack="all", base=""):
+    project = load_project(tree.root, locks_required=False)
+    return locking.resolve_all(project, stack, base, lambda *_: None)
+
+
+def test_a_lock_on_one_base_that_leaves_another_stale_is_refused_before_anything(tree):
+    locked_on_two(tree)
+    tree.change("images/toy/stack.yml", 'alpha: "1.2.0"', 'alpha: "1.2.1"')
+    tree.change("images/fixes/alpha-old.yml", "==1.2.0", ">=1.2.0")
+    before = everything(tree.root)
+    with pytest.raises(UsageError) as caught:
+        lock(tree, "toy", "cpu")
+    assert "toy cannot be locked on cpu alone" in caught.value.what
+    assert "images/toy/far.lock" in caught.value.why
+    assert caught.value.hint.startswith("invoke lock toy (")
+    assert (tree.asked, everything(tree.root)) == ([], before)
+
+
+def test_what_the_refusal_names_is_what_helps(tree):
+    locked_on_two(tree)
+    tree.change("images/toy/stack.yml", 'alpha: "1.2.0"', 'alpha: "1.2.1"')
+    tree.change("images/fixes/alpha-old.yml", "==1.2.0", ">=1.2.0")
+    made = lock(tree, "toy")
+    assert made.stale == {}
+    resolve.write_files(tree.root, made.files)
+    load_project(tree.root)
+    moved = {change.path: change.moved for change in made.changes if change.moved}
+    assert list(moved) == ["images/toy/cpu.lock", "images/toy/far.lock"]
+    assert moved["images/toy/far.lock"][0].way == "up"
+
+
+def test_one_base_alone_may_be_locked_where_the_others_fit(tree):
+    locked_on_two(tree)
+    made = lock(tree, "toy", "cpu")
+    assert {base for base, _ in tree.asked} == {"cpu"}
+    assert (made.written, made.stale) == ((), {})
+
+
+def test_nothing_is_written_when_the_last_resolution_fails(tree):
+    locked_on_two(tree)
+    tree.change("images/toy/stack.yml", 'alpha: "1.2.0"', 'alpha: "1.2.1"')
+    tree.change("images/fixes/alpha-old.yml", "==1.2.0", ">=1.2.0")
+    before = everything(tree.root)
+    tree.fail_on = ("far", ("alpha==1.2.1", "beta==3.0"))
+    with pytest.raises(CommandError):
+        lock(tree)
+    assert everything(tree.root) == before
+    assert ("cpu", ("alpha==1.2.1", "beta==3.0")) in tree.asked
+
+
+def test_a_stack_may_be_locked_while_another_one_is_not_and_that_is_said(tree):
+    other = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: other")
+    tree.write("images/other/stack.yml", other)
+    made = lock(tree, "toy")
+    assert made.stale == {"images/other/cpu.lock": "invoke lock other --base cpu"}
+    assert lock(tree).stale == {}
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
+    tree, monkeypatch, capsys, change
+):
+    locked_on_two(tree)
+    if change:
+        tree.change("images/toy/stack.yml", 'alpha: "1.2.0"', 'alpha: "1.2.1"')
+        tree.change("images/fixes/alpha-old.yml", "==1.2.0", ">=1.2.0")
+    monkeypatch.setattr(cli.guard, "guarded", lambda warden: contextlib.nullcontext())
+    monkeypatch.setattr(cli_lock, "load_project", lambda **named: load_project(tree.root, **named))
+    before = everything(tree.root)
+    assert cli_lock.lock("all", "", check=True, as_json=True) == int(change)
+    assert everything(tree.root) == before
+    value = json.loads(capsys.readouterr().out)
+    assert ("images/toy/cpu.lock" in value["changed"]) is change
+    assert value["check"]
+    if change:
+        assert cli_lock.lock("all", "", check=False, as_json=False) == 0
+        said = capsys.readouterr().out
+        assert "up       alpha 1.2.0 -> 1.2.1" in said
+        assert "written: images/toy/far.lock" in said
+        assert cli_lock.lock("all", "", check=True, as_json=False) == 0
+        assert "nothing changed on cpu: the torch layer, toy, 1 wheel" in capsys.readouterr().out
