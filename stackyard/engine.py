@@ -38,7 +38,7 @@ class ContainerSpec:
     """A container to start, with the least it needs.
 
     Attributes:
-        network: a network by name, or `host`.
+        network: a network by name, `host` or `none`.
         hosts: addresses by name, beyond what the network itself resolves.
         devices: device nodes of the host.
         requests: devices by driver (`cdi`, `nvidia`) and the ids these understand.
@@ -47,6 +47,7 @@ class ContainerSpec:
         limits: resource limits by name; -1 is none.
         mounts: folders of the host, or volumes, that may be written to, by their place.
         fleeting: the engine removes it when its main process ends.
+        user: whom its processes are, `UID:GID`; the image's own unless given.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ContainerSpec:
     limits: Mapping[str, int] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
     fleeting: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,6 +334,7 @@ class Engine:
                     for place, at in spec.mounts.items()
                 ],
                 auto_remove=spec.fleeting,
+                user=spec.user or None,
                 cap_drop=["ALL"],
                 cap_add=list(spec.capabilities),
                 security_opt=["no-new-privileges"],
@@ -351,8 +354,8 @@ class Engine:
         found: dict[str, Any] = {}
         if not spec.ipc.startswith("container:"):
             found["shm_size"] = spec.shm_bytes
-        if spec.network == "host":
-            return {**found, "network_mode": "host"}
+        if spec.network in ("host", "none"):
+            return {**found, "network_mode": spec.network}
         aliases = self._api.create_endpoint_config(aliases=[spec.hostname])
         return {
             **found,

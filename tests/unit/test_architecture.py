@@ -35,7 +35,8 @@ ORDER = [
     "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
-    "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    "examples", "dataset", "job_source",
+    "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
@@ -60,12 +61,14 @@ ORDER = [
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
+    "data_run", "cli_data",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
+    "dataset",
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",
     "judge", "judge_gpu", "checks", "placement",
     "access",
