@@ -138,6 +138,7 @@ def prepare(
     workers: int,
     say: Say,
     note: Say,
+    chunk: int = dataset.CHUNK,
 ) -> dict[str, Any]:
     """Make the data; they appear at `out` when all is written.
 
@@ -146,7 +147,7 @@ def prepare(
         UsageError: somebody else is making the same.
         StackyardError: it could not be written, or the container ended.
     """
-    given = dataset.settings(request, workers)
+    given = dataset.settings(request, workers, chunk)
     vocabulary = {n: Path(p).read_bytes() for n, p in request.vocabulary.files.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     name = f".{out.name}.{dataset.identity(given, image, vocabulary)}.partial"

@@ -172,7 +172,8 @@ def encoding(args, vocab):
         return {}
     last = load(args.hf_tokenizer).size - 1
     first = vocab.nspecial
-    if (vocab.index("0"), vocab.index(str(last))) != (first, first + last):
+    ends = (vocab.index("0"), vocab.index(str(last)))
+    if ends != (first, first + last) or str(last + 1) in vocab:
         raise ValueError(
             f"the dictionary was not made from {args.hf_tokenizer}: leave --srcdict out, or give"
             " the dict.txt that fairseq-preprocess wrote with this tokenizer"
