@@ -253,6 +253,65 @@ def bench(
     _exit(cli_bench.bench(stack, base, gpus, rounds, updates, sides, as_json=json))
 
 
+@task(
+    positional=["stack"],
+    iterable=["input", "valid", "test"],
+    auto_shortflags=False,
+    help={
+        "stack": "fairseq, megatron or accelerate",
+        "base": BASE,
+        "input": "text, a document a line; a pattern in quotes, or given again, for more files",
+        "valid": "files to validate on",
+        "test": "files to test on",
+        "split": "or parts of the input: weights of train, valid and test, 900,50,50",
+        "out": "the folder to make",
+        "tokenizer": "a Hugging Face tokenizer: its folder, or tokenizer.json",
+        "vocab": "vocab.json, for words between white space (fairseq: or its dict.txt)",
+        "merges": "GPT-2's merges.txt, with its --vocab",
+        "key": "lines are JSON, the text is under this key (text, for files named .jsonl)",
+        "encoding": "of the text",
+        "bad_lines": "what happens to lines that are not: fail, skip or replace",
+        "keep_blank": "blank lines are documents, too",
+        "append_eod": "end every document with a token (--no-append-eod does not)",
+        "eod": "which one (<|endoftext|>, or the tokenizer's own)",
+        "unk": "the word for what is not in --vocab",
+        "seq_length": "tokens of a sample: every split must hold one; accelerate's are cut (1024)",
+        "workers": "processes (one a core)",
+        "json": JSON,
+    },
+)
+def data(
+    c: Context,
+    stack: str,
+    input: list[str],
+    valid: list[str],
+    test: list[str],
+    out: str = "",
+    tokenizer: str = "",
+    vocab: str = "",
+    merges: str = "",
+    split: str = "",
+    base: str = "",
+    key: str = "",
+    encoding: str = "utf-8",
+    bad_lines: str = "fail",
+    keep_blank: bool = False,
+    append_eod: bool = True,
+    eod: str = "",
+    unk: str = "<unk>",
+    seq_length: int = 0,
+    workers: int = 0,
+    json: bool = False,
+) -> None:
+    """Text of your own as what a stack trains on, by its own vocabulary or tokenizer."""
+    from stackyard import cli_data
+
+    given = {
+        name: value for name, value in locals().items() if name not in ("c", "json", "cli_data")
+    }
+    _exit(cli_data.data(cli_data.DataArguments(**given), as_json=json))
+
+
 @task(positional=["file"], help={"file": "a log, or - for standard input", "json": JSON})
 def diagnose(c: Context, file: str, json: bool = False) -> None:
     """Name the known failure that a log shows, its cause and what to do about it."""

@@ -47,6 +47,7 @@ class ContainerSpec:
         limits: resource limits by name; -1 is none.
         mounts: folders of the host, or volumes, that may be written to, by their place.
         fleeting: the engine removes it when its main process ends.
+        user: whom its processes are, `UID:GID`; the image's own unless given.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ContainerSpec:
     limits: Mapping[str, int] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
     fleeting: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,6 +334,7 @@ class Engine:
                     for place, at in spec.mounts.items()
                 ],
                 auto_remove=spec.fleeting,
+                user=spec.user or None,
                 cap_drop=["ALL"],
                 cap_add=list(spec.capabilities),
                 security_opt=["no-new-privileges"],

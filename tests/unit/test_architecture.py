@@ -37,7 +37,8 @@ ORDER = [
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
     "prove", "prove.plan", "prove.judge", "prove.report", "prove.page",
-    "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    "examples", "dataset", "job_source",
+    "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
@@ -63,7 +64,7 @@ ORDER = [
     "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
     "cli_compare", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
-    "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove",
+    "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove", "data_run", "cli_data",
 ]  # fmt: skip
 
 PURE = [
@@ -71,6 +72,7 @@ PURE = [
     "lock_change", "upstream",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
+    "dataset",
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",
     "judge", "judge_gpu", "checks", "placement",
     "access",

@@ -42,7 +42,8 @@ class Blocks(Dataset[torch.Tensor]):
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.blocks[index % len(self.blocks)]
+        # Blocks made by `invoke data` are as narrow as their vocabulary allows.
+        return self.blocks[index % len(self.blocks)].long()
 
 
 def build_model() -> LlamaForCausalLM:

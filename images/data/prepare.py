@@ -1,0 +1,313 @@
+"""Text to what a stack trains on: `python3 prepare.py`, settings as JSON on standard input.
+
+Owns the order: what is asked for is looked at, every chunk becomes a shard (several workers), the
+shards are joined in order. Says what happens as lines of JSON on standard output: `progress`,
+`note`, `error`, `done`. Everything is written below `work`; whoever started this takes the finished
+folder from there. What is written depends on text and settings alone, never on the workers.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import shards
+import source
+import stacks
+from source import Refused
+
+ROLES = ("train", "valid", "test")
+PATIENCE = 0.25
+"""Seconds between two lines of progress."""
+
+_FORM: stacks.Form | None = None
+
+
+def say(event: str, **values: Any) -> None:
+    """One line for whoever started this."""
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def _work(
+    folder: str, number: int, chunk: source.Chunk, reading: Mapping[str, Any]
+) -> dict[str, Any]:
+    assert _FORM is not None
+    return shards.make(Path(folder), number, chunk, reading, _FORM)
+
+
+@dataclass
+class Seen:
+    """What became of the shards of one role."""
+
+    numbers: list[int] = field(default_factory=list)
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def total(self, what: str) -> int:
+        return sum(record[what] for record in self.records.values())
+
+    def in_order(self) -> list[dict[str, Any]]:
+        return [self.records[number] for number in self.numbers]
+
+
+class Progress:
+    """Bytes done of all bytes, said now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._kept, self._tokens, self._said = total, 0, 0, 0, 0.0
+
+    def add(self, count: int, record: Mapping[str, Any]) -> None:
+        self._done += count
+        self._kept += count if record["kept"] else 0
+        self._tokens += record["tokens"]
+        if time.monotonic() - self._said > PATIENCE or self._done == self._total:
+            self._said = time.monotonic()
+            say(
+                "progress", done=self._done, total=self._total, kept=self._kept, tokens=self._tokens
+            )
+
+
+def encode_all(settings: Mapping[str, Any], work: Path) -> dict[str, Seen]:
+    """Make the shards of all inputs; what an earlier run finished is checked and kept."""
+    inputs = {
+        role: [source.Input(one["path"], one["name"]) for one in settings["inputs"].get(role, ())]
+        for role in ROLES
+    }
+    sizes = {one.path: _identity(one) for found in inputs.values() for one in found}
+    progress = Progress(sum(sizes[one.path][0] for found in inputs.values() for one in found))
+    seen = {role: Seen() for role in ROLES}
+    folder = work / "shards"
+    folder.mkdir(exist_ok=True)
+    todo = _numbered(inputs, seen, settings["chunk"])
+    if settings["workers"] == 1:
+        for role, number, step, chunk in todo:
+            record = _work(str(folder), number, chunk, settings["reading"])
+            seen[role].records[number] = record
+            progress.add(step, record)
+    else:
+        _encode_beside(settings, str(folder), todo, seen, progress)
+    for found in inputs.values():
+        for one in found:
+            if _identity(one) != sizes[one.path]:
+                raise Refused(f"{one.name} was changed while it was read", hint="type it again")
+    return seen
+
+
+def _identity(one: source.Input) -> tuple[int, int]:
+    found = os.stat(one.path)
+    return found.st_size, found.st_mtime_ns
+
+
+def _numbered(
+    inputs: Mapping[str, Sequence[source.Input]], seen: Mapping[str, Seen], most: int
+) -> Iterator[tuple[str, int, int, source.Chunk]]:
+    number = 0
+    for role, found in inputs.items():
+        for one in found:
+            before = 0
+            for chunk in source.chunks(one, most):
+                seen[role].numbers.append(number)
+                yield role, number, chunk.read - before, chunk
+                before = chunk.read
+                number += 1
+
+
+def _encode_beside(
+    settings: Mapping[str, Any],
+    folder: str,
+    todo: Iterator[tuple[str, int, int, source.Chunk]],
+    seen: Mapping[str, Seen],
+    progress: Progress,
+) -> None:
+    """Several workers, each with a few chunks waiting; the vocabulary came with the fork."""
+    workers = settings["workers"]
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("fork"), initializer=_worker
+    )
+    open_: dict[concurrent.futures.Future[dict[str, Any]], tuple[str, int, int]] = {}
+    try:
+        for more in _ended(todo):
+            if more is not None:
+                role, number, step, chunk = more
+                made = pool.submit(_work, folder, number, chunk, settings["reading"])
+                open_[made] = (role, number, step)
+            while open_ and (more is None or len(open_) > 2 * workers):
+                ready, _ = concurrent.futures.wait(
+                    open_, return_when=concurrent.futures.FIRST_COMPLETED
+                )
+                for one in ready:
+                    role, number, step = open_.pop(one)
+                    seen[role].records[number] = one.result()
+                    progress.add(step, seen[role].records[number])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ended(todo: Iterator[Any]) -> Iterator[Any]:
+    yield from todo
+    yield None
+
+
+def _worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def bounds(weights: Sequence[float], count: int) -> list[int]:
+    """Where contiguous splits of `count` documents begin and end, rounded as Megatron does."""
+    total, done, found = sum(weights), 0.0, [0]
+    for weight in weights:
+        done += weight / total
+        found.append(round(done * float(count)))
+    found[-1] = count
+    return found
+
+
+def split_parts(
+    folder: Path, seen: Seen, form: stacks.Form, first: int, last: int
+) -> list[stacks.Part]:
+    """The parts of shards that hold documents `first` up to `last`."""
+    found, before = [], 0
+    for number, record in zip(seen.numbers, seen.in_order(), strict=True):
+        count = record["documents"]
+        low, high = max(first - before, 0), min(last - before, count)
+        before += count
+        if low >= high:
+            continue
+        read = functools.partial(_some_lengths, folder, number, low, high)
+        start, tokens = 0, record["tokens"]
+        if (low, high) != (0, count):
+            lengths = shards.read_lengths(folder, number).astype("int64")
+            start, tokens = int(lengths[:low].sum()), int(lengths[low:high].sum())
+        found.append(stacks.Part(shards.tokens_file(folder, number), start, tokens, read))
+    return found
+
+
+def _some_lengths(folder: Path, number: int, low: int, high: int) -> Any:
+    return shards.read_lengths(folder, number)[low:high]
+
+
+def divide(settings: Mapping[str, Any], seen: Mapping[str, Seen], form: stacks.Form,
+           folder: Path) -> dict[str, list[stacks.Part]]:  # fmt: skip
+    """The parts of every split that is asked for."""
+    found = {}
+    if settings["split"]:
+        edges = bounds(settings["split"], seen["train"].total("documents"))
+        for role, weight, low, high in zip(
+            ROLES, settings["split"], edges, edges[1:], strict=False
+        ):
+            if weight:
+                found[role] = split_parts(folder, seen["train"], form, low, high)
+    else:
+        for role in ROLES:
+            if settings["inputs"].get(role):
+                documents = seen[role].total("documents")
+                found[role] = split_parts(folder, seen[role], form, 0, documents)
+    return found
+
+
+def require_enough(
+    settings: Mapping[str, Any],
+    found: Mapping[str, Sequence[stacks.Part]],
+    documents: Mapping[str, int],
+) -> None:
+    """See that every split holds something to train or validate on.
+
+    Raises:
+        Refused: one does not; says how many documents each has.
+    """
+    length = settings["seq_length"]
+    # A model is shown a token and asked for the next: one sample is one token longer.
+    needed = length + (settings["stack"] == "megatron") if length else 1
+    tokens = {role: sum(part.count for part in parts) for role, parts in found.items()}
+    short = [role for role in found if tokens[role] < needed]
+    if not short:
+        return
+    each = ", ".join(f"{r} {documents[r]:,} documents, {tokens[r]:,} tokens" for r in found)
+    sample = f"fewer than one sample of {needed:,} tokens" if length else "no documents"
+    raise Refused(
+        f"{short[0]} has {sample}",
+        why=each,
+        hint="give more text, another --split, or a shorter --seq-length"
+        if settings["split"] or length
+        else "see that the input holds text",
+    )
+
+
+def join(settings: Mapping[str, Any], work: Path, seen: Mapping[str, Seen],
+         form: stacks.Form) -> dict[str, Any]:  # fmt: skip
+    """Write the finished folder; what is said of it is written beside the data, too."""
+    folder, ready = work / "shards", work / "ready"
+    shutil.rmtree(ready, ignore_errors=True)
+    ready.mkdir()
+    found = divide(settings, seen, form, folder)
+    documents = {role: sum(len(part.lengths()) for part in parts) for role, parts in found.items()}
+    require_enough(settings, found, documents)
+    splits = {}
+    for role, parts in found.items():
+        more = stacks.write(settings["stack"], ready, role, form, parts, settings["seq_length"])
+        tokens = sum(part.count for part in parts)
+        splits[role] = {"documents": documents[role], "tokens": tokens, **more}
+    stacks.write_beside(ready, form)
+    counts: Counter[str] = Counter()
+    for one in seen.values():
+        for record in one.records.values():
+            counts.update(record["counts"])
+    about = {
+        "stack": settings["stack"],
+        "splits": splits,
+        "vocabulary": form.size,
+        "dtype": form.dtype.name,
+        "end": {"token": form.end_name, "number": form.end},
+        "unknown tokens": sum(one.total("unknown") for one in seen.values()),
+        **{what: counts[what] for what in ("blank lines", "bad lines")},
+        "settings": settings["told"],
+    }
+    text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+    (ready / "data.json").write_text(text, encoding="utf-8")
+    return about
+
+
+def main() -> int:
+    """Read the settings, do it, say how it ended."""
+    global _FORM
+    # Ctrl-C is the business of whoever started this: it removes the container.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = json.loads(sys.stdin.readline())
+    work = Path(settings["work"])
+    try:
+        _FORM = stacks.form_of(settings)
+        seen = encode_all(settings, work)
+        about = join(settings, work, seen, _FORM)
+    except Refused as error:
+        say("error", what=error.what, why=error.why, hint=error.hint)
+        return 2
+    except concurrent.futures.process.BrokenProcessPool:
+        say("error", what="a worker was killed", why="most likely it ran out of memory",
+            hint="fewer workers: --workers N")  # fmt: skip
+        return 4
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk of --out is full" if full else f"cannot go on: {error}"
+        hint = "make room and type it again: what is finished is kept" if full else ""
+        say("error", what=what, why=str(error) if full else "", hint=hint)
+        return 4
+    kept = sum(1 for one in seen.values() for r in one.records.values() if r["kept"])
+    made = sum(len(one.records) for one in seen.values())
+    say("done", about=about, kept=kept, shards=made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

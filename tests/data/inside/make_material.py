@@ -1,0 +1,52 @@
+"""Text and tokenizers of the tests: `make_material.py FOLDER`, in fairseq's image."""
+
+import json
+import pathlib
+import sys
+
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+folder = pathlib.Path(sys.argv[1])
+text = pathlib.Path("/usr/local/share/stackyard/text")
+read = [(text / f"{name}.txt").read_text("utf-8").split("\n") for name in ("zh", "en")]
+pairs = [[line for line in found if line.strip()][:1200] for found in read]
+lines = [line for pair in zip(*pairs, strict=True) for line in pair]
+(folder / "text.txt").write_text("\n".join(lines) + "\n", "utf-8")
+
+bpe = Tokenizer(models.BPE())
+bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+bpe.decoder = decoders.ByteLevel()
+bpe.train_from_iterator(lines, trainers.BpeTrainer(
+    vocab_size=500, special_tokens=["<|endoftext|>"], show_progress=False,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))  # fmt: skip
+(folder / "bpe").mkdir()
+bpe.save(str(folder / "bpe" / "tokenizer.json"))
+
+unigram = Tokenizer(models.Unigram())
+unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+unigram.decoder = decoders.Metaspace()
+unigram.train_from_iterator(lines, trainers.UnigramTrainer(
+    vocab_size=6000, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>",
+    show_progress=False))  # fmt: skip
+(folder / "unigram").mkdir()
+unigram.save(str(folder / "unigram" / "tokenizer.json"))
+
+# A folder as mT5's is on the hub: no tokenizer.json.
+(folder / "mt5").mkdir()
+sentencepiece.SentencePieceTrainer.train(
+    input=str(folder / "text.txt"), model_prefix=str(folder / "mt5" / "spiece"), vocab_size=4500,
+    model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, character_coverage=1.0,
+    hard_vocab_limit=False, minloglevel=2)  # fmt: skip
+(folder / "mt5" / "config.json").write_text('{"model_type": "mt5"}')
+
+words = sorted({word for line in lines[:1500] for word in line.split()})
+vocabulary = {word: n for n, word in enumerate(["<unk>", "<|endoftext|>", *words])}
+(folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
+
+# What Megatron's example reads: characters, with its own special tokens.
+spelled = [" ".join("▁".join(line.split())) for line in lines]
+(folder / "spelled.txt").write_text("\n".join(spelled) + "\n", "utf-8")
+characters = sorted({c for line in spelled for c in line.split()})
+table = {c: n for n, c in enumerate(["<eod>", "<pad>", "<unk>", *characters])}
+(folder / "characters.json").write_text(json.dumps(table, ensure_ascii=False), "utf-8")

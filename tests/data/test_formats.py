@@ -1,0 +1,98 @@
+"""What is made is what each stack's own tools make of the same text, for any number of workers."""
+
+import filecmp
+import json
+import os
+
+import pytest
+
+from stackyard import data_run
+
+
+def same_files(first, second):
+    names = sorted(path.name for path in first.iterdir())
+    assert names == sorted(path.name for path in second.iterdir())
+    _, differ, errors = filecmp.cmpfiles(first, second, names, shallow=False)
+    return differ + errors
+
+
+@pytest.fixture(scope="module")
+def by_fairseq(box, material, place):
+    """fairseq-preprocess --bpe hf, run several times in one process; and what it says."""
+    out = place / "fairseq"
+    words = ["python3", "/srv/test/fairseq_tokenizer.py", str(material), str(out)]
+    return out, json.loads(box("fairseq").said(*words).splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["bpe", "unigram", "mt5"])
+def test_fairseq_encodes_with_a_tokenizer_and_gives_the_text_back(by_fairseq, material, name):
+    found = by_fairseq[1][name]
+    lines = (material / "text.txt").read_text(encoding="utf-8").count("\n")
+    assert (found["lines"], found["unknown"]) == (lines, 0)
+    assert found["encoded"]
+    assert found["shifted"]
+    if name != "mt5":  # sentencepiece normalises text: what comes back is normalised, too
+        assert found["differ"] == []
+        assert found["same"] == ["train.bin", "train.idx", "dict.txt"]
+
+
+def test_fairseq_says_what_is_wrong_with_a_tokenizer(by_fairseq):
+    missing, none, empty, other = by_fairseq[1]["errors"]
+    assert missing == "--hf-tokenizer /nowhere: there is no such folder or file"
+    assert none.startswith("--bpe hf needs --hf-tokenizer")
+    assert "holds no tokenizer that can be read" in empty
+    assert other.startswith("the dictionary was not made from")
+
+
+def test_fairseqs_data_are_those_of_fairseq_preprocess(by_fairseq, make):
+    # The unigram tokenizer has an <unk> of its own, and more tokens than the text has.
+    out = make("fairseq", tokenizer="unigram")
+    names = ["train.bin", "train.idx", "dict.txt"]
+    same, differ, errors = filecmp.cmpfiles(out, by_fairseq[0] / "unigram", names, shallow=False)
+    assert (same, differ, errors) == (names, [], [])
+
+
+def test_megatrons_data_are_those_of_its_own_builder(box, make, material, place):
+    out = make("megatron", vocab="vocab.json", keep_blank=True, workers=3)
+    words = [str(material / "text.txt"), str(material / "vocab.json"), str(place / "notes")]
+    box("megatron").said("python3", "/srv/test/by_the_notes.py", *words)
+    for kind in ("bin", "idx"):
+        assert (out / f"train.{kind}").read_bytes() == (place / f"notes.{kind}").read_bytes()
+    about = json.loads((out / "data.json").read_text(encoding="utf-8"))
+    assert about["unknown tokens"] > 0
+    assert about["end"] == {"token": "<|endoftext|>", "number": 1}
+
+
+def test_bytes_do_not_depend_on_the_workers(make):
+    split = {"tokenizer": "bpe", "split": (90.0, 5.0, 5.0)}
+    one = make("megatron", out="one", workers=1, **split)
+    three = make("megatron", out="three", workers=3, **split)
+    assert same_files(one, three) == []
+    about = json.loads((one / "data.json").read_text(encoding="utf-8"))
+    assert [part["documents"] for part in about["splits"].values()] == [2160, 120, 120]
+
+
+def test_accelerates_blocks_are_what_its_tokenizer_says(box, make, material, place):
+    out = make("accelerate", tokenizer="bpe", seq_length=32)
+    kept = place / "blocks"
+    out.rename(kept)
+    words = [str(kept), str(material / "bpe"), str(material / "text.txt")]
+    box("accelerate").said("python3", "/srv/test/read_blocks.py", *words)
+
+
+def test_what_is_made_is_the_callers(make, monkeypatch):
+    """Whoever types it owns the data; as somebody else than root, without any capability."""
+    if os.getuid() == 0:
+        monkeypatch.setattr(data_run.os, "getuid", lambda: 12345)
+        monkeypatch.setattr(data_run.os, "getgid", lambda: 12346)
+        made = data_run.Path.mkdir
+
+        def mkdir(path, *given, **named):
+            made(path, *given, **named)
+            if path.suffix == ".partial":
+                os.chown(path, 12345, 12346)
+
+        monkeypatch.setattr(data_run.Path, "mkdir", mkdir)
+    out = make("megatron", vocab="vocab.json")
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in (out, *out.iterdir())}
+    assert owners == {(data_run.os.getuid(), data_run.os.getgid())}

@@ -1,0 +1,63 @@
+"""A preparation that is killed leaves no container and no data; the next one goes on from there."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from stackyard.project import ROOT
+
+
+@pytest.fixture
+def begin(images, material, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_bytes((material / "text.txt").read_bytes() * 60)
+    words = [sys.executable, "-m", "tests.data.one_run", images("megatron"), str(text)]
+
+    def started(out):
+        words_ = [*words, str(material / "bpe"), str(tmp_path / out)]
+        return subprocess.Popen(
+            words_, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    return started
+
+
+def until(true, seconds):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_typed_again(begin, engine, tmp_path, number):
+    whole = begin("whole")
+    _, said = whole.communicate(timeout=120)
+    assert whole.returncode == 0, said
+
+    before = set(engine.labelled("stackyard.run"))
+    child = begin("out")
+    until(lambda: len(list(tmp_path.glob(".out.*.partial/shards/*.json"))) > 1, 60)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == (-number if number == signal.SIGKILL else 130)
+    assert not (tmp_path / "out").exists()
+    until(lambda: set(engine.labelled("stackyard.run")) <= before, 30)
+    if number == signal.SIGINT:
+        assert "the same command goes on from there" in said
+
+    # A shard that was damaged meanwhile is made again, not believed.
+    damaged = min(tmp_path.glob(".out.*.partial/shards/*.tokens"))
+    damaged.write_bytes(b"\0" + damaged.read_bytes()[1:])
+    again = begin("out")
+    output, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    found = json.loads(output)
+    assert 0 < found["kept"] < found["shards"]
+    assert list(tmp_path.glob(".out.*")) == []
+    for name in ("train.bin", "train.idx"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
