@@ -116,15 +116,22 @@ def bundle(
         "base": BASE,
         "again": "build even if nothing changed",
         "offline": "a bundle to build from, without a network",
+        "source": "your own code: [PACKAGE=]PATH_OR_GIT[@REV] (docs/source.md); several times",
+        "despite": "with --source: a fix to leave out, by its name; several times",
+        "tag": "with --source: the image's name (stackyard/STACK:BASE-src-COMMIT)",
         "json": JSON,
     },
+    iterable=["source", "despite"],
 )
 def build(
     c: Context,
     stack: str,
+    source: list[str],
+    despite: list[str],
     base: str = "",
     again: bool = False,
     offline: str = "",
+    tag: str = "",
     json: bool = False,
 ) -> None:
     """Build an image; does nothing when its recipe has not changed."""
@@ -133,6 +140,15 @@ def build(
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
+    if source or despite or tag:
+        from stackyard import cli_source
+
+        given = cli_source.SourceArguments(
+            stack=stack, base=base, sources=tuple(source or ()), despite=tuple(despite or ()),
+            tag=tag, again=again, offline=offline,
+        )  # fmt: skip
+        _exit(cli_source.build(given, as_json=json))
+        return
     _exit(cli.build(stack, base, again=again, offline=offline, as_json=json))
 
 
@@ -144,6 +160,7 @@ def build(
         "gpus": "GPUs of the whole run; 0 trains on CPU ranks",
         "nodes": "containers of the run (1 with GPUs, 2 on CPU ranks)",
         "placement": "how several containers share a host's GPUs (docs/gpus.md); the best one",
+        "image": "an image by tag or id, in place of the stack's own (docs/source.md)",
         "json": JSON,
     },
 )
@@ -154,12 +171,13 @@ def smoke(
     gpus: int = -1,
     nodes: int = 0,
     placement: str = "",
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
     from stackyard import cli_smoke
 
-    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, as_json=json))
+    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, image=image, as_json=json))
 
 
 @task(

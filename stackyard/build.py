@@ -114,7 +114,7 @@ def build(
     Raises:
         BuildError: naming the step, with its last lines.
     """
-    context = pack({path: text.encode() for path, text in plan.context.items()})
+    context = pack({**{p: t.encode() for p, t in plan.context.items()}, **plan.blobs})
     progress = Progress(on_step)
     with _secret_files(caller) as folder:
         words = arguments(plan, client, tools, caller, folder, offline=offline)

@@ -25,6 +25,7 @@ from stackyard.project import Project
 
 if TYPE_CHECKING:
     from stackyard import build, bundle, settings
+    from stackyard.fork import Fork
 
 Say = Callable[[str, str], None]
 
@@ -82,8 +83,13 @@ class Builder:
                 raise
         return [job.result() for job in jobs]
 
-    def build(self, stack: str, base: str, *, again: bool = False) -> Built:
+    def build(
+        self, stack: str, base: str, *, again: bool = False, fork: Fork | None = None
+    ) -> Built:
         """The image of a stack on a base; built only when its recipe has changed.
+
+        Args:
+            fork: the users' own sources in place of releases.
 
         Raises:
             NothingToRunOn: the base cannot be had here.
@@ -91,6 +97,7 @@ class Builder:
         """
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
+        image = fork.image(image) if fork else image
         with self._shared:
             self._require_sources(image)
             base_info, reference = self._foundation(image)
@@ -99,7 +106,9 @@ class Builder:
             path: (self._project.root / path).read_text(encoding="utf-8")
             for path in plan.context_paths(image)
         }
+        files = fork.files(image, files) if fork else files
         made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        made = fork.plan(made) if fork else made
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
         if again or not current:

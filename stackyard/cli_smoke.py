@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from stackyard import access, commands, doctor, gpu_run, host, nodes, report, smokes, tables
+from stackyard import (
+    access,
+    cli_source,
+    commands,
+    doctor,
+    gpu_run,
+    host,
+    nodes,
+    report,
+    smokes,
+    tables,
+)  # fmt: skip
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
 from stackyard.console import Terminal
@@ -21,18 +32,27 @@ GPU_RANKS = 2
 
 
 def smoke(
-    stack: str, base: str, gpus: int, node_count: int, placement: str, *, as_json: bool
+    stack: str,
+    base: str,
+    gpus: int,
+    node_count: int,
+    placement: str,
+    *,
+    as_json: bool,
+    image: str = "",
 ) -> int:
-    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME]`."""
+    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME] [--image TAG_OR_ID]`."""
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
-        names = chosen_stacks(project, stack)
+        given = _named(project, image, stack, base) if image else None
+        names = [given.image.stack.name] if given else chosen_stacks(project, stack)
         typed = "invoke smoke" if stack == "all" else f"invoke smoke {stack}"
+        typed += f" --image {image}" if image else ""
         if gpus > 0:
             host.require_gpus(gpus, typed)
         count = _node_count(gpus, node_count, placement, typed)
-        chosen = commands.smoke_base(project, base, gpus)
+        chosen = given.image.base.name if given else commands.smoke_base(project, base, gpus)
         _require_device(project, names, chosen, gpus, typed)
         with Engine() as held:
             plan = None
@@ -40,7 +60,8 @@ def smoke(
                 plan = gpu_run.make_plan(held, gpus, count, placement, f"{typed} --gpus 0")
                 doctor.require_fit(plan.host, project.definitions.bases[chosen])
                 _explain_placement(plan, terminal)
-            reports = _smoke_each(project, held, names, chosen, count, plan, terminal)
+            there = [given] if given else None
+            reports = _smoke_each(project, held, names, chosen, count, plan, terminal, there)
         terminal.table(tables.phase_table(reports))
         terminal.table(tables.smoke_table(reports))
         for value in reports:
@@ -49,6 +70,11 @@ def smoke(
         return answer, EXIT_CODES[answer["outcome"]]
 
     return run(command, as_json=as_json)
+
+
+def _named(project: Project, image: str, stack: str, base: str) -> Built:
+    with Engine() as held:
+        return cli_source.named(project, held, image, stack, base)
 
 
 def _node_count(gpus: int, nodes_: int, placement: str, typed: str) -> int:
@@ -116,9 +142,9 @@ def _smoke_each(
     node_count: int,
     plan: GpuPlan | None,
     terminal: Terminal,
+    images: list[Built] | None = None,
 ) -> list[dict[str, Any]]:
-    builder = Builder(project, held, terminal.say)
-    images = builder.build_all(names, base)
+    images = images or Builder(project, held, terminal.say).build_all(names, base)
     for built in images:
         if built.made:
             terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")

@@ -19,13 +19,15 @@ ORDER = [
     "",  # the package itself
     # values and small tools
     "errors", "spec", "image", "archive", "template", "positional",
+    # users' own code
+    "source", "source_tree",
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
     "document", "compat", "lock",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch.plain", "launch.each", "launch",
     "read_smoke", "read_left_out", "read", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
-    "catalog", "dockerfile", "plan", "hostfiles",
+    "catalog", "dockerfile", "plan", "fork", "source_fit", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
     "layer", "contents", "installed", "sbom", "sizes",
     # layers and configuration of an image --gate--> what must not be published
@@ -44,7 +46,8 @@ ORDER = [
     "clusters.kubernetes_pod", "clusters.kubernetes", "clusters.kubernetes_state",
     "clusters.slurm_site", "clusters.slurm", "clusters.slurm_state", "site_file",
     # the edges
-    "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "follow", "warden",
+    "guard", "exclusive", "process", "source_read", "settings",
+    "stream", "engine", "lease", "follow", "warden",
     "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
     "clusters.kubernetes_client", "clusters.slurm_client", "cluster_engine",
     # BuildPlan --engine--> Image --launch, mesh--> Run
@@ -57,13 +60,15 @@ ORDER = [
     "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
-    "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
+    "tables", "console", "builder", "smokes", "commands", "cli", "cli_source",
+    "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
+    "source", "source_tree", "source_fit", "fork",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
     "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",
