@@ -221,6 +221,8 @@ NAME = "the run's name (the stack's unless given)"
 LEASE = "seconds that a run goes on without being heard of"
 ON = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
 SITE = "with --on: the cluster's settings (site.yml, if it is there)"
+IMAGE = "an image by tag or id, in place of the stack's own (docs/source.md)"
+MOUNT = "your tree over an installed package: [PACKAGE=]PATH[:PLACE], on every host; several times"
 JOB = "with --on: the job's number on Slurm, its name on Kubernetes"
 
 
@@ -258,12 +260,16 @@ def doctor(
         "network": "host, or a network that spans the hosts (an overlay), by name",
         "lease": LEASE,
         "days": "how long its certificates last (7)",
+        "image": IMAGE,
+        "mount": MOUNT,
         "json": JSON,
     },
+    iterable=["mount"],
 )
 def up(
     c: Context,
     stack: str,
+    mount: list[str],
     hosts: str = "",
     name: str = "",
     base: str = "",
@@ -271,6 +277,7 @@ def up(
     network: str = "host",
     lease: float = 60.0,
     days: float = 7.0,
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Start a mesh of nodes on hosts; it stands until `invoke down`."""
@@ -285,6 +292,8 @@ def up(
         network=network,
         lease=lease,
         days=days,
+        image=image,
+        mounts=tuple(mount or ()),
     )
     _exit(cli_fleet.up(given, as_json=json))
 
@@ -311,14 +320,19 @@ def up(
         "on": ON,
         "nodes": "with --on: how many nodes take part",
         "site": SITE,
-        "image": "with --on: the image, as the cluster names it",
+        "image": f"{IMAGE}; with --on: as the cluster names it",
+        "mount": MOUNT,
+        "despite": "with --mount: a fix that is not to be applied to your tree; several times",
         "out": "with --on slurm: folder to make for script and log, which all nodes see (./NAME)",
         "json": JSON,
     },
+    iterable=["mount", "despite"],
 )
 def run(
     c: Context,
     stack: str,
+    mount: list[str],
+    despite: list[str],
     hosts: str = "",
     name: str = "",
     base: str = "",
@@ -343,11 +357,12 @@ def run(
 ) -> None:
     """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
     words = tuple(positional.remainder())
-    if on or nodes or site or image or out:
+    if on or nodes or site or out:
         from stackyard import cli_clusters, cluster_job
 
         others = {"--hosts": hosts, "--include": include, "--exclude": exclude,
-                  "--restarts": restarts, "--lease": lease != 60.0}  # fmt: skip
+                  "--restarts": restarts, "--lease": lease != 60.0, "--mount": mount,
+                  "--despite": despite}  # fmt: skip
         asked = cluster_job.ClusterArguments(
             engine=on, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
             image=image, site=site, name=name, others=others, example=example, words=words,
@@ -358,12 +373,13 @@ def run(
     from stackyard import cli_fleet
 
     given = cli_fleet.UpArguments(
-        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease
-    )
+        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease, image=image,
+        mounts=tuple(mount or ()),
+    )  # fmt: skip
     wanted = cli_fleet.RunArguments(
         example=example, words=words, launcher=launcher, per_node=per_node,
         settings=set, include=include, exclude=exclude, save=save, folder=folder, detach=detach,
-        restarts=restarts,
+        restarts=restarts, despite=tuple(despite or ()),
     )  # fmt: skip
     _exit(cli_fleet.run(given, wanted, as_json=json))
 

@@ -21,7 +21,7 @@ from stackyard.engine import Engine
 from stackyard.errors import BuildError, UsageError, shown
 from stackyard.fork import Fork
 from stackyard.project import Project, load_project
-from stackyard.source import Source, beginnings, parse_asked
+from stackyard.source import Source, beginnings, parse_asked, require_labels
 from stackyard.source_tree import Tree
 from stackyard.spec import Fix
 
@@ -237,22 +237,3 @@ def named(project: Project, engine: Engine, reference: str, stack: str, base: st
     own = fork.fork_of(project.definitions, info.labels)
     image = own.image(image) if own else image
     return Built(image=image, tag=reference, info=info, seconds=0.0, made=False)
-
-
-def require_labels(labels: Mapping[str, str], reference: str, stack: str, base: str) -> None:
-    """See that an image says that it is of a stack and a base.
-
-    Raises:
-        UsageError: it does not.
-    """
-    found = labels.get("stackyard.stack", ""), labels.get("stackyard.base", "")
-    if not all(found):
-        raise UsageError(f"--image: {shown(reference)} was not built by stackyard",
-                         why="it has no labels stackyard.stack and stackyard.base",
-                         hint="invoke build STACK --source ... makes such an image")  # fmt: skip
-    if stack not in ("all", "", found[0]) or base not in ("", found[1]):
-        wanted = f"{stack} on {base}" if base else stack
-        raise UsageError(
-            f"--image: {shown(reference)} is {found[0]} on {found[1]}, not {wanted}",
-            hint=f"name the stack {found[0]} and --base {found[1]}, or another image",
-        )

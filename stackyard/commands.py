@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stackyard import catalog, dockerfile, lock, report
+from stackyard import catalog, dockerfile, fork, lock, report
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.project import Project
@@ -157,7 +157,8 @@ def lock_all(project: Project, stack: str, base_name: str, say: Say) -> list[str
     else:
         say(base.name, f"reading the inventory of {base.reference}")
         given = _inventory(project, base_name)
-    wheels = dict.fromkeys(w for name in names for w in definitions.stacks[name].builds)
+    # What is built here, and what users may build from their own source.
+    wheels = dict.fromkeys(w for name in names for w in fork.buildable(definitions, name))
     for wheel in wheels:
         say(base.name, f"resolving the build of {wheel}")
         files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller)

@@ -100,13 +100,15 @@ class Fork:
         """A package that otherwise comes as a wheel; the lock of its build joins `locks`."""
         base = image.base.name
         path = lock.wheel_lock_path(package, base, "build")
-        if path not in self.definitions.locks:
+        text = self.definitions.locks.get(path, "")
+        inputs = lock.wheel_inputs(self.definitions.wheels[package], image.base)
+        if lock.locked_inputs(text) != inputs:
             raise UsageError(
                 f"building {package} from source has no lock on {base}",
-                why=f"{path} is not there",
+                why=f"{path} is {'of another definition' if text else 'not there'}",
                 hint=f"invoke lock {image.stack.name} --base {base}",
             )
-        locks[path] = self.definitions.locks[path]
+        locks[path] = text
         versions = {name: s.value for name, s in {**image.provided, **image.packages}.items()}
         return catalog.resolve_wheel(
             self.definitions, self.definitions.wheels[package], image.base, versions

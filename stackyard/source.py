@@ -187,3 +187,22 @@ def sources_of(labels: Mapping[str, str]) -> tuple[Source, ...]:
 def despite_of(labels: Mapping[str, str]) -> tuple[str, ...]:
     """The fixes that an image was built without, as its label says."""
     return tuple(name for name in labels.get(DESPITE_LABEL, "").split(",") if name)
+
+
+def require_labels(labels: Mapping[str, str], reference: str, stack: str, base: str) -> None:
+    """See that an image says that it is of a stack and a base.
+
+    Raises:
+        UsageError: it does not.
+    """
+    found = labels.get("stackyard.stack", ""), labels.get("stackyard.base", "")
+    if not all(found):
+        raise UsageError(f"--image: {shown(reference)} was not built by stackyard",
+                         why="it has no labels stackyard.stack and stackyard.base",
+                         hint="invoke build STACK --source ... makes such an image")  # fmt: skip
+    if stack not in ("all", "", found[0]) or base not in ("", found[1]):
+        wanted = f"{stack} on {base}" if base else stack
+        raise UsageError(
+            f"--image: {shown(reference)} is {found[0]} on {found[1]}, not {wanted}",
+            hint=f"name the stack {found[0]} and --base {found[1]}, or another image",
+        )

@@ -37,7 +37,8 @@ ORDER = [
     "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report", "page",
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
-    "examples", "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    "examples", "job_source", "fleet", "fleet.hosts", "fleet.mounts", "fleet.survey",
+    "fleet.plan", "fleet.jobs",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
@@ -62,7 +63,7 @@ ORDER = [
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_source",
     "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
+    "fleet_view", "cli_hosts", "cli_mount", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
 ]  # fmt: skip
 
@@ -79,7 +80,8 @@ PURE = [
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
     "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
-    "examples", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "launch.plain",
+    "examples", "fleet.hosts", "fleet.mounts", "fleet.survey",
+    "fleet.plan", "fleet.jobs", "launch.plain",
     "launch.each", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     "bench.definition", "bench.flops", "bench.plan", "bench.result", "bench.judge", "bench.report",
@@ -91,7 +93,7 @@ ALONE = {"subprocess": "process", "docker": "engine", "jinja2": "template"}
 ALSO = {("credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "lease", "job", "client", "launcher", "members"}
+BESIDE = {"strays", "lease", "job", "client", "launcher", "members", "apply_fixes"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip
