@@ -548,7 +548,9 @@ def down(
         "base": BASE,
         "to": "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)",
         "key": "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it",
-        "unproven": "publish it without a passed smoke; its statement says so",
+        "unproven": "publish it without a passed smoke, or from source that is in no commit; its"
+        " statement says so",
+        "image": IMAGE,
         "json": JSON,
     },
 )
@@ -559,12 +561,13 @@ def publish(
     to: str = "",
     key: str = "",
     unproven: bool = False,
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
     from stackyard import cli_release
 
-    _exit(cli_release.publish(stack, base, to, key, unproven=unproven, as_json=json))
+    _exit(cli_release.publish(stack, base, to, key, unproven=unproven, image=image, as_json=json))
 
 
 FROM = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"
