@@ -134,16 +134,23 @@ def bundle(
         "again": "build even if nothing changed",
         "fresh": "build from scratch: base and every step again, nothing from BuildKit's cache",
         "offline": "a bundle to build from, without a network",
+        "source": "your own code: [PACKAGE=]PATH_OR_GIT[@REV] (docs/source.md); several times",
+        "despite": "with --source: a fix to leave out, by its name; several times",
+        "tag": "with --source: the image's name (stackyard/STACK:BASE-src-COMMIT)",
         "json": JSON,
     },
+    iterable=["source", "despite"],
 )
 def build(
     c: Context,
     stack: str,
+    source: list[str],
+    despite: list[str],
     base: str = "",
     again: bool = False,
     fresh: bool = False,
     offline: str = "",
+    tag: str = "",
     json: bool = False,
 ) -> None:
     """Build an image; does nothing when its recipe has not changed."""
@@ -152,6 +159,15 @@ def build(
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
+    if source or despite or tag:
+        from stackyard import cli_source
+
+        given = cli_source.SourceArguments(
+            stack=stack, base=base, sources=tuple(source or ()), despite=tuple(despite or ()),
+            tag=tag, again=again, offline=offline,
+        )  # fmt: skip
+        _exit(cli_source.build(given, as_json=json))
+        return
     _exit(cli.build(stack, base, again=again, fresh=fresh, offline=offline, as_json=json))
 
 
@@ -164,6 +180,7 @@ def build(
         "nodes": "containers of the run (1 with GPUs, 2 on CPU ranks)",
         "placement": "how several containers share a host's GPUs (docs/gpus.md); the best one",
         "against": "an earlier smoke.json (or a folder like reports/) to compare with",
+        "image": "an image by tag or id, in place of the stack's own (docs/source.md)",
         "json": JSON,
     },
 )
@@ -175,12 +192,16 @@ def smoke(
     nodes: int = 0,
     placement: str = "",
     against: str = "",
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
     from stackyard import cli_smoke
 
-    _exit(cli_smoke.smoke(stack, base, gpus, nodes, placement, against=against, as_json=json))
+    code = cli_smoke.smoke(
+        stack, base, gpus, nodes, placement, against=against, image=image, as_json=json
+    )
+    _exit(code)
 
 
 @task(
@@ -325,6 +346,8 @@ NAME = "the run's name (the stack's unless given)"
 LEASE = "seconds that a run goes on without being heard of"
 ON = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
 SITE = "with --on: the cluster's settings (site.yml, if it is there)"
+IMAGE = "an image by tag or id, in place of the stack's own (docs/source.md)"
+MOUNT = "your tree over an installed package: [PACKAGE=]PATH[:PLACE], on every host; several times"
 JOB = "with --on: the job's number on Slurm, its name on Kubernetes"
 
 
@@ -362,12 +385,16 @@ def doctor(
         "network": "host, or a network that spans the hosts (an overlay), by name",
         "lease": LEASE,
         "days": "how long its certificates last (7)",
+        "image": IMAGE,
+        "mount": MOUNT,
         "json": JSON,
     },
+    iterable=["mount"],
 )
 def up(
     c: Context,
     stack: str,
+    mount: list[str],
     hosts: str = "",
     name: str = "",
     base: str = "",
@@ -375,6 +402,7 @@ def up(
     network: str = "host",
     lease: float = 60.0,
     days: float = 7.0,
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Start a mesh of nodes on hosts; it stands until `invoke down`."""
@@ -389,6 +417,8 @@ def up(
         network=network,
         lease=lease,
         days=days,
+        image=image,
+        mounts=tuple(mount or ()),
     )
     _exit(cli_fleet.up(given, as_json=json))
 
@@ -415,14 +445,19 @@ def up(
         "on": ON,
         "nodes": "with --on: how many nodes take part",
         "site": SITE,
-        "image": "with --on: the image, as the cluster names it",
+        "image": f"{IMAGE}; with --on: as the cluster names it",
+        "mount": MOUNT,
+        "despite": "with --mount: a fix that is not to be applied to your tree; several times",
         "out": "with --on slurm: folder to make for script and log, which all nodes see (./NAME)",
         "json": JSON,
     },
+    iterable=["mount", "despite"],
 )
 def run(
     c: Context,
     stack: str,
+    mount: list[str],
+    despite: list[str],
     hosts: str = "",
     name: str = "",
     base: str = "",
@@ -447,11 +482,12 @@ def run(
 ) -> None:
     """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
     words = tuple(positional.remainder())
-    if on or nodes or site or image or out:
+    if on or nodes or site or out:
         from stackyard import cli_clusters, cluster_job
 
         others = {"--hosts": hosts, "--include": include, "--exclude": exclude,
-                  "--restarts": restarts, "--lease": lease != 60.0}  # fmt: skip
+                  "--restarts": restarts, "--lease": lease != 60.0, "--mount": mount,
+                  "--despite": despite}  # fmt: skip
         asked = cluster_job.ClusterArguments(
             engine=on, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
             image=image, site=site, name=name, others=others, example=example, words=words,
@@ -462,12 +498,13 @@ def run(
     from stackyard import cli_fleet
 
     given = cli_fleet.UpArguments(
-        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease
-    )
+        stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease, image=image,
+        mounts=tuple(mount or ()),
+    )  # fmt: skip
     wanted = cli_fleet.RunArguments(
         example=example, words=words, launcher=launcher, per_node=per_node,
         settings=set, include=include, exclude=exclude, save=save, folder=folder, detach=detach,
-        restarts=restarts,
+        restarts=restarts, despite=tuple(despite or ()),
     )  # fmt: skip
     _exit(cli_fleet.run(given, wanted, as_json=json))
 
@@ -636,7 +673,9 @@ def down(
         "base": BASE,
         "to": "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)",
         "key": "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it",
-        "unproven": "publish it without a passed smoke; its statement says so",
+        "unproven": "publish it without a passed smoke, or from source that is in no commit; its"
+        " statement says so",
+        "image": IMAGE,
         "json": JSON,
     },
 )
@@ -647,12 +686,13 @@ def publish(
     to: str = "",
     key: str = "",
     unproven: bool = False,
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
     from stackyard import cli_release
 
-    _exit(cli_release.publish(stack, base, to, key, unproven=unproven, as_json=json))
+    _exit(cli_release.publish(stack, base, to, key, unproven=unproven, image=image, as_json=json))
 
 
 FROM = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"

@@ -73,7 +73,7 @@ def _write(
         registry.blob(found.config), found.manifest, layers, entry.name
     )  # fmt: skip
     (place / "sums").write_bytes(sums([(entry.image_id, 0), *archive.carried]))
-    local = f"stackyard/{entry.stack}:{entry.base}"
+    local = entry.local_name
     (place / "image").write_text(f"{entry.image_id} {entry.digest} {local}\n", encoding="utf-8")
     done = 0
     with (place / "image.tar").open("wb") as file:

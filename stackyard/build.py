@@ -158,7 +158,7 @@ def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, progress: Pr
         process.run(
             words,
             env={"DOCKER_BUILDKIT": "1", **caller.proxies},
-            stdin=pack({path: text.encode() for path, text in plan.context.items()}),
+            stdin=pack({**{p: t.encode() for p, t in plan.context.items()}, **plan.blobs}),
             timeout=3600,
             on_line=progress.line,
         )

@@ -26,6 +26,7 @@ from stackyard.project import Project
 if TYPE_CHECKING:
     from stackyard import build, bundle, settings
     from stackyard.build import Client
+    from stackyard.fork import Fork
 
 Say = Callable[[str, str], None]
 
@@ -92,8 +93,13 @@ class Builder:
                 raise
         return [job.result() for job in jobs]
 
-    def build(self, stack: str, base: str, *, again: bool = False) -> Built:
+    def build(
+        self, stack: str, base: str, *, again: bool = False, fork: Fork | None = None
+    ) -> Built:
         """The image of a stack on a base; built only when its recipe has changed.
+
+        Args:
+            fork: the users' own sources in place of releases.
 
         Raises:
             NothingToRunOn: the base cannot be had here.
@@ -101,11 +107,12 @@ class Builder:
         """
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
+        image = fork.image(image) if fork else image
         with self._shared:
             self._require_sources(image)
             base_info, reference = self._foundation(image)
         require_lock(image)
-        made = self._plan(image, reference, base_info)
+        made = self._plan(image, reference, base_info, fork)
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
         again = again or self._fresh
@@ -137,12 +144,20 @@ class Builder:
         client, tools, caller = self._means(image)
         build.export(changed, client, tools, caller, out, offline=self._offline is not None)
 
-    def _plan(self, image: ResolvedImage, reference: str, base_info: ImageInfo) -> plan.BuildPlan:
+    def _plan(
+        self,
+        image: ResolvedImage,
+        reference: str,
+        base_info: ImageInfo,
+        fork: Fork | None = None,
+    ) -> plan.BuildPlan:
         files = {
             path: (self._project.root / path).read_text(encoding="utf-8")
             for path in plan.context_paths(image)
         }
-        return plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        files = fork.files(image, files) if fork else files
+        made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        return fork.plan(made) if fork else made
 
     def _means(self, image: ResolvedImage) -> tuple[Client, str, settings.CallerSettings]:
         """What drives a build, the image of its tools, and the caller's settings."""

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from stackyard import compat, lock
 from stackyard.document import nearest
 from stackyard.errors import UsageError
+from stackyard.source import Source
 from stackyard.spec import Base, Common, Definitions, Fix, Stack, Wheel
 
 
@@ -27,11 +28,16 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedWheel:
-    """A package built from source on this base, with the fixes that apply to it."""
+    """A package built from source on this base, with the fixes that apply to it.
+
+    Attributes:
+        source: the users' own tree, which is built in place of the locked sdist.
+    """
 
     wheel: Wheel
     fixes: tuple[Fix, ...]
     env: Mapping[str, str]
+    source: Source | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +103,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
     versions = {name: s.value for name, s in {**provided, **packages}.items()}
     fixes, left_out = _fixes(definitions, stack, base, versions)
     wheels = tuple(
-        _resolve_wheel(definitions, definitions.wheels[name], base, versions)
+        resolve_wheel(definitions, definitions.wheels[name], base, versions)
         for name in stack.builds
     )
     present = set(base.given_system)
@@ -138,9 +144,10 @@ def _packages(
     return found
 
 
-def _resolve_wheel(
+def resolve_wheel(
     definitions: Definitions, wheel: Wheel, base: Base, versions: Mapping[str, str]
 ) -> ResolvedWheel:
+    """A package that is built here, with the fixes of its source that apply to these versions."""
     fixes = tuple(
         definitions.fixes[name]
         for name in wheel.fixes

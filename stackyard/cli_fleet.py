@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from stackyard import commands, dockerfile, job_source
+from stackyard import cli_mount, commands, dockerfile, job_source
 from stackyard.catalog import choose
 from stackyard.cli import run as command_run
 from stackyard.cli import show_diagnoses
@@ -21,7 +21,9 @@ from stackyard.console import Terminal
 from stackyard.errors import UsageError
 from stackyard.examples import Example, Where
 from stackyard.fleet import runs, standing
+from stackyard.fleet.hosts import Fleet
 from stackyard.fleet.jobs import JOBS, select
+from stackyard.fleet.mounts import require_there, together, with_mounts
 from stackyard.fleet.plan import HOST_NETWORK, StandingPlan, Wanted, require_name
 from stackyard.fleet.runs import Ended, Follower, Reached, Watcher, reached
 from stackyard.fleet.standing import Standing
@@ -43,6 +45,8 @@ class UpArguments:
     network: str = HOST_NETWORK
     lease: float = 60.0
     days: float = 7.0
+    image: str = ""
+    mounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ class RunArguments(Work):
     exclude: str = ""
     detach: bool = False
     restarts: int = 0
+    despite: tuple[str, ...] = ()
 
 
 def up(arguments: UpArguments, *, as_json: bool) -> int:
@@ -62,7 +67,8 @@ def up(arguments: UpArguments, *, as_json: bool) -> int:
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
         fleet = load_fleet(arguments.hosts)
-        wanted = wanted_of(project, arguments)
+        wanted = wanted_of(project, arguments, fleet)
+        fleet = with_mounts(fleet, wanted.mounts)
         with reached(fleet) as hosts:
             started = time.monotonic()
             run, warnings = runs.up(hosts, wanted, lambda text: terminal.say(wanted.run, text))
@@ -76,7 +82,7 @@ def up(arguments: UpArguments, *, as_json: bool) -> int:
     return command_run(command, as_json=as_json)
 
 
-def wanted_of(project: Project, arguments: UpArguments) -> Wanted:
+def wanted_of(project: Project, arguments: UpArguments, fleet: Fleet) -> Wanted:
     """What a mesh of this stack asks of its hosts.
 
     Raises:
@@ -95,7 +101,9 @@ def wanted_of(project: Project, arguments: UpArguments) -> Wanted:
         run=require_name(arguments.name or stack),
         stack=stack,
         base=base.name,
-        tag=dockerfile.image_tag(stack, base.name),
+        tag=arguments.image or dockerfile.image_tag(stack, base.name),
+        named=bool(arguments.image),
+        mounts=tuple(cli_mount.parse_all(project, stack, arguments.mounts, fleet)),
         device=base.device,
         images={},
         network=arguments.network,
@@ -110,20 +118,33 @@ def run(arguments: UpArguments, wanted: RunArguments, *, as_json: bool) -> int:
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
         fleet = load_fleet(arguments.hosts)
-        asked = wanted_of(project, arguments)
+        asked = wanted_of(project, arguments, fleet)
+        fleet = with_mounts(fleet, asked.mounts)
         example = load_example(project.root, asked.stack, wanted.example)
         require_work(wanted, asked.stack, project.root, f"invoke run {asked.stack}")
         with reached(fleet) as hosts:
             mesh = standing.find(hosts.links)[0].get(asked.run)
-            _require_mesh(mesh, asked, wanted)
-            ended = _attempts(hosts, mesh, asked, example, wanted, terminal)
+            _require_mesh(mesh, asked, wanted, hosts)
+            ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal)
         return _conclude(ended, wanted, terminal)
 
     return command_run(command, as_json=as_json)
 
 
-def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunArguments) -> None:
+def _require_mesh(
+    mesh: Standing | None, asked: Wanted, wanted: RunArguments, hosts: Reached
+) -> None:
     """See that a mesh that is up is of this stack, and that one is up where it is needed."""
+    if mesh is not None:
+        again = f"invoke up {asked.stack} --name {asked.run}"
+        require_there(asked.mounts, mesh.plan.mounts, asked.run, f"{again} --mount ...")
+        held = hosts.links[mesh.plan.nodes[0].host].engine.image(asked.tag)
+        if asked.named and (held is None or held.id != mesh.plan.image):
+            raise UsageError(
+                f"run {asked.run!r} is up with another image than {asked.tag}",
+                why=f"it has {mesh.plan.image[7:19]}",
+                hint=f"invoke down --name {asked.run}, then: {again} --image {asked.tag}",
+            )
     if mesh is None and wanted.detach:
         raise UsageError(
             f"no run {asked.run!r} is up, and --detach needs one that stays",
@@ -137,6 +158,7 @@ def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunArguments) ->
 
 
 def _attempts(
+    project: Project,
     hosts: Reached,
     up_already: Standing | None,
     asked: Wanted,
@@ -152,7 +174,7 @@ def _attempts(
             mesh, _ = runs.up(hosts, asked, lambda text: terminal.say(asked.run, text),
                               owner=asked.lease)  # fmt: skip
         try:
-            ended = _run(hosts, mesh, example, wanted, asked.lease, terminal, lost)
+            ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost)
         finally:
             if up_already is None:
                 for host, error in runs.down(hosts, mesh)[1].items():
@@ -199,21 +221,25 @@ def make_job(
 
 
 def _run(
+    project: Project,
     hosts: Reached,
     mesh: Standing,
     example: Example | None,
     wanted: RunArguments,
-    lease: float,
+    asked: Wanted,
     terminal: Terminal,
     lost: Collection[str],
 ) -> Ended:
-    plan = mesh.plan
+    plan, lease = mesh.plan, asked.lease
     gone = [] if wanted.include else [name for name in plan.names if name in lost]
     left_out = "@".join(filter(None, [wanted.exclude, *gone]))
     selection = select(plan, wanted.per_node, wanted.include, left_out)
     per_node = max(len(slots) for slots in selection.slots.values())
     job = make_job(plan, example, wanted, len(selection.nodes), per_node)
     runs.require_valid(mesh, time.time())
+    mounts = together(asked.mounts, plan.mounts)
+    job = cli_mount.lay(project, hosts, mesh, job, selection.nodes, mounts, wanted.despite,
+                        terminal.note)  # fmt: skip
     talk = standing.connect(hosts.links, mesh)
     follower = None
     try:

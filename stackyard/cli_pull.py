@@ -113,7 +113,7 @@ def _take(engine: Engine, reference: str, found: Verified, place: str) -> None:
     held = engine.image(entry.image_id)
     if entry.image_id not in (image.id, held.id if held else "") and image.id != entry.digest:
         raise EngineError(f"{reference} is another image in the engine: {image.id}")
-    for name in (f"stackyard/{entry.stack}:{entry.base}", f"{place}:{entry.name}"):
+    for name in (entry.local_name, f"{place}:{entry.name}"):
         engine.tag(image.id, name)
 
 

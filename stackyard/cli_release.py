@@ -61,8 +61,10 @@ def open_registry(project: Project, given: str, flag: str) -> Registry:
     return Registry(repository, find_login(repository.host))
 
 
-def publish(stack: str, base: str, to: str, key: str, *, unproven: bool, as_json: bool) -> int:
-    """`invoke publish STACK --to REGISTRY/NAME`."""
+def publish(
+    stack: str, base: str, to: str, key: str, *, unproven: bool, as_json: bool, image: str = ""
+) -> int:
+    """`invoke publish STACK --to REGISTRY/NAME [--image TAG_OR_ID]`."""
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
@@ -76,7 +78,9 @@ def publish(stack: str, base: str, to: str, key: str, *, unproven: bool, as_json
             terminal.say(name, text)
 
         with open_registry(project, to, "--to") as registry, Engine() as engine:
-            found = releasing.candidate(project, engine, name, base_name, unproven=unproven)
+            found = releasing.candidate(
+                project, engine, name, base_name, unproven=unproven, tag=image
+            )
             registry.tags()  # whether we may, before the work
             store = Spool(cache_folder(os.environ))
             read = releasing.read(project, engine, store, found, say)

@@ -10,6 +10,7 @@ from typing import Any
 from stackyard import (
     access,
     cli_compare,
+    cli_source,
     commands,
     doctor,
     gpu_run,
@@ -40,17 +41,25 @@ def smoke(
     *,
     as_json: bool,
     against: str = "",
+    image: str = "",
 ) -> int:
-    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME] [--against REPORT]`."""
+    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME] ...`.
+
+    Args:
+        against: an earlier report to compare with.
+        image: by tag or id, in place of the stack's own.
+    """
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
-        names = chosen_stacks(project, stack)
+        given = _named(project, image, stack, base) if image else None
+        names = [given.image.stack.name] if given else chosen_stacks(project, stack)
         typed = "invoke smoke" if stack == "all" else f"invoke smoke {stack}"
+        typed += f" --image {image}" if image else ""
         if gpus > 0:
             host.require_gpus(gpus, typed)
         count = _node_count(gpus, node_count, placement, typed)
-        chosen = commands.smoke_base(project, base, gpus)
+        chosen = given.image.base.name if given else commands.smoke_base(project, base, gpus)
         _require_device(project, names, chosen, gpus, typed)
         earlier = cli_compare.earlier_reports(against, project, names, chosen)
         with Engine() as held:
@@ -59,7 +68,8 @@ def smoke(
                 plan = gpu_run.make_plan(held, gpus, count, placement, f"{typed} --gpus 0")
                 doctor.require_fit(plan.host, project.definitions.bases[chosen])
                 _explain_placement(plan, terminal)
-            reports = _smoke_each(project, held, names, chosen, count, plan, terminal)
+            there = [given] if given else None
+            reports = _smoke_each(project, held, names, chosen, count, plan, terminal, there)
         terminal.table(tables.phase_table(reports))
         terminal.table(tables.smoke_table(reports))
         for value in reports:
@@ -69,6 +79,11 @@ def smoke(
         return answer, EXIT_CODES[answer["outcome"]] or code
 
     return run(command, as_json=as_json)
+
+
+def _named(project: Project, image: str, stack: str, base: str) -> Built:
+    with Engine() as held:
+        return cli_source.named(project, held, image, stack, base)
 
 
 def _node_count(gpus: int, nodes_: int, placement: str, typed: str) -> int:
@@ -136,9 +151,9 @@ def _smoke_each(
     node_count: int,
     plan: GpuPlan | None,
     terminal: Terminal,
+    images: list[Built] | None = None,
 ) -> list[dict[str, Any]]:
-    builder = Builder(project, held, terminal.say)
-    images = builder.build_all(names, base)
+    images = images or Builder(project, held, terminal.say).build_all(names, base)
     for built in images:
         if built.made:
             terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")

@@ -7,10 +7,14 @@ the engine, the caller's settings or the clock are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
+
+from packaging.utils import canonicalize_name
 
 from stackyard import lock, template
 from stackyard.catalog import ResolvedImage, ResolvedWheel
+from stackyard.source import archive_path
 from stackyard.spec import Fix
 
 UV_VERSION = "0.13.8"
@@ -31,12 +35,13 @@ def dockerfile_path(stack: str, base: str) -> str:
 def render_files(image: ResolvedImage) -> dict[str, str]:
     """Every rendered file of one image, by path from the project's root."""
     stack, base = image.stack.name, image.base.name
+    own = frozenset(canonicalize_name(w.wheel.package) for w in image.wheels if w.source)
     files = {
         dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image)),
-        fixes_path(stack, base): fixes_json(image.fixes, "installed"),
+        fixes_path(stack, base): fixes_json(image.fixes, "installed", own),
     }
     for wheel in image.wheels:
-        files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source")
+        files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source", own)
     return files
 
 
@@ -71,6 +76,7 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "left_out": [entry.path for entry in image.common.left_out],
         "kept": [path for entry in image.common.left_out for path in entry.kept],
         "imports": image.stack.imports,
+        "own": _own(image),
         "env": {name: setting.value for name, setting in image.env.items()},
         "entrypoint": image.base.entrypoint,
     }
@@ -92,11 +98,31 @@ def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, ob
         "build_lock": lock.wheel_lock_path(wheel.package, base.name, "build"),
         "fixes": wheel_fixes_path(resolved, base.name),
         "env": {**resolved.env, **env},
+        "source": archive_path(wheel.package) if resolved.source else "",
     }
 
 
-def fixes_json(fixes: Iterable[Fix], stage: str) -> str:
-    """What `apply_fixes.py` reads: the replacements and new modules of a stage's fixes."""
+def _own(image: ResolvedImage) -> list[str]:
+    """Packages built from the users' own source, and of those that fixes take from requirements."""
+    packages = [w.wheel.package for w in image.wheels if w.source]
+    if not packages:
+        return []
+    return [",".join(packages), ",".join(sorted(replaced_requirements(image.fixes)))]
+
+
+def replaced_requirements(fixes: Iterable[Fix]) -> set[str]:
+    """Distributions that fixes bring in another version than is asked for, or leave out."""
+    remedies = [fix.remedy for fix in fixes]
+    named = [*(o for r in remedies for o in r.override), *(e for r in remedies for e in r.exclude)]
+    return {canonicalize_name(re.split(r"[^A-Za-z0-9._-]", name)[0]) for name in named}
+
+
+def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> str:
+    """Fixes of a stage as `apply_fixes.py` reads them.
+
+    Args:
+        own: packages that are the users' own trees, where a fix need not find what a release has.
+    """
     found = [
         {
             "id": fix.id,
@@ -108,6 +134,7 @@ def fixes_json(fixes: Iterable[Fix], stage: str) -> str:
                     "replacement": rule.replacement,
                     "count": rule.count,
                     "fixed": rule.fixed,
+                    **({"own": True} if canonicalize_name(fix.package) in own else {}),
                 }
                 for rule in fix.remedy.replace
             ],

@@ -30,6 +30,7 @@ class Job:
         launcher: a name in `stackyard.launch.LAUNCHERS`; where the engine starts processes itself,
             it decides which environment and rendezvous these get.
         options: of the launcher.
+        own: users' trees that stand in for installed packages, as they are recorded.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Job:
     files: Mapping[str, bytes] = field(default_factory=dict)
     launcher: str = "torchrun"
     options: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:

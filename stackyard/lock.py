@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -79,6 +79,14 @@ def locked_inputs(text: str) -> str:
     """The digest a lock was made from; empty when it carries none."""
     match = _INPUTS.search(text)
     return match.group(1) if match else ""
+
+
+def without(text: str, names: Collection[str]) -> str:
+    """A lock without some distributions, by canonical name; all else as it was."""
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", text.rstrip("\n"))
+    pins = [(_PIN.match(block), block) for block in blocks]
+    kept = [b for pin, b in pins if not pin or canonicalize_name(pin.group(1)) not in names]
+    return "\n".join(kept) + "\n"
 
 
 def versions(locked: Iterable[Locked]) -> dict[str, str]:

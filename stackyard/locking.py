@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stackyard import catalog, dockerfile, lock, references, resolve, settings
+from stackyard import catalog, dockerfile, fork, lock, references, resolve, settings
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError, UsageError
 from stackyard.lock_change import LockChange, compare_locks
@@ -141,7 +141,8 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
     else:
         say(base.name, f"reading the inventory of {base.reference}")
         given = _inventory(project, base_name)
-    wheels = dict.fromkeys(w for name in names for w in definitions.stacks[name].builds)
+    # What is built here, and what users may build from their own source.
+    wheels = dict.fromkeys(w for name in names for w in fork.buildable(definitions, name))
     for wheel in wheels:
         say(base.name, f"resolving the build of {wheel}")
         files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stackyard import dockerfile
 from stackyard.catalog import ResolvedImage
@@ -34,6 +34,7 @@ class BuildPlan:
     Attributes:
         context: file contents by path inside the build context.
         recipe: hash of everything that decides the image's content.
+        blobs: files of the context that are no texts, by path; the recipe has their digests.
     """
 
     stack: str
@@ -44,6 +45,7 @@ class BuildPlan:
     context: Mapping[str, str]
     labels: Mapping[str, str]
     recipe: str
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def context_paths(image: ResolvedImage) -> tuple[str, ...]:

@@ -57,6 +57,11 @@ def _stack_problems(
                 f"{name} {version} is to be built, but images/wheels/{name}.yml"
                 f" builds {found.wheels[name].version}",
             )
+    for name, version in stack.packages.items():
+        wheel = found.wheels.get(canonicalize_name(name))
+        if wheel is not None and name not in stack.builds and wheel.version != version:
+            message = f"{name} {version}, but images/wheels/{name}.yml is for {wheel.version}"
+            yield "packages", f"{message}; users' own source takes the place of the same release"
     if locks_required and all(name in found.wheels for name in stack.builds):
         for base in found.bases.values():
             for message in _lock_problems(found, stack, base):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stackyard.errors import ReleaseError
 from stackyard.image import ImageInfo
 from stackyard.oci import Descriptor, is_digest, text_of
+from stackyard.source import despite_of, sources_of
 
 SCHEMA = "stackyard.release/1"
 STATEMENT = "application/vnd.stackyard.release.v1+json"
@@ -35,12 +36,14 @@ class Subject:
     Attributes:
         version: of the stack's first package.
         base_name: as in the definitions; `base_release` with its version, as in tags.
+        own: it is of users' own source; then it is nobody's latest.
     """
 
     stack: str
     version: str
     base_name: str
     base_release: str
+    own: bool = False
 
     @property
     def prefix(self) -> str:
@@ -50,8 +53,8 @@ class Subject:
 
     @property
     def latest(self) -> str:
-        """The moving tag of this stack on this base."""
-        return f"{self.stack}-{self.base_name}-latest"
+        """The moving tag of this stack on this base; users' own source has another."""
+        return f"{self.stack}-{self.base_name}-{'src-' if self.own else ''}latest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,28 @@ def require_publishable(info: ImageInfo, name: str) -> None:
             " those on, and nobody else could use them",
             hint="build the stack on a base that has a registry: invoke build STACK --base ngc",
         )
+
+
+def require_clean_sources(info: ImageInfo, name: str, *, unproven: bool) -> None:
+    """See that the users' source that an image was built from is in a commit.
+
+    Raises:
+        ReleaseError: nobody could build it again from what its release would say.
+    """
+    for source in sources_of(info.labels):
+        if unproven or (source.commit and not source.dirty):
+            continue
+        raise ReleaseError(
+            f"{name} was built from source of {source.package} that is in no commit",
+            why=f"it is of {source.says}: nobody can have that tree by what the release would say",
+            hint="commit, build again with --source, smoke it with --image, then publish;"
+            " --unproven publishes it and says so in the release",
+        )
+
+
+def sources_value(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The users' sources of an image, as a release says them."""
+    return [asdict(source) for source in sources_of(labels)]
 
 
 def proof_of(reports: Sequence[Mapping[str, Any]], image_id: str) -> Mapping[str, Any] | None:
@@ -197,6 +222,7 @@ def statement(
         artifacts: the files beside the image, as blobs.
         created: UTC time in ISO 8601.
     """
+    own = sources_value(labels)
     value = {
         "schema": SCHEMA,
         "name": name,
@@ -213,6 +239,7 @@ def statement(
             "base_digest": labels.get("stackyard.base.digest", ""),
             "fixes": [fix for fix in labels.get("stackyard.fixes", "").split(",") if fix],
             "layers": [dict(layer) for layer in layers],
+            **({"sources": own, "despite": list(despite_of(labels))} if own else {}),
         },
         "proven": proof is not None,
         "proof": _proof_value(proof) if proof is not None else None,
@@ -252,10 +279,17 @@ def provenance(
         source: the project's revision, where it is known.
     """
     base_digest = _sha256(labels.get("stackyard.base.digest", ""))
-    materials = [{"name": f"base {subject.base_name}", "digest": base_digest}]
+    materials: list[dict[str, Any]] = [{"name": f"base {subject.base_name}", "digest": base_digest}]
     materials += [{"name": file, "digest": _sha256(found)} for file, found in sorted(locks.items())]
     if source.get("commit"):
         materials.append({"name": "source", "digest": {"gitCommit": source["commit"]}})
+    own = sources_of(labels)
+    for one in own:
+        # The commit's tree is what was built only if nothing was changed: the content always was.
+        commit = {"gitCommit": one.commit} if one.commit and not one.dirty else {}
+        uri = {"uri": f"git+{one.origin}"} if one.origin else {}
+        digest_ = {"sha256": one.digest.removeprefix("sha256:"), **commit}
+        materials.append({"name": f"source of {one.package}", **uri, "digest": digest_})
     return text_of(
         {
             "_type": "https://in-toto.io/Statement/v1",
@@ -269,6 +303,11 @@ def provenance(
                         "recipe": labels.get("stackyard.recipe", ""),
                         "fixes": labels.get("stackyard.fixes", "").split(","),
                         "uncommitted_changes": source.get("dirty", "unknown"),
+                        **(
+                            {"sources": sources_value(labels), "despite": list(despite_of(labels))}
+                            if own
+                            else {}
+                        ),
                     },
                     "resolvedDependencies": [m for m in materials if m["digest"]],
                 },
@@ -306,6 +345,17 @@ class Release:
     def size(self) -> int:
         """Bytes of all layers, compressed."""
         return sum(int(layer["size"]) for layer in self.layers)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of users' own source."""
+        return bool(self.value["image"].get("sources"))
+
+    @property
+    def local_name(self) -> str:
+        """What an engine that takes it calls it: users' own source is not the stack's image."""
+        tag = f"stackyard/{self.stack}:{self.base}"
+        return f"{tag}-{self.version}" if self.own else tag
 
 
 def read_statement(data: bytes) -> Release:

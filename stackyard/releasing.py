@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -34,12 +34,14 @@ from stackyard.catalog import ResolvedImage
 from stackyard.dockerfile import image_tag
 from stackyard.engine import Engine
 from stackyard.errors import ReleaseError, StackyardError, UsageError
+from stackyard.fork import Fork, fork_of
 from stackyard.gate_allowed import Allowed, read_allowed
 from stackyard.image import ImageInfo
 from stackyard.layer import LayerReader
 from stackyard.oci import digest_of
 from stackyard.project import Project
 from stackyard.release import Attached, Subject
+from stackyard.source import require_labels
 from stackyard.spool import Saved, Spool
 
 ALLOWED = "images/gate.yml"
@@ -57,28 +59,40 @@ class Candidate:
 
 
 def candidate(
-    project: Project, engine: Engine, stack: str, base: str, *, unproven: bool
+    project: Project, engine: Engine, stack: str, base: str, *, unproven: bool, tag: str = ""
 ) -> Candidate:
     """The image of a stack, seen to be current, publishable and proven.
+
+    Args:
+        tag: an image of this stack and base in place of its own: one of users' own source.
 
     Raises:
         UsageError: there is no such image here.
         ReleaseError: it may not be published.
     """
     resolved = catalog.resolve(project.definitions, stack, base)
-    tag = image_tag(stack, base)
+    own, tag = tag, tag or image_tag(stack, base)
     info = engine.image(tag)
     if info is None:
         raise UsageError(
             f"there is no image {tag} here", hint=f"invoke build {stack} smoke {stack}"
         )
     release.require_publishable(info, tag)
-    _require_current(project, resolved, info, tag)
+    if own:
+        require_labels(info.labels, own, stack, base)
+    fork = fork_of(project.definitions, info.labels)
+    resolved = fork.image(resolved) if fork else resolved
+    release.require_clean_sources(info, tag, unproven=unproven)
+    _require_current(project, resolved, info, tag, fork)
     reports = list(_reports(project.root, stack, base))
     proof = release.proof_of(reports, info.id)
     if not unproven:
         release.require_proof(proof, reports, tag, info.id)
-    return Candidate(image=resolved, tag=tag, info=info, subject=subject_of(resolved), proof=proof)
+    subject = subject_of(resolved)
+    if fork:
+        # By what it was made from, not by a release that it is not.
+        subject = replace(subject, version=f"src-{fork.short}", own=True)
+    return Candidate(image=resolved, tag=tag, info=info, subject=subject, proof=proof)
 
 
 def subject_of(image: ResolvedImage) -> Subject:
@@ -99,16 +113,20 @@ def base_release(name: str, reference: str) -> str:
     return f"{letters[0]}{version[0]}" if version and letters else name
 
 
-def _require_current(project: Project, image: ResolvedImage, info: ImageInfo, tag: str) -> None:
+def _require_current(
+    project: Project, image: ResolvedImage, info: ImageInfo, tag: str, fork: Fork | None
+) -> None:
     """See that the definitions, locks among them, are those that the image was built from."""
     files = {
         path: (project.root / path).read_text(encoding="utf-8")
         for path in plan.context_paths(image)
     }
+    files = fork.files(image, files) if fork else files
     made = plan.make_plan(
         image, files, base_image=foundation.base_reference(image.base, image.common),
         base_digest=info.labels.get("stackyard.base.digest", ""),
     )  # fmt: skip
+    made = fork.plan(made) if fork else made
     if info.labels.get(plan.RECIPE_LABEL) != made.recipe:
         stack, base = image.stack.name, image.base.name
         raise ReleaseError(

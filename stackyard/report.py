@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from stackyard.catalog import ResolvedImage
@@ -15,6 +16,7 @@ from stackyard.diagnose import diagnose_all, diagnosis_value
 from stackyard.image import ImageInfo
 from stackyard.judge_gpu import GpuObservation
 from stackyard.outcome import Outcome
+from stackyard.source import despite_of, sources_of
 from stackyard.spec import Failure
 
 SCHEMA = "stackyard.report/1"
@@ -29,6 +31,9 @@ def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
     """Where a record lies: one file for each placement of GPUs, `smoke` where there is one only."""
     name = value.get("gpus", {}).get("placement", "together")
     kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
+    # An image of users' own code has records of its own: the stack's would be lost.
+    short = "-".join(source["short"] for source in value["image"].get("sources", ()))
+    kind = f"{kind}-src-{short}" if short else kind
     return path_of(value["stack"], value["base"], kind, suffix)
 
 
@@ -142,7 +147,8 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
 
 
 def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
-    """What an image is, as data."""
+    """What an image is, as data; `sources` and `despite` only where there are some."""
+    sources, despite = sources_of(info.labels), despite_of(info.labels)
     return {
         "id": info.id,
         "tags": list(info.tags),
@@ -153,6 +159,8 @@ def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
             name: setting.value
             for name, setting in sorted({**image.provided, **image.packages}.items())
         },
+        **({"sources": [{**asdict(s), "short": s.short} for s in sources]} if sources else {}),
+        **({"despite": list(despite)} if despite else {}),
     }
 
 

@@ -112,7 +112,7 @@ def _require_same(read: Release, manifest: Manifest, digest: str, reference: str
     """See that a statement speaks of this image, under this name."""
     if read.digest != digest:
         raise ReleaseError("it speaks of another image", why=f"{read.digest}, not {digest}")
-    latest = f"{read.stack}-{read.base}-latest"
+    latest = f"{read.stack}-{read.base}-{'src-' if read.own else ''}latest"
     if not is_digest(reference) and reference not in (read.name, latest):
         raise ReleaseError("it is signed under another name", why=f"{read.name}, not {reference}")
     if read.image_id != manifest.config.digest:

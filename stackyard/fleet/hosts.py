@@ -34,10 +34,12 @@ class Folder:
     Attributes:
         source: a path on the host, or `volume:NAME`, a volume of its engine.
         shared: it is one and the same on all hosts (NFS, Lustre); that is checked.
+        read_only: nodes cannot write to it (a user's tree, `--mount`).
     """
 
     source: str
     shared: bool = False
+    read_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +247,7 @@ def _folders(top: Entry) -> dict[str, Folder]:
             entry.done()
         else:
             folder = Folder(source=outer.single_line(place))
-        if not _is_place(place):
+        if not is_place(place):
             outer.problem("must be an absolute path inside the nodes", key=place)
         path = folder.source.startswith(("/", "~/")) and ":" not in folder.source
         if not path and not _VOLUME.fullmatch(folder.source):
@@ -254,7 +256,7 @@ def _folders(top: Entry) -> dict[str, Folder]:
     return found
 
 
-def _is_place(place: str) -> bool:
+def is_place(place: str) -> bool:
     """Whether nodes can have a folder there: not in place of what they themselves need."""
     parts = place.split("/")[1:]
     return (

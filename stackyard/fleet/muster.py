@@ -19,6 +19,7 @@ from stackyard.fleet.link import HostError, Link, on_each
 from stackyard.fleet.plan import HostProblem, StandingPlan, Wanted, make_plan
 from stackyard.fleet.standing import Standing
 from stackyard.fleet.survey import HostFacts
+from stackyard.source import require_labels
 
 
 class NotReady(StackyardError):
@@ -152,7 +153,7 @@ def plan_run(
         for place, names in found.unshared.items() for name in names
     ]  # fmt: skip
     asked = {name: links[name] for name in found.facts}
-    images, silent = on_each(asked, lambda link: _image(link, wanted.tag))
+    images, silent = on_each(asked, lambda link: _image(link, wanted))
     problems += [HostProblem(host=name, what=_what(name, e)) for name, e in silent.items()]
     standing_run = found.runs.get(wanted.run)
     taken = {}
@@ -174,6 +175,8 @@ def _what(name: str, error: StackyardError) -> str:
     return f"{text} ({last[0].strip()[:160]})" if last else text
 
 
-def _image(link: Link, tag: str) -> str:
-    info = link.engine.image(tag)
+def _image(link: Link, wanted: Wanted) -> str:
+    info = link.engine.image(wanted.tag)
+    if info and wanted.named:
+        require_labels(info.labels, wanted.tag, wanted.stack, wanted.base)
     return info.id if info else ""

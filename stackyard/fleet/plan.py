@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from stackyard.errors import UsageError
 from stackyard.fleet.hosts import NAME, Fleet, Host, gpu_indexes, node_names
+from stackyard.fleet.mounts import Mount
 from stackyard.fleet.survey import HostFacts, Network, choose_network
 from stackyard.mesh import MeshPlan
 from stackyard.placement import Gpu, why_not_usable
@@ -53,6 +54,7 @@ class StandingPlan:
         lease: seconds after which nodes that do not hear node 1 end themselves.
         until: when its certificates end, in seconds since the epoch.
         why: how its network was chosen.
+        mounts: users' trees over installed packages.
     """
 
     run: str
@@ -64,6 +66,7 @@ class StandingPlan:
     lease: float = 60.0
     until: int = 0
     why: str = ""
+    mounts: tuple[Mount, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +100,8 @@ def parse_plan(text: str) -> StandingPlan | None:
         if value.pop("format") != FORMAT:
             return None
         nodes = tuple(NodePlan(**{**n, "gpus": tuple(n["gpus"])}) for n in value.pop("nodes"))
-        return StandingPlan(nodes=nodes, **value)
+        mounts = tuple(Mount(**mount) for mount in value.pop("mounts", ()))
+        return StandingPlan(nodes=nodes, mounts=mounts, **value)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -121,6 +125,8 @@ class Wanted:
         tag: the image's local name.
         device: `cpu` or `cuda`.
         keep_seconds: how long certificates last.
+        named: the image was named by the user, and must say itself what it is.
+        mounts: users' trees over installed packages.
     """
 
     run: str
@@ -133,6 +139,8 @@ class Wanted:
     lease: float = 60.0
     keep_seconds: int = 7 * 86400
     taken: Mapping[str, str] = field(default_factory=dict)
+    named: bool = False
+    mounts: tuple[Mount, ...] = ()
 
 
 def require_name(run: str) -> str:
@@ -180,6 +188,7 @@ def make_plan(
         lease=wanted.lease,
         until=now + wanted.keep_seconds,
         why=network.why if wanted.network == HOST_NETWORK else f"network {wanted.network}",
+        mounts=wanted.mounts,
     )
     return plan, problems
 
@@ -293,7 +302,13 @@ def _wrong_folders(fleet: Fleet, host: Host, facts: HostFacts) -> list[HostProbl
         seen = facts.folders.get(place)
         if seen is None or folder.source.startswith("volume:"):
             continue
-        if not seen.path:
+        if not seen.path and folder.read_only:
+            found.append(HostProblem(host=host.name, what=f"it has no folder {folder.source}",
+                                     hint="--mount is a folder of every host: clone it there, or"
+                                     " bring it with invoke sync"))  # fmt: skip
+        elif folder.read_only:
+            continue
+        elif not seen.path:
             found.append(HostProblem(host=host.name, what=f"it has no folder {folder.source}",
                                      hint=f"mkdir -p {folder.source} there; it is {place} in the"
                                      " nodes"))  # fmt: skip

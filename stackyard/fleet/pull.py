@@ -285,7 +285,7 @@ def name_image(
 
     def one(link: Link) -> None:
         mark = progress[link.host.name]
-        link.engine.tag(release.image_id, f"stackyard/{release.stack}:{release.base}")
+        link.engine.tag(release.image_id, release.local_name)
         link.engine.tag(release.image_id, f"{place}:{release.name}")
         try:
             found = link.engine.pull(f"{place}@{release.digest}")

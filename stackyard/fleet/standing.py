@@ -179,7 +179,12 @@ def _spec(
         hosts={other.name: other.address for other in plan.nodes} if on_host else {},
         devices=(*given.devices, *(here.infiniband if node.gpus else ())),
         requests=given.requests,
-        binds=given.binds,
+        binds={
+            **given.binds,
+            **{
+                place: here.folders[place].path for place, f in fleet.folders.items() if f.read_only
+            },
+        },
         ipc="host" if several and node.gpus else "private",
         limits=access.LIMITS if node.gpus else {},
         mounts={
@@ -187,6 +192,7 @@ def _spec(
             if folder.source.startswith("volume:")
             else here.folders[place].path
             for place, folder in fleet.folders.items()
+            if not folder.read_only
         },
         fleeting=True,
         command=("python3", nodes.NODE_PROGRAM, "--join-within", f"{JOIN_SECONDS * 2:g}"),

@@ -9,7 +9,8 @@ It must not fetch, install or execute anything.
 
 FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
 "count", "fixed"}], "add": {file: text}}; paths are relative to the root; patterns are multi-line `re`
-patterns; "add" may be missing. Nothing is written before every pattern and file of every fix was checked.
+patterns; "add" may be missing. A rule with "own" is about the users' own tree: its version may be
+another, and what a release has in several places may be in more or fewer. Nothing is written before every pattern and file of every fix was checked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class FixMismatch(Exception):
 def apply_one(text: str, rule: dict[str, Any]) -> tuple[str, str]:
     """Return the new text and what was done (`applied` or `already fixed upstream`)."""
     found = len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
-    if found == rule["count"]:
+    if found == rule["count"] or (found and rule.get("own") and rule["count"] > 1):
         if is_done(text, rule):
             return text, "already fixed upstream"
         return replaced(text, rule), "applied"
@@ -77,7 +78,7 @@ def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
         if fix["stage"] != stage:
             continue
         for rule in fix["replace"]:
-            path = root / rule["file"]
+            path = place(root, rule)
             try:
                 text = texts[path] if path in texts else path.read_text(encoding="utf-8")
                 texts[path], outcome = apply_one(text, rule)
@@ -100,6 +101,16 @@ def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
         temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
         os.replace(temporary, path)
     return said
+
+
+def place(root: Path, rule: dict[str, Any]) -> Path:
+    """The file of a rule; the metadata of the users' own tree has that tree's version."""
+    folder, slash, rest = str(rule["file"]).partition(".dist-info/")
+    if rule.get("own") and slash:
+        found = sorted(root.glob(f"{folder.split('-')[0]}-*.dist-info"))
+        if len(found) == 1:
+            return found[0] / rest
+    return root / str(rule["file"])
 
 
 def check_new(path: Path, text: str) -> str:

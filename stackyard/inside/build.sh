@@ -212,7 +212,8 @@ fetch_sdist() {
 }
 
 # build_wheel LOCK BUILD_LOCK FIXES OUT: fetch the sdist, repair it, build it with nothing but the
-# locked build requirements. Environment: the build's own.
+# locked build requirements. Environment: the build's own. An archive in place of LOCK is the
+# users' own source.
 build_wheel() {
   local lock=$1 build_lock=$2 fixes=$3 out=$4
   mkdir -p /mnt/build /mnt/source "$out"
@@ -221,11 +222,37 @@ build_wheel() {
     echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > /mnt/build/torch.py
   fi
   export PYTHONPATH="/mnt/build${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="/mnt/build/bin:$PATH"
-  fetch_sdist "$lock" /mnt/sdist
+  case $lock in
+    *.tar.gz) mkdir -p /mnt/sdist && cp "$lock" /mnt/sdist ;;
+    *) fetch_sdist "$lock" /mnt/sdist ;;
+  esac
   tar -C /mnt/source -xzf /mnt/sdist/*.tar.gz --strip-components=1
   python3 /mnt/apply_fixes.py "$fixes" --stage source --root /mnt/source
   python3 -m pip wheel -q --no-deps --no-build-isolation --no-cache-dir -w "$out" /mnt/source
   ls -l "$out"
+}
+
+# require_wheel PACKAGE OUT: what was built is that package, and not another one's tree.
+require_wheel() {
+  local wheel name plain='s/[-_.]\{1,\}/_/g'
+  wheel=$(basename "$2"/*.whl)
+  name=${wheel%%-*}
+  if [ "$(sed "$plain" <<< "${name,,}")" != "$(sed "$plain" <<< "${1,,}")" ]; then
+    echo "the tree is that of $name, not of $1 (it built $wheel)" >&2
+    return 1
+  fi
+}
+
+# assert_met PACKAGES REPLACED: the users' own packages find what they require, both by comma;
+# REPLACED are those that fixes brought in another version, or left out.
+assert_met() {
+  local missing
+  missing=$(/mnt/tools/uv pip check --python "$(command -v python3)" 2>&1 \
+    | grep -E "^The package .(${1//,/|}). requires " | grep -vE " requires .(${2//,/|})[^A-Za-z0-9._-]") || true
+  if [ -n "$missing" ]; then
+    printf 'own source: the lock does not hold what it requires\n%s\n' "$missing" >&2
+    return 1
+  fi
 }
 
 # warm MODULE...: import them once, so that the bytecode of what is really used (and only that)

@@ -19,13 +19,15 @@ ORDER = [
     "",  # the package itself
     # values and small tools
     "errors", "spec", "image", "archive", "template", "positional",
+    # users' own code
+    "source", "source_tree",
     # *.yml --load--> specs; reading checks a smoke against the table of launchers
     "document", "compat", "lock", "lock_change",
     "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
     "launch.accelerate", "launch.plain", "launch.each", "launch",
     "read_smoke", "read_left_out", "read", "read_fix", "failures", "references", "load", "project",
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
-    "catalog", "upstream", "dockerfile", "plan", "hostfiles",
+    "catalog", "upstream", "dockerfile", "plan", "fork", "source_fit", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
     "layer", "contents", "installed", "sbom", "sizes",
     # layers and configuration of an image --gate--> what must not be published
@@ -37,8 +39,8 @@ ORDER = [
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
     "prove", "prove.plan", "prove.judge", "prove.report", "prove.page",
-    "examples", "dataset", "job_source",
-    "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    "examples", "dataset", "job_source", "fleet", "fleet.hosts", "fleet.mounts", "fleet.survey",
+    "fleet.plan", "fleet.jobs",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
@@ -47,7 +49,8 @@ ORDER = [
     "clusters.kubernetes_pod", "clusters.kubernetes", "clusters.kubernetes_state",
     "clusters.slurm_site", "clusters.slurm", "clusters.slurm_state", "site_file",
     # the edges
-    "guard", "exclusive", "process", "settings", "stream", "engine", "lease", "follow", "warden",
+    "guard", "exclusive", "process", "source_read", "settings",
+    "stream", "engine", "lease", "follow", "warden",
     "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
     "clusters.kubernetes_client", "clusters.slurm_client", "cluster_engine",
     # BuildPlan --engine--> Image --launch, mesh--> Run
@@ -62,14 +65,14 @@ ORDER = [
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
-    "cli_compare", "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
+    "cli_compare", "cli_source", "cli_smoke", "cli_doctor",
+    "fleet_view", "cli_hosts", "cli_mount", "cli_fleet", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove", "data_run", "cli_data",
 ]  # fmt: skip
 
 PURE = [
     "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
-    "lock_change", "upstream",
+    "lock_change", "upstream", "source", "source_tree", "source_fit", "fork",
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
     "dataset",
@@ -82,7 +85,8 @@ PURE = [
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
     "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
-    "examples", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "launch.plain",
+    "examples", "fleet.hosts", "fleet.mounts", "fleet.survey",
+    "fleet.plan", "fleet.jobs", "launch.plain",
     "launch.each", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     "bench.definition", "bench.flops", "bench.plan", "bench.result", "bench.judge", "bench.report",

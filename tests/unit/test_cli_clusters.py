@@ -86,7 +86,7 @@ def given(**changes):
 HOSTS_ONLY = dict.fromkeys(
     ["--hosts", "--include", "--exclude", "--restarts", "--lease"], ""
 )  # fmt: skip
-NONE = {**HOSTS_ONLY, "--restarts": 0, "--lease": False}
+NONE = {**HOSTS_ONLY, "--restarts": 0, "--lease": False, "--mount": [], "--despite": []}
 LINES = [
     ("export slurm fairseq --example lm-ddp --nodes 2 --gpus 0 --site a.yml --out b",
      ("export", given(example="lm-ddp", nodes=2, gpus=0, site="a.yml"), "b", PLAIN)),
@@ -231,7 +231,10 @@ def test_gpus_are_those_of_the_whole_job(here, changes, base, per_node):
         ({"gpus": 1, "nodes": 2}, "--gpus 2"),
         ({"gpus": 2, "base": "cpu"}, "base cpu is for cpu, --gpus 2 asks for GPUs"),
         ({"gpus": 0, "base": "ngc"}, "base ngc is for cuda, --gpus 0 asks for CPU ranks"),
-        ({"others": {"--hosts": "a", "--lease": False}}, "--hosts: for runs on hosts, not on slu"),
+        (
+            {"others": {"--hosts": "a", "--lease": False, "--mount": [], "--despite": []}},
+            "--hosts: for runs on hosts, not on slu",
+        ),
         ({"stack": "fairsek"}, "did you mean 'fairseq'?"),
         ({"example": ""}, "say what is to run"),
         ({"example": "lm-dpp"}, "did you mean 'lm-ddp'?"),

@@ -170,7 +170,7 @@ def test_no_secret_is_in_the_notes(guarded):
 def test_a_plan_knows_nothing_of_the_caller():
     names = set(plan.BuildPlan.__dataclass_fields__)
     assert names == {
-        "stack", "base", "tag", "dockerfile", "base_image", "context", "labels", "recipe",
+        "stack", "base", "tag", "dockerfile", "base_image", "context", "labels", "recipe", "blobs",
     }  # fmt: skip
     text = repr(build_plan())
     assert [s for s in SECRETS if s in text] == []
