@@ -164,7 +164,7 @@ def build(
 
         given = cli_source.SourceArguments(
             stack=stack, base=base, sources=tuple(source or ()), despite=tuple(despite or ()),
-            tag=tag, again=again, offline=offline,
+            tag=tag, again=again, fresh=fresh, offline=offline,
         )  # fmt: skip
         _exit(cli_source.build(given, as_json=json))
         return

@@ -38,6 +38,7 @@ class SourceArguments:
     despite: tuple[str, ...] = ()
     tag: str = ""
     again: bool = False
+    fresh: bool = False
     offline: str = ""
 
     @property
@@ -73,7 +74,7 @@ def build(given: SourceArguments, *, as_json: bool) -> int:
         prepared = prepare(project, replace(given, stack=name, base=base), terminal)
         with Engine() as held:
             bundle = Path(given.offline) if given.offline else None
-            builder = Builder(project, held, terminal.say, bundle)
+            builder = Builder(project, held, terminal.say, bundle, fresh=given.fresh)
             try:
                 built = builder.build(name, base, again=given.again, fork=prepared.fork)
             except BuildError as error:
