@@ -174,7 +174,7 @@ def _speeds(before: Report, after: Report) -> dict[str, Any]:
     why = other
     if not rows:
         lacking = [w for w, r in (("earlier", old), ("later", new)) if not r]
-        why = f"{_which(lacking)} no speed" if lacking else "no layout's speed is in both"
+        why = f"{_which(lacking)} a speed" if lacking else "no layout's speed is in both"
     return {"judged": bool(rows) and not other, "why": why, "layouts": rows}
 
 
@@ -236,7 +236,7 @@ def _packages(before: Report, after: Report) -> dict[str, Any]:
     old, new = ({n: v for n, v in one.items() if n not in unknown} for one in locked)
     return {
         "from": "locked",
-        "why": f"{_which(which)} not what is installed: Python packages are compared as far as"
+        "why": f"{_which(which)} what is installed: Python packages are compared as far as"
         " their versions were locked, Debian's not at all",
         "python": moves(old, new),
         "debian": None,
@@ -246,8 +246,8 @@ def _packages(before: Report, after: Report) -> dict[str, Any]:
 def _which(lacking: Sequence[str]) -> str:
     """The start of a sentence about reports that lack something."""
     if len(lacking) == 1:
-        return f"the {lacking[0]} report tells"
-    return "the reports tell"
+        return f"the {lacking[0]} report does not tell"
+    return "the reports do not tell"
 
 
 def moves(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, Any]:

@@ -71,9 +71,11 @@ _KEY_NAME = re.compile(
     r"|authorized_keys2?|known_hosts2?|.*-cert\.pub|secring\.gpg)"
 )
 _IDENTITY = re.compile(
-    r"/etc/(hostname|resolv\.conf|hosts|mtab)|/var/lib/dbus/machine-id|/var/lib/systemd/random-seed"
+    r"/etc/(hostname|mtab)|/var/lib/dbus/machine-id|/var/lib/systemd/random-seed"
     r"|.*/\.(bash_history|python_history|lesshst|viminfo|wget-hsts)"
 )
+# Engines mount over these, so images have them empty: nothing of a machine is in that.
+_IDENTITY_UNLESS_EMPTY = re.compile(r"/etc/(machine-id|resolv\.conf|hosts)")
 _CACHE = re.compile(
     r"/var/cache/.*|/var/lib/apt/lists/.*|/(root|home/[^/]+)/\.(cache|npm|cargo)(/.*)?"
     r"|.*\.(whl|deb|rpm)"
@@ -111,7 +113,8 @@ def untidy(path: str, member: tarfile.TarInfo) -> Iterator[Hit]:
         yield Hit(rule="left over", what="deleted here, still in an earlier layer")
     if _EMPTY.fullmatch(path):
         yield Hit(rule="left over", what="this folder has to be empty")
-    if _IDENTITY.fullmatch(path) or (path == "/etc/machine-id" and member.size):
+    told = member.size or not member.isfile()
+    if _IDENTITY.fullmatch(path) or (told and _IDENTITY_UNLESS_EMPTY.fullmatch(path)):
         yield Hit(rule="identity", what="belongs to one machine")
     # A character device has its mode by right: /dev/null.
     if mode & 0o002 and not (

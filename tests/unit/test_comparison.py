@@ -139,7 +139,7 @@ def test_an_old_report_without_what_is_installed_says_so(two):
     before["image"]["packages"] |= {"alpha": "1.1.0", "torch": ""}
     found = compare(before, after)["packages"]
     assert found["from"] == "locked"
-    assert found["why"].startswith("the earlier report tells not what is installed")
+    assert found["why"].startswith("the earlier report does not tell what is installed")
     (moved,) = found["python"]["moved"]
     assert (found["debian"], moved["name"], moved["from"]) == (None, "alpha", "1.1.0")
 
@@ -164,7 +164,7 @@ def test_speeds_of_different_machines_are_told_and_not_judged(two):
 
 def test_a_report_without_speeds_says_so(two):
     del two[0]["speeds"]
-    assert compare(*two)["speeds"]["why"] == "the earlier report tells no speed"
+    assert compare(*two)["speeds"]["why"] == "the earlier report does not tell a speed"
 
 
 def test_moves_in_versions_that_no_standard_orders():
