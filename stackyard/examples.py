@@ -160,10 +160,12 @@ def chosen_size(example: Example, device: str, given: Mapping[str, str]) -> Size
     return example.sizes.get(name, Size())
 
 
-def _values(
-    example: Example, where: Where, size: Size, given: Mapping[str, str]
-) -> dict[str, object]:
-    """What the placeholders stand for; see that the example fits its place."""
+def require_values(example: Example, given: Mapping[str, str]) -> None:
+    """Refuse a value that the example does not have.
+
+    Raises:
+        UsageError: with the nearest that it has.
+    """
     settable = (*example.values, *(["size"] if example.sizes else []))
     for name in given:
         if name not in settable:
@@ -171,6 +173,13 @@ def _values(
                 f"{example.name} has no value {shown(name)!r}",
                 hint=nearest(name, settable),
             )
+
+
+def _values(
+    example: Example, where: Where, size: Size, given: Mapping[str, str]
+) -> dict[str, object]:
+    """What the placeholders stand for; see that the example fits its place."""
+    require_values(example, given)
     ranks = where.nodes * where.per_node
     place: dict[str, object] = {
         "text": TEXT,

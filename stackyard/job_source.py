@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stackyard.catalog import choose
+from stackyard.document import nearest
 from stackyard.errors import UsageError, shown
 from stackyard.examples import Example, Where, job_of
 from stackyard.job import Job
@@ -89,7 +89,13 @@ def load_example(root: Path, stack: str, name: str) -> Example | None:
         return None
     if "/" in name:
         return _own_example(stack, Path(name))
-    choose("example", name, dict.fromkeys(example_names(root, stack)))
+    known = example_names(root, stack)
+    if name not in known:
+        raise UsageError(
+            f"there is no example {shown(name)!r} of {stack}",
+            why=nearest(name, known),
+            hint=f"invoke run {stack} --examples",
+        )
     path = root / "images" / stack / "examples" / f"{name}.yml"
     file = str(path.relative_to(root))
     return read_example(path.read_text(encoding="utf-8"), file, stack, name)
@@ -143,7 +149,7 @@ def make_job(
     settings = parse_settings(work.settings)
     if example is None:
         return _command_job(work, where, stack, work.launcher or usual, settings)
-    settings, options = _split_settings(example, settings)
+    settings, options = split_settings(example, settings)
     job = job_of(example, where, example_files(root, example), settings, work.words)
     job = replace(job, options={**job.options, **options})
     if not work.launcher or work.launcher == job.launcher:
@@ -153,10 +159,14 @@ def make_job(
     return replace(job, launcher=work.launcher, options=options)
 
 
-def _split_settings(
+def split_settings(
     example: Example, settings: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Values of the example; and options of its launcher that it leaves open."""
+    """Values of the example; and options of its launcher that it leaves open.
+
+    Raises:
+        UsageError: an option cannot be so.
+    """
     open_ = {*CHOICES.get(example.launcher, {})} - {*example.options, *example.values}
     options = {name: value for name, value in settings.items() if name in open_}
     wrong = wrong_options(example.launcher, options)

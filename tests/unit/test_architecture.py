@@ -36,7 +36,7 @@ ORDER = [
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
     "examples", "read_example",
-    "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs",
+    "job_source", "fleet", "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "own_copy",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
@@ -59,7 +59,7 @@ ORDER = [
     "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "smokes", "commands", "cli", "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_hosts", "cli_fleet", "cluster_job", "cli_clusters",
+    "fleet_view", "cli_hosts", "cli_fleet", "cli_examples", "cluster_job", "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench",
 ]  # fmt: skip
 
@@ -75,7 +75,7 @@ PURE = [
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
     "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
-    "examples", "read_example",
+    "examples", "read_example", "own_copy",
     "fleet.hosts", "fleet.survey", "fleet.plan", "fleet.jobs", "launch.plain",
     "launch.each", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",

@@ -1,4 +1,4 @@
-"""A small corpus of token numbers from the text of the image, for when you have none: OUT/tokens.npy.
+"""A small corpus of token numbers from the text of the image, for when you have none: OUT/train.npy.
 
 Byte-level BPE, as GPT-2's; `tokenizer.json` lies beside the numbers. It must not import torch: every node runs it
 before a launch.
@@ -43,7 +43,7 @@ def main() -> None:
     numbers = [n for line in tokenizer.encode_batch(lines) for n in (*line.ids, end)]
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(options.out / "tokenizer.json"))
-    np.save(options.out / "tokens.npy", np.array(numbers, dtype=np.int32))
+    np.save(options.out / "train.npy", np.array(numbers, dtype=np.int32))
     print(f"{len(lines)} lines, {len(numbers)} tokens of {tokenizer.get_vocab_size()}")
 
 

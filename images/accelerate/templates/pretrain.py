@@ -28,7 +28,7 @@ def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=("gpt2", "mt5"), required=True)
-    parser.add_argument("--corpus", type=Path, required=True, help="tokens.npy, or its folder")
+    parser.add_argument("--corpus", type=Path, required=True, help="train.npy, or its folder")
     parser.add_argument("--save", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--record", required=True, help="folder of this launch's records")
     parser.add_argument("--zero-stage", type=int, choices=(0, 1, 2, 3), default=0)
@@ -52,9 +52,9 @@ class Blocks(Dataset[torch.Tensor]):
     """Token numbers, one after another, in pieces of one length: a file that is not read into memory."""
 
     def __init__(self, path: Path, sequence: int, vocabulary: int) -> None:
-        path = path / "tokens.npy" if path.is_dir() else path
+        path = path / "train.npy" if path.is_dir() else path
         if not path.is_file():
-            raise SystemExit(f"there is no {path}: --set corpus=PATH of token numbers (tokens.npy)")
+            raise SystemExit(f"there is no {path}: --set corpus=PATH of token numbers (train.npy)")
         tokens = np.load(path, mmap_mode="r").reshape(-1)
         self.path, self.vocabulary = path, vocabulary
         self.blocks = tokens[: len(tokens) // sequence * sequence].reshape(-1, sequence)

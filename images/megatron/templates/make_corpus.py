@@ -1,8 +1,8 @@
-"""A small corpus in Megatron's format from the text of the image, for when you have none: PREFIX.bin, PREFIX.idx.
+"""A small corpus in Megatron's format from the text of the image, for when you have none: OUT/train.bin, OUT/train.idx.
 
 One document a line, one number a character, as `vocab.json` beside it says.
 
-    python3 make_corpus.py --text FOLDER --out PREFIX
+    python3 make_corpus.py --text FOLDER --out FOLDER
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of zh.txt and en.txt")
-    parser.add_argument("--out", type=Path, required=True, help="PREFIX of the two files")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--lines", type=int, default=0, help="of each language; 0: all")
     options = parser.parse_args()
     both = ((options.text / name).read_text(encoding="utf-8") for name in ("zh.txt", "en.txt"))
@@ -34,13 +34,14 @@ def main() -> None:
     pairs = zip(*(lines[: options.lines or None] for lines in found), strict=False)
     lines = [line for pair in pairs for line in pair]
     numbers = {word: n for n, word in enumerate([END, *sorted(set().union(*lines))])}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     vocabulary = json.dumps(numbers, ensure_ascii=False)
-    (options.out.parent / "vocab.json").write_text(vocabulary, encoding="utf-8")
-    builder = IndexedDatasetBuilder(get_bin_path(str(options.out)), dtype=np.int32)
+    (options.out / "vocab.json").write_text(vocabulary, encoding="utf-8")
+    prefix = str(options.out / "train")
+    builder = IndexedDatasetBuilder(get_bin_path(prefix), dtype=np.int32)
     for line in lines:
         builder.add_document(torch.tensor([*(numbers[c] for c in line), 0]), [len(line) + 1])
-    builder.finalize(get_idx_path(str(options.out)))
+    builder.finalize(get_idx_path(prefix))
     print(f"{len(lines)} documents, {len(numbers)} different characters")
 
 

@@ -1,8 +1,8 @@
-"""The samples of a Megatron corpus (PREFIX.bin, PREFIX.idx): their order, and which rank reads which.
+"""The samples of a Megatron corpus: their order, and which rank reads which.
 
 As a program it makes the sample index on this machine before any training: nodes need no folder in common.
 
-    python3 samples.py --corpus PREFIX --cache FOLDER --split 900,50,50 --sequence 1024 --train N --valid N
+    python3 samples.py --corpus PATH --cache FOLDER --split 900,50,50 --sequence 1024 --train N --valid N
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ class Numbers:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that decide the samples: the same for the program here and the training."""
-    parser.add_argument("--corpus", required=True, help="PREFIX of PREFIX.bin and PREFIX.idx")
+    parser.add_argument(
+        "--corpus",
+        required=True,
+        help="PREFIX of PREFIX.bin and PREFIX.idx; or a folder of train.bin, train.idx",
+    )
     parser.add_argument("--cache", required=True, help="folder of the sample index")
     parser.add_argument("--split", default="900,50,50", help="parts for training, valid and test")
     parser.add_argument("--sequence", type=int, required=True)
@@ -54,18 +58,25 @@ def build(options: argparse.Namespace) -> tuple[GPTDataset, GPTDataset | None]:
     Raises:
         SystemExit: the corpus is not there, or too small for its split.
     """
+    prefix = options.corpus
+    if Path(prefix).is_dir():
+        prefix = str(Path(prefix) / "train")
     for end in (".bin", ".idx"):
-        if not Path(options.corpus + end).is_file():
-            raise SystemExit(
-                f"there is no {options.corpus}{end}: --set corpus=PREFIX of both files"
-            )
+        if not Path(prefix + end).is_file():
+            raise SystemExit(f"there is no {prefix}{end}: --set corpus=PREFIX of both, or a folder")
+    others = [str(Path(options.corpus) / name) for name in ("valid", "test")]
+    apart = [other if Path(f"{other}.idx").is_file() else None for other in others]
     rounds = options.updates // options.eval_every if options.eval_every else 0
     batch = global_batch(options)
     config = GPTDatasetConfig(
         random_seed=SEED,
         sequence_length=options.sequence,
-        blend=([options.corpus], None),
-        split=options.split,
+        # A folder with valid.bin is divided already; anything else is by --split.
+        blend=None if apart[0] else ([prefix], None),
+        blend_per_split=(
+            [([name], None) if name else None for name in (prefix, *apart)] if apart[0] else None
+        ),
+        split=None if apart[0] else options.split,
         path_to_cache=options.cache,
         tokenizer=Numbers(options.vocabulary),
         reset_position_ids=False,
