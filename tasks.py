@@ -431,7 +431,9 @@ def up(
         "name": NAME,
         "base": BASE,
         "gpus": "0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job",
-        "example": "a training that comes with the stack",
+        "example": "a training that comes with the stack, or the folder of a copy; -- ARGS for it",
+        "examples": "which there are: name, what, ranks, note",
+        "write": "instead of running: a folder to make with a copy of the example to edit",
         "launcher": "how ranks are started (docs/hosts.md)",
         "per-node": "CPU ranks on each node; nodes with GPUs have one for each",
         "set": "values of the example, or options of the launcher: NAME=VALUE,...",
@@ -463,6 +465,8 @@ def run(
     base: str = "",
     gpus: int = -1,
     example: str = "",
+    examples: bool = False,
+    write: str = "",
     launcher: str = "",
     per_node: int = 1,
     set: str = "",
@@ -482,12 +486,17 @@ def run(
 ) -> None:
     """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
     words = tuple(positional.remainder())
+    if examples:
+        from stackyard import cli_examples
+
+        _exit(cli_examples.list_examples(stack, as_json=json))
+        return
     if on or nodes or site or out:
         from stackyard import cli_clusters, cluster_job
 
         others = {"--hosts": hosts, "--include": include, "--exclude": exclude,
                   "--restarts": restarts, "--lease": lease != 60.0, "--mount": mount,
-                  "--despite": despite}  # fmt: skip
+                  "--despite": despite, **({"--write": write} if write else {})}  # fmt: skip
         asked = cluster_job.ClusterArguments(
             engine=on, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
             image=image, site=site, name=name, others=others, example=example, words=words,
@@ -501,6 +510,20 @@ def run(
         stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease, image=image,
         mounts=tuple(mount or ()),
     )  # fmt: skip
+    if write:
+        from stackyard import cli_examples
+
+        repeated = {"--gpus": "0" if gpus == 0 else "", "--base": base, "--image": image,
+                    "--name": name, "--launcher": launcher, "--save": save,
+                    "--per-node": str(per_node) if per_node > 1 else ""}  # fmt: skip
+        copy = cli_examples.CopyArguments(
+            out=write, example=example, words=words, launcher=launcher, settings=set,
+            per_node=per_node, repeated=repeated,
+            unfit={"--include": include, "--exclude": exclude, "--detach": detach,
+                   "--mount": mount, "--despite": despite},
+        )  # fmt: skip
+        _exit(cli_examples.write_example(given, copy, as_json=json))
+        return
     wanted = cli_fleet.RunArguments(
         example=example, words=words, launcher=launcher, per_node=per_node,
         settings=set, include=include, exclude=exclude, save=save, folder=folder, detach=detach,

@@ -202,7 +202,7 @@ def make_job(
     Raises:
         UsageError: the example does not fit.
     """
-    name = f"{wanted.example or 'run'}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
+    name = f"{example.name if example else 'run'}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
     folder = f"{JOBS}/{name}"
     where = Where(
         name=name,

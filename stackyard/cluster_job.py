@@ -21,7 +21,7 @@ from stackyard.engine import Engine
 from stackyard.errors import NothingToRunOn, StackyardError, UsageError, shown
 from stackyard.examples import Where
 from stackyard.job import Job
-from stackyard.job_source import Work, load_example, require_work
+from stackyard.job_source import Work, example_name, load_example, require_work
 from stackyard.project import Project
 from stackyard.site_file import AUTO, ENGINES, SiteFile, read_site
 
@@ -141,7 +141,7 @@ def _where(project: Project, given: ClusterArguments, stack: str) -> Where:
         raise UsageError(
             f"base {base.name} is for {base.device}, --gpus {given.gpus} asks for {ranks}"
         )
-    name = given.name or f"{given.example or stack}-{time.strftime('%m%d-%H%M%S')}"
+    name = given.name or f"{example_name(given.example) or stack}-{time.strftime('%m%d-%H%M%S')}"
     folder = f"/tmp/stackyard-{name}"
     return Where(
         name=name,

@@ -39,8 +39,8 @@ ORDER = [
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
     "bench.judge", "bench.report",
     "prove", "prove.plan", "prove.judge", "prove.report", "prove.page",
-    "examples", "dataset", "job_source", "fleet", "fleet.hosts", "fleet.mounts", "fleet.survey",
-    "fleet.plan", "fleet.jobs",
+    "examples", "read_example", "dataset", "job_source", "fleet", "fleet.hosts", "fleet.mounts",
+    "fleet.survey", "fleet.plan", "fleet.jobs", "own_copy",
     # releases: manifests, statements, what travels to hosts
     "oci", "release", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
@@ -66,7 +66,8 @@ ORDER = [
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
     "cli_compare", "cli_source", "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_hosts", "cli_mount", "cli_fleet", "cluster_job", "cli_clusters",
+    "fleet_view", "cli_hosts", "cli_mount", "cli_fleet", "cli_examples", "cluster_job",
+    "cli_clusters",
     "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove", "data_run", "cli_data",
 ]  # fmt: skip
 
@@ -85,7 +86,7 @@ PURE = [
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
     "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
     "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
-    "examples", "fleet.hosts", "fleet.mounts", "fleet.survey",
+    "examples", "read_example", "own_copy", "fleet.hosts", "fleet.mounts", "fleet.survey",
     "fleet.plan", "fleet.jobs", "launch.plain",
     "launch.each", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",

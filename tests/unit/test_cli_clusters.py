@@ -238,7 +238,7 @@ def test_gpus_are_those_of_the_whole_job(here, changes, base, per_node):
         ({"stack": "fairsek"}, "did you mean 'fairseq'?"),
         ({"example": ""}, "say what is to run"),
         ({"example": "lm-dpp"}, "did you mean 'lm-ddp'?"),
-        ({"words": ("a",)}, "say what is to run"),
+        ({"words": ("a",)}, "'a' is no argument for lm-ddp"),
         ({"launcher": "mpirun"}, "there is no launcher 'mpirun'"),
         ({"settings": "updats=1"}, "did you mean 'updates'?"),
         ({"example": "", "words": ("a",), "settings": "restart=1"}, "no option 'restart'"),

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stackyard.errors import DefinitionError, UsageError
-from stackyard.examples import TEXT, Where, job_of, read_example
+from stackyard.examples import TEXT, Where, job_of
 from stackyard.fleet.jobs import select, start_request
 from stackyard.project import ROOT
+from stackyard.read_example import read_example
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
 from tests.unit.machines import node, plan
 from tests.unit.test_fuzz_definitions import examples
@@ -72,14 +73,14 @@ def test_every_stack_has_examples():
 @pytest.mark.parametrize("path", COMMITTED, ids=IDS)
 def test_a_committed_example_is_started_by_its_launcher(path, device):
     example = load(path)
-    if device not in example.sizes:
+    if device not in example.devices:
         pytest.skip(f"no size for {device}")
-    gpus = tuple(range(example.multiple)) if device == "cuda" else ()
+    gpus = tuple(range(4)) if device == "cuda" else ()
     mesh = plan(node("a", gpus=gpus), node("b", gpus=gpus))
-    job = job_of(example, where(device, per_node=example.multiple), {})
-    value, _ = start_request(mesh, job, select(mesh, example.multiple), 29500, 60.0)
+    job = job_of(example, where(device, per_node=4), {})
+    value, _ = start_request(mesh, job, select(mesh, 4), 29500, 60.0)
     assert len(value["steps"]) == 1 + len(example.prepare)
-    assert value["shown"]["ranks"] == 2 * example.multiple
+    assert value["shown"]["ranks"] == 8
     assert not any("{" in word for words in (job.program, *job.prepare) for word in words)
 
 
@@ -89,11 +90,11 @@ def test_the_files_of_a_committed_example_are_there(path):
     stack = ROOT / "images" / example.stack
     for place, folder in example.files.items():
         assert (stack / folder).is_dir()
-        for words in (example.program, *example.prepare):
+        for words in (example.program, *(step.run for step in example.prepare)):
             for word in words:
                 if word.startswith(f"{place}/"):
                     assert (stack / folder / word.removeprefix(f"{place}/")).is_file(), word
-    assert example.summary and set(example.sizes) <= {"cpu", "cuda"}
+    assert example.summary and set(example.devices) <= {"cpu", "cuda"}
 
 
 # How one becomes a job
@@ -219,7 +220,7 @@ def answered(text):
             assert str(problem).isprintable()
         assert error.problems
         return
-    for device in example.sizes:
+    for device in example.devices:
         ranks = where(device, nodes=1, per_node=example.multiple)
         assert job_of(example, ranks, {}).program
 

@@ -1,0 +1,274 @@
+"""Pretrain GPT-2 or an mT5 through accelerate: DeepSpeed's ZeRO, or data parallel.
+
+accelerate's configuration (hosts, ranks, ZeRO stage, launcher) is made for the run; DeepSpeed's JSON lies beside this
+program. Takes up the newest checkpoint in --save, if there is one. At the end the model is in --save/model, whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
+from stackyard_record import Recorder
+from torch.utils.data import DataLoader, Dataset
+
+SEED = 1234
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=("gpt2", "mt5"), required=True)
+    parser.add_argument("--corpus", type=Path, required=True, help="train.npy, or its folder")
+    parser.add_argument("--save", type=Path, required=True, help="folder of checkpoints")
+    parser.add_argument("--record", required=True, help="folder of this launch's records")
+    parser.add_argument("--zero-stage", type=int, choices=(0, 1, 2, 3), default=0)
+    parser.add_argument("--ds-config", type=Path, help="DeepSpeed's JSON: what you add to ZeRO")
+    for name in ("vocabulary", "layers", "hidden", "heads", "sequence", "updates", "batch"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--inner", type=int, default=0, help="of the feed-forward; 0: 4 x hidden")
+    parser.add_argument("--head-size", type=int, default=64, help="of mT5's attention")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=1.5e-4)
+    parser.add_argument("--warmup", type=float, default=0.01, help="part of the updates")
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--save-every", type=int, default=1000, help="and at the end; 0: never")
+    return parser.parse_args()
+
+
+class Blocks(Dataset[torch.Tensor]):
+    """Token numbers, one after another, in pieces of one length: a file that is not read into memory."""
+
+    def __init__(self, path: Path, sequence: int, vocabulary: int) -> None:
+        path = path / "train.npy" if path.is_dir() else path
+        if not path.is_file():
+            raise SystemExit(f"there is no {path}: --set corpus=PATH of token numbers (train.npy)")
+        tokens = np.load(path, mmap_mode="r").reshape(-1)
+        self.path, self.vocabulary = path, vocabulary
+        self.blocks = tokens[: len(tokens) // sequence * sequence].reshape(-1, sequence)
+        if not len(self.blocks):
+            raise SystemExit(f"{path} holds {len(tokens)} tokens, fewer than one of {sequence}")
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        block = torch.from_numpy(self.blocks[index].astype(np.int64))
+        top = int(block.max())
+        if top >= self.vocabulary:
+            raise SystemExit(f"{self.path} holds token {top}: --set vocabulary={top + 1}")
+        return block
+
+
+def build_accelerator(options: argparse.Namespace) -> Accelerator:
+    """The process group and, for ZeRO, DeepSpeed.
+
+    Without GPUs accelerate sees no distributed run at all in a DeepSpeed launch unless the backend is named.
+
+    Raises:
+        SystemExit: it would train with something else than was asked for.
+    """
+    named = options.zero_stage and not torch.cuda.is_available()
+    accelerator = Accelerator(
+        mixed_precision=options.precision,
+        gradient_accumulation_steps=options.accumulate,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None,
+    )
+    if not options.zero_stage:
+        return accelerator
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+        raise SystemExit(f"ZeRO-{options.zero_stage} asked for, got {accelerator.distributed_type}")
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    zero = config["zero_optimization"]
+    if zero["stage"] != options.zero_stage:
+        raise SystemExit(f"ZeRO-{options.zero_stage} asked for, launched with {zero['stage']}")
+    # Without it ZeRO-3 cannot give back a whole model.
+    zero["stage3_gather_16bit_weights_on_model_save"] = options.zero_stage == 3
+    more = json.loads(options.ds_config.read_text()) if options.ds_config else {}
+    zero.update(more.pop("zero_optimization", {}))
+    config.update(more)
+    return accelerator
+
+
+def build_model(options: argparse.Namespace) -> Any:
+    """The model with random weights, the same on every rank."""
+    set_seed(SEED)
+    inner = options.inner or 4 * options.hidden
+    if options.model == "gpt2":
+        from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+        from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=options.vocabulary, n_positions=options.sequence, n_embd=options.hidden,
+                n_layer=options.layers, n_head=options.heads, n_inner=inner, use_cache=False,
+                resid_pdrop=options.dropout, embd_pdrop=options.dropout,
+                attn_pdrop=options.dropout, bos_token_id=0, eos_token_id=0,
+            )
+        )  # fmt: skip
+    from transformers.models.mt5.configuration_mt5 import MT5Config
+    from transformers.models.mt5.modeling_mt5 import MT5ForConditionalGeneration
+
+    return MT5ForConditionalGeneration(
+        MT5Config(
+            vocab_size=options.vocabulary, d_model=options.hidden, d_kv=options.head_size,
+            d_ff=inner, num_layers=options.layers, num_heads=options.heads,
+            dropout_rate=options.dropout, use_cache=False, decoder_start_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def build_scheduler(options: argparse.Namespace, optimizer: Any) -> Any:
+    """Linear warm-up, then a cosine down to nothing."""
+    warm = max(1, int(options.warmup * options.updates))
+
+    def factor(done: int) -> float:
+        if done < warm:
+            return (done + 1) / warm
+        return 0.5 * (1 + math.cos(math.pi * (done - warm) / max(1, options.updates - warm)))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def loss_of(model: Any, kind: str, batch: torch.Tensor) -> torch.Tensor:
+    """GPT-2 goes on from each token; an mT5 reads the first half of a piece and writes the second."""
+    half = batch.shape[1] // 2
+    if kind == "gpt2":
+        inputs = {"input_ids": batch, "labels": batch}
+    else:
+        inputs = {"input_ids": batch[:, :half], "labels": batch[:, half:].contiguous()}
+    loss: torch.Tensor = model(**inputs).loss
+    return loss
+
+
+class Progress:
+    """Number of updates done: kept in the checkpoint beside weights and optimizer state."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+def save_state(accelerator: Accelerator, save: Path, step: int) -> None:
+    """A checkpoint under its final name only once it is complete; every node keeps its own part."""
+    partial, final = save / f"update-{step}.partial", save / f"update-{step}"
+    if accelerator.is_local_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()
+    if accelerator.is_local_main_process and partial.is_dir():
+        partial.rename(final)
+    accelerator.wait_for_everyone()
+
+
+def save_model(accelerator: Accelerator, model: Any, folder: Path) -> None:
+    """The whole model, by the first rank, in transformers' own format; all ranks must call it."""
+    state = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        whole = accelerator.unwrap_model(model)
+        whole.save_pretrained(str(folder), state_dict=state, is_main_process=True)
+
+
+def newest(save: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    found = [path for path in save.glob("update-*") if path.name[7:].isdecimal()]
+    return max(found, key=lambda path: int(path.name[7:]), default=None)
+
+
+def train(
+    options: argparse.Namespace, accelerator: Accelerator, recorder: Recorder, progress: Progress
+) -> Any:
+    """Make the updates that are left, counted by `progress`; the model, prepared."""
+    model: Any = build_model(options)
+    optimizer: Any = torch.optim.AdamW(
+        model.parameters(), lr=options.lr, weight_decay=options.weight_decay
+    )
+    # accelerate steps a prepared scheduler once a process: this one counts updates.
+    scheduler = build_scheduler(options, optimizer)
+    blocks = Blocks(options.corpus, options.sequence, options.vocabulary)
+    # Full batches only: ranks with unequal numbers of them would wait for each other for ever.
+    loader: Any = DataLoader(blocks, batch_size=options.batch, shuffle=True, drop_last=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if not len(loader):
+        raise SystemExit(f"{len(blocks)} pieces make no batch of {options.batch} on every rank")
+    accelerator.register_for_checkpointing(progress, scheduler)
+    checkpoint = newest(options.save)
+    if checkpoint:
+        accelerator.load_state(str(checkpoint))
+        recorder.loaded(progress.step)
+    model.train()
+    made, batches = 0, progress.step * options.accumulate
+    epoch, skip = divmod(batches, len(loader))
+    total = 0.0
+    while progress.step < options.updates:
+        loader.set_epoch(epoch)
+        for batch in accelerator.skip_first_batches(loader, skip) if skip else loader:
+            with accelerator.accumulate(model):
+                loss = loss_of(model, options.model, batch)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), options.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+            total += accelerator.reduce(loss.detach().float(), reduction="mean").item()
+            made += 1
+            if made % options.accumulate:
+                continue
+            scheduler.step()
+            progress.step += 1
+            recorder.step(progress.step, total / options.accumulate)
+            total = 0.0
+            last = progress.step == options.updates
+            if options.save_every and (last or progress.step % options.save_every == 0):
+                save_state(accelerator, options.save, progress.step)
+                recorder.saved(progress.step)
+            if last:
+                break
+        epoch, skip = epoch + 1, 0
+    return model
+
+
+def main() -> None:
+    """One rank, from joining the process group to leaving it."""
+    # DeepSpeed and accelerate search for unreachable memory themselves, through all that is imported.
+    gc.freeze()
+    options = parse_options()
+    accelerator = build_accelerator(options)
+    recorder = Recorder(
+        options.record,
+        accelerator.process_index,
+        accelerator.num_processes,
+        backend=accelerator.state.backend or "none",
+        device=str(accelerator.device),
+    )
+    progress = Progress()
+    model = train(options, accelerator, recorder, progress)
+    save_model(accelerator, model, options.save / "model")
+    recorder.end(progress.step)
+    del model
+    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
+    # interpreter's end, they sometimes abort it after all is done.
+    accelerator.free_memory()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""GPT-2 of Megatron tensor-parallel layers, as a DeepSpeed pipeline or as one module.
+
+Owns the architecture: learned positions, pre-norm layers, output tied to the word embedding. It imports nothing of
+the launch: ranks and groups come from Megatron's parallel state, which the caller has initialised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from megatron.core import tensor_parallel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+SEED = 1234
+# Megatron pads vocabularies so that every tensor-parallel size divides them.
+VOCABULARY_MULTIPLE = 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size of the model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    dropout: float
+    recompute: bool
+
+    @property
+    def padded(self) -> int:
+        """Rows of the word embedding."""
+        return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+class CausalAttention(nn.Module):
+    """Core attention through torch's SDPA, which keeps no scores; Megatron's own needs Transformer Engine for that."""
+
+    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+        super().__init__()
+        self._dropout = config.attention_dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Attend; [sequence, batch, heads, head size] in, heads merged out."""
+        inputs = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        dropout = self._dropout if self.training else 0.0
+        # Tensor-parallel ranks hold different heads: each draws dropout of its own.
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            out = nn.functional.scaled_dot_product_attention(
+                *inputs, dropout_p=dropout, is_causal=True
+            )
+        return out.permute(2, 0, 1, 3).flatten(2).contiguous()
+
+
+class Words(tensor_parallel.VocabParallelEmbedding):  # type: ignore[misc]
+    """First layer: tokens [batch, sequence] to hidden states [sequence, batch, hidden]."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up."""
+        return super().forward(tokens).transpose(0, 1).contiguous()
+
+
+class Places(nn.Module):
+    """Second layer: adds what is learned of each position."""
+
+    def __init__(self, config: TransformerConfig, sequence: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(sequence, config.hidden_size, dtype=config.params_dtype)
+        config.init_method(self.table.weight)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Add, and drop."""
+        places = torch.arange(hidden.shape[0], device=hidden.device)
+        return self.dropout(hidden + self.table(places).unsqueeze(1))
+
+
+class Layer(nn.Module):
+    """One Megatron transformer layer with a single tensor in and out."""
+
+    def __init__(self, config: TransformerConfig, number: int, recompute: bool) -> None:
+        super().__init__()
+        self.layer = build_module(_layer_spec(), config=config, layer_number=number)
+        self.recompute = recompute
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Keep what goes in alone, and compute the rest again in the backward pass, where asked to."""
+        if not (self.recompute and self.training and hidden.requires_grad):
+            return self._run(hidden)
+        if hidden.is_cuda:  # Megatron's own also takes its random states back: the same dropout
+            return tensor_parallel.checkpoint(self._run, False, hidden)
+        return torch.utils.checkpoint.checkpoint(self._run, hidden, use_reentrant=False)
+
+    def _run(self, hidden: Tensor) -> Tensor:
+        out, _ = self.layer(hidden, attention_mask=None)
+        return out
+
+
+class Norm(nn.LayerNorm):
+    """The norm before the output: a name of its own, since the pipeline is cut by `Layer`."""
+
+
+def logits_of(words: Words, hidden: Tensor) -> Tensor:
+    """Logits of this rank's part of the vocabulary, by the word embedding: [sequence, batch, part]."""
+    copied = tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
+    return nn.functional.linear(copied, words.weight)
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over all tokens; none is masked, for Megatron's samples are full and unpadded."""
+    per_token = tensor_parallel.vocab_parallel_cross_entropy(
+        logits.float(), labels.t().contiguous()
+    )
+    return torch.mean(per_token)
+
+
+def build_pipeline(
+    shape: Shape, *, tp: int, pp: int, dp: int, dtype: torch.dtype
+) -> PipelineModule:
+    """The model, cut over `tp` x `pp` x `dp` ranks, with the same initial values in any layout."""
+    config = _config(shape, tp, dtype)
+
+    def words(forward: Any = None) -> TiedLayerSpec:
+        return TiedLayerSpec("words", Words, shape.padded, shape.hidden, forward_fn=forward,
+                             init_method=config.init_method, config=config)  # fmt: skip
+
+    layers = (LayerSpec(Layer, config, n + 1, shape.recompute) for n in range(shape.layers))
+    pipeline = PipelineModule(
+        layers=[
+            words(),
+            LayerSpec(Places, config, shape.sequence),
+            *layers,
+            LayerSpec(Norm, shape.hidden),
+            words(logits_of),
+        ],
+        topology=PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp),
+        loss_fn=loss_of,
+        partition_method="type:Layer",
+        # A seed per layer: otherwise a stage's values depend on how many layers precede it there.
+        seed_layers=True,
+        base_seed=SEED,
+    )
+    pipeline.seed_layers = False  # in training it would draw the same dropout in all replicas
+    return pipeline
+
+
+class Whole(nn.Module):
+    """The same model as one module, for ZeRO-2 and ZeRO-3, which no pipeline takes."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+        super().__init__()
+        config = _config(shape, 1, dtype)
+        torch.manual_seed(SEED)  # as the pipeline does: its initial values
+        self.words = Words(
+            shape.padded, shape.hidden, init_method=config.init_method, config=config
+        )
+        torch.manual_seed(SEED + 1)
+        self.places = Places(config, shape.sequence)
+        self.layers = nn.ModuleList()
+        for number in range(shape.layers):
+            torch.manual_seed(SEED + 2 + number)
+            self.layers.append(Layer(config, number + 1, shape.recompute))
+        self.norm = Norm(shape.hidden)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss."""
+        hidden = self.places(self.words(tokens))
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return loss_of(logits_of(self.words, self.norm(hidden)), labels)
+
+
+def groups_of(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters for the optimizer, as Megatron groups them: biases and norms do not decay."""
+
+    def chosen(decays: bool) -> Iterable[nn.Parameter]:
+        return [p for p in model.parameters() if p.requires_grad and (p.dim() > 1) == decays]
+
+    return [
+        {"params": list(chosen(True)), "weight_decay": weight_decay},
+        {"params": list(chosen(False)), "weight_decay": 0.0},
+    ]
+
+
+def _layer_spec() -> ModuleSpec:
+    spec = get_gpt_layer_local_spec()
+    attention = dataclasses.replace(
+        spec.submodules.self_attention.submodules, core_attention=CausalAttention
+    )
+    spec.submodules.self_attention.submodules = attention
+    return spec
+
+
+def _config(shape: Shape, tp: int, dtype: torch.dtype) -> TransformerConfig:
+    # pipeline_model_parallel_size stays 1: DeepSpeed cuts the pipeline, and Megatron would
+    # otherwise number the layers of a stage a second time.
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        tensor_model_parallel_size=tp,
+        use_cpu_initialization=True,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        hidden_dropout=shape.dropout,
+        attention_dropout=shape.dropout,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        gradient_accumulation_fusion=False,
+    )

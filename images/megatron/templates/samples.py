@@ -1,0 +1,128 @@
+"""The samples of a Megatron corpus: their order, and which rank reads which.
+
+As a program it makes the sample index on this machine before any training: nodes need no folder in common.
+
+    python3 samples.py --corpus PATH --cache FOLDER --split 900,50,50 --sequence 1024 --train N --valid N
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+SEED = 1234
+Sample = tuple[torch.Tensor, torch.Tensor]
+
+
+class Numbers:
+    """What Megatron's datasets ask of a tokenizer, for a corpus that holds numbers already."""
+
+    def __init__(self, vocabulary: int, eod: int = 0) -> None:
+        self.vocab_size, self.eod, self.pad = vocabulary, eod, -1
+        self.unique_identifiers = {"class": type(self).__name__, "size": str(vocabulary)}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that decide the samples: the same for the program here and the training."""
+    parser.add_argument(
+        "--corpus",
+        required=True,
+        help="PREFIX of PREFIX.bin and PREFIX.idx; or a folder of train.bin, train.idx",
+    )
+    parser.add_argument("--cache", required=True, help="folder of the sample index")
+    parser.add_argument("--split", default="900,50,50", help="parts for training, valid and test")
+    parser.add_argument("--sequence", type=int, required=True)
+    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="samples of a rank at a time")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a rank in an update")
+    parser.add_argument("--replicas", type=int, required=True, help="data-parallel size")
+    parser.add_argument("--eval-every", type=int, default=1000, help="0: never")
+    parser.add_argument("--eval-iters", type=int, default=10)
+
+
+def global_batch(options: argparse.Namespace) -> int:
+    """Samples in an update."""
+    return int(options.batch * options.accumulate * options.replicas)
+
+
+def build(options: argparse.Namespace) -> tuple[GPTDataset, GPTDataset | None]:
+    """Training and validation samples, shuffled the same way wherever it is called.
+
+    Raises:
+        SystemExit: the corpus is not there, or too small for its split.
+    """
+    prefix = options.corpus
+    if Path(prefix).is_dir():
+        prefix = str(Path(prefix) / "train")
+    for end in (".bin", ".idx"):
+        if not Path(prefix + end).is_file():
+            raise SystemExit(f"there is no {prefix}{end}: --set corpus=PREFIX of both, or a folder")
+    others = [str(Path(options.corpus) / name) for name in ("valid", "test")]
+    apart = [other if Path(f"{other}.idx").is_file() else None for other in others]
+    rounds = options.updates // options.eval_every if options.eval_every else 0
+    batch = global_batch(options)
+    config = GPTDatasetConfig(
+        random_seed=SEED,
+        sequence_length=options.sequence,
+        # A folder with valid.bin is divided already; anything else is by --split.
+        blend=None if apart[0] else ([prefix], None),
+        blend_per_split=(
+            [([name], None) if name else None for name in (prefix, *apart)] if apart[0] else None
+        ),
+        split=None if apart[0] else options.split,
+        path_to_cache=options.cache,
+        tokenizer=Numbers(options.vocabulary),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    sizes = [options.updates * batch, rounds * options.eval_iters * batch, 0]
+    train, valid, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    if not isinstance(train, GPTDataset):
+        raise SystemExit(f"{options.corpus} is too small for --split {options.split}")
+    return train, valid if rounds and isinstance(valid, GPTDataset) else None
+
+
+def batches(
+    dataset: GPTDataset, options: argparse.Namespace, *, first: int, replica: int
+) -> Iterator[Sample]:
+    """(tokens, labels) of one replica, from sample `first` on.
+
+    Update k holds samples k * global batch onwards in every layout: the position in the data follows from
+    the number of updates done, and a checkpoint needs no more than that.
+    """
+    share = options.batch * options.accumulate
+    start = first + replica * share
+    while True:
+        for low in range(start, start + share, options.batch):
+            chosen = [dataset[index % len(dataset)] for index in range(low, low + options.batch)]
+            tokens, labels = (_stacked(chosen, name) for name in ("tokens", "labels"))
+            top = int(max(tokens.max(), labels.max()))
+            if top >= options.vocabulary:
+                raise SystemExit(f"{options.corpus} holds token {top}: --set vocabulary={top + 1}")
+            yield tokens, labels
+        start += global_batch(options)
+
+
+def _stacked(samples: list[dict[str, Any]], name: str) -> torch.Tensor:
+    return torch.stack([sample[name] for sample in samples])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_options(parser)
+    train, valid = build(parser.parse_args())
+    print(f"{len(train)} samples to train on, {len(valid) if valid else 0} to validate with")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Every template of the notes in its reduced size, on CPU ranks of two nodes: the losses fall.
+
+Steps are those that `invoke run` gives to a mesh's supervisor; here the test plays them in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+
+import pytest
+
+from stackyard import mesh, nodes, smoke
+from stackyard.archive import pack
+from stackyard.builder import Builder
+from stackyard.examples import Where
+from stackyard.fleet.jobs import select, start_request
+from stackyard.fleet.plan import NodePlan, StandingPlan
+from stackyard.job_source import Work, load_example, make_job
+from stackyard.project import ROOT, load_project
+
+NODES = ("node1", "node2")
+# Layouts of one model with the same batches: the same losses, to the rounding of fp32. (Clipping comes
+# after the first update: DeepSpeed counts tied weights of a pipeline twice in the norm in fp32.)
+SAME = {
+    "megatron": ("gpt2-345m", "gpt2-345m-tp", "gpt2-zero-1", "gpt2-zero-2", "gpt2-zero-3"),
+    "accelerate": ("gpt2-zero-2", "gpt2-zero-3"),
+}
+# The stack, the template, what is set beside its defaults, ranks on each node.
+TEMPLATES = (
+    ("fairseq", "gpt2-fsdp", "updates=20", 1),
+    ("fairseq", "lm-fsdp", "", 1),
+    ("megatron", "gpt2-345m", "", 1),
+    ("megatron", "gpt2-345m-tp", "", 1),
+    ("megatron", "gpt2-345m-3d", "", 2),
+    ("megatron", "gpt2-zero-1", "", 1),
+    ("megatron", "gpt2-zero-2", "", 1),
+    ("megatron", "gpt2-zero-3", "", 1),
+    ("accelerate", "gpt2-zero-2", "", 1),
+    ("accelerate", "gpt2-zero-3", "", 1),
+    ("accelerate", "mt5-zero-3", "", 1),
+)
+
+
+@pytest.fixture(scope="module")
+def meshes(engine):
+    """Two nodes of a stack, started when they are first asked for."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+
+        def of(name):
+            if name not in found:
+                builder = Builder(load_project(), engine, lambda stack, text: None)
+                built = builder.build(name, "cpu")
+                settings = smoke.node_settings(built.info.id, built.image.stack.smoke, {})
+                run = f"test-{secrets.token_hex(4)}"
+                plan = mesh.MeshPlan(run=run, nodes=NODES, port=2222, seconds=3600)
+                started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
+                found[name] = stack.enter_context(started)
+                nodes.wait_reachable(found[name])
+            return found[name]
+
+        yield of
+
+
+@pytest.fixture(scope="module")
+def curves():
+    """The losses that were seen, by stack and template."""
+    return {}
+
+
+def play(running, stack, name, settings="", per_node=1, words=()):
+    """As `invoke run STACK --example NAME --set SETTINGS -- WORDS`; what was said, and where."""
+    example = load_example(ROOT, stack, name)
+    folder = f"/var/lib/stackyard/jobs/{secrets.token_hex(4)}"
+    where = Where(name=folder[-8:], base="cpu", image="", nodes=2, per_node=per_node, device="cpu",
+                  folder=folder, save=f"{folder}/checkpoints")  # fmt: skip
+    work = Work(example=name, settings=settings, words=words)
+    job = make_job(work, example, where, root=ROOT, stack=stack, usual="")
+    standing = StandingPlan(run=running.plan.run, stack=stack, base="cpu", image="",
+                            nodes=tuple(NodePlan(name=n, host="here") for n in NODES))  # fmt: skip
+    port = 20000 + secrets.randbelow(9000)
+    value, launch = start_request(standing, job, select(standing, per_node), port, 60)
+    for node in NODES:
+        put(running, node, job.files)
+        put(running, node, launch.files)
+    said = ""
+    for step in value["steps"]:
+        put(running, NODES[0], step["files"])
+        env = {**value["env"], **step["env"]}
+        done = running.engine.exec(
+            running.first, step["argv"], seconds=200, env=env, folder=job.folder
+        )
+        said += done.output
+        assert done.code == 0, f"{step['what']} ended with {done.code}: {done.output[-3000:]}"
+    return said, folder
+
+
+def put(running, node, files):
+    tree = {path.lstrip("/"): text.encode() if isinstance(text, str) else text
+            for path, text in files.items()}  # fmt: skip
+    words = ["tar", "-x", "-C", "/"]
+    done = running.engine.exec(
+        running.containers[node], words, seconds=20, stdin=pack(tree, mode=0o644)
+    )
+    assert done.code == 0, done.output
+
+
+def losses(text):
+    """Losses that the first rank printed, in order: of our programs, and of fairseq."""
+    found = re.findall(r"update \d+ loss ([0-9.]+)|loss=([0-9.]+), ppl", text)
+    return [float(ours or theirs) for ours, theirs in found]
+
+
+@pytest.mark.parametrize(
+    ("stack", "name", "settings", "per_node"), TEMPLATES, ids=["/".join(t[:2]) for t in TEMPLATES]
+)
+def test_a_template_trains_on_two_ranks(meshes, curves, stack, name, settings, per_node):
+    running = meshes(stack)
+    said, folder = play(running, stack, name, settings, per_node)
+    curves[stack, name] = found = losses(said)
+    assert len(found) >= 2 and found[-1] < 0.9 * found[0], said[-3000:]
+    if stack == "accelerate":
+        script = (
+            "import sys; from safetensors.numpy import load_file;"
+            " found = load_file(sys.argv[1]); assert found and all(t.size for t in found.values())"
+        )
+        words = ["python3", "-c", script, f"{folder}/checkpoints/model/model.safetensors"]
+        done = running.engine.exec(running.first, words, seconds=30)
+        assert done.code == 0, done.output
+
+
+@pytest.mark.parametrize("stack", SAME)
+def test_every_layout_has_the_same_losses(curves, stack):
+    first, *others = SAME[stack]
+    assert len(curves[stack, first]) == 4
+    for other in others:
+        assert curves[stack, other] == pytest.approx(curves[stack, first], abs=1e-3), other
+    if stack == "megatron":
+        start = curves[stack, "gpt2-345m-3d"][0]
+        assert start == pytest.approx(curves[stack, first][0], abs=1e-3)
+
+
+def test_the_users_corpus_and_arguments_go_in(meshes):
+    """Nothing is prepared then; what follows `--` is the program's."""
+    running = meshes("fairseq")
+    script = "cp -r $(ls -d /var/lib/stackyard/jobs/*/data/bin | head -1) /var/tmp/mine"
+    for node in NODES:  # what an earlier template made there
+        done = running.engine.exec(running.containers[node], ["sh", "-c", script], seconds=20)
+        assert done.code == 0, done.output
+    settings = "corpus=/var/tmp/mine"
+    said, folder = play(running, "fairseq", "lm-fsdp", settings, words=("--max-update=3",))
+    assert "num_updates=3," in said and "num_updates=4," not in said
+    made = running.engine.exec(running.first, ["ls", f"{folder}/data"], seconds=20)
+    assert made.code != 0
+
+
+def test_every_template_of_the_notes_is_tried():
+    tried = {(stack, name) for stack, name, _, _ in TEMPLATES}
+    paths = ROOT.glob("images/*/examples/*.yml")
+    names = [(path.parent.parent.name, path.stem) for path in paths]
+    assert {found for found in names if load_example(ROOT, *found).note} == tried
