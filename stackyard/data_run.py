@@ -138,16 +138,20 @@ def prepare(
     workers: int,
     say: Say,
     note: Say,
-    chunk: int = dataset.CHUNK,
+    chunk: int = 0,
 ) -> dict[str, Any]:
     """Make the data; they appear at `out` when all is written.
+
+    Args:
+        chunk: bytes that a worker takes at a time; 0 for what fits the input.
 
     Raises:
         DataError: the text or the vocabulary is not what was said.
         UsageError: somebody else is making the same.
         StackyardError: it could not be written, or the container ended.
     """
-    given = dataset.settings(request, workers, chunk)
+    total = sum(Path(name).stat().st_size for names in request.inputs.values() for name in names)
+    given = dataset.settings(request, workers, chunk or dataset.chunk_size(total))
     vocabulary = {n: Path(p).read_bytes() for n, p in request.vocabulary.files.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     name = f".{out.name}.{dataset.identity(given, image, vocabulary)}.partial"

@@ -15,8 +15,8 @@ from typing import Any
 
 from stackyard.errors import UsageError
 
-CHUNK = 16 << 20
-"""Bytes of text that a worker takes at a time, about; a killed run does so many again."""
+CHUNKS, LEAST, MOST = 64, 1 << 20, 64 << 20
+"""Into how many chunks the input is cut, and how many bytes one has at least and at most."""
 SAMPLE = 1024
 """Tokens of a sample where they are cut here (accelerate), unless told otherwise."""
 BAD_LINES = ("fail", "skip", "replace")
@@ -144,7 +144,15 @@ def require(request: Request) -> None:
         raise UsageError("--eod and --no-append-eod contradict each other", hint="one of them")
 
 
-def settings(request: Request, workers: int, chunk: int = CHUNK) -> dict[str, Any]:
+def chunk_size(total: int) -> int:
+    """Bytes of text that a worker takes at a time, about; a killed run does so many again.
+
+    It depends on the input alone: unfinished work fits, whoever goes on with it.
+    """
+    return min(max(total // CHUNKS, LEAST), MOST)
+
+
+def settings(request: Request, workers: int, chunk: int = LEAST) -> dict[str, Any]:
     """What the program is given on its standard input."""
     return {
         "stack": request.stack,

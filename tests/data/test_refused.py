@@ -46,7 +46,7 @@ def test_splits_that_are_too_small_say_how_small(refused):
     assert error["why"].startswith("train 2,400 documents, ")
     code, error = refused("megatron", split=[998, 1, 1], seq_length=1000)
     assert error["what"] == "valid has fewer than one sample of 1,001 tokens"
-    assert "valid 2 documents" in error["why"]
+    assert "valid 3 documents, 18 tokens" in error["why"]
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(refused):

@@ -100,6 +100,12 @@ def test_unfinished_work_is_known_by_all_that_decides_it_and_nothing_else():
     assert len({first, *others}) == 6
 
 
+def test_chunks_follow_from_the_input_alone():
+    assert dataset.chunk_size(1000) == dataset.LEAST
+    assert dataset.chunk_size(10**9) == 10**9 // dataset.CHUNKS
+    assert dataset.chunk_size(10**13) == dataset.MOST
+
+
 # progress
 
 
