@@ -161,8 +161,11 @@ def prepare(
     with _held(out.parent / name, out) as work:
         try:
             done = _in_container(engine, image, request, given, work, say)
-        except KeyboardInterrupt:
-            note(f"what is finished stays in {work}: the same command goes on from there")
+        except (KeyboardInterrupt, StackyardError):
+            if any(work.glob("shards/*.json")):
+                note(f"what is finished stays in {work}: the same command goes on from there")
+            else:
+                shutil.rmtree(work)
             raise
         require_free(out)
         (work / "ready").rename(out)

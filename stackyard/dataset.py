@@ -203,12 +203,16 @@ def _told(request: Request) -> dict[str, Any]:
     }
 
 
+_DECIDES = ("stack", "inputs", "reading", "tokens", "append_eod", "eod", "unk", "chunk")
+
+
 def identity(given: Mapping[str, Any], image: str, vocabulary: Mapping[str, bytes]) -> str:
     """A short name of what is made of the inputs, the same for any number of workers.
 
-    Unfinished work goes under it, so that work of other settings is never taken for this.
+    Unfinished work goes under it, so that work of other settings is never taken for this. How the
+    numbers are then cut into splits and samples changes nothing of them.
     """
-    told = {key: value for key, value in given.items() if key != "workers"}
+    told = {key: given[key] for key in _DECIDES}
     found = hashlib.sha256(json.dumps([told, image], sort_keys=True).encode())
     for name, data in sorted(vocabulary.items()):
         found.update(json.dumps([name, hashlib.sha256(data).hexdigest()]).encode())

@@ -66,3 +66,22 @@ def test_what_the_program_says_reaches_whoever_typed(make, material, tmp_path):
     with pytest.raises(data_run.DataError, match="train has no documents"):
         make("megatron", vocab="vocab.json", train="blank.txt")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_finished_serves_the_corrected_command(make, tmp_path):
+    with pytest.raises(data_run.DataError, match="valid has no documents"):
+        make("megatron", vocab="vocab.json", split=(99999.0, 1.0, 0.0))
+    (work,) = tmp_path.glob(".out.*.partial")
+    finished = {path: path.stat().st_mtime_ns for path in work.glob("shards/*.json")}
+    assert len(finished) > 5
+    seen = []
+    make("megatron", vocab="vocab.json", split=(90.0, 10.0, 0.0), heard=seen)
+    assert f"{len(finished)} kept" in seen
+    assert list(tmp_path.glob(".out.*")) == []
+
+
+def test_a_vocabulary_that_is_refused_leaves_no_folder(make, material, tmp_path):
+    (material / "none.json").write_text('{"a": 0}')
+    with pytest.raises(data_run.DataError, match="has no '<unk>'"):
+        make("megatron", vocab="none.json")
+    assert list(tmp_path.iterdir()) == []

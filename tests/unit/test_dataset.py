@@ -89,12 +89,12 @@ def test_unfinished_work_is_known_by_all_that_decides_it_and_nothing_else():
         return dataset.identity(given, image, {"vocab.json": vocabulary})
 
     first = identity()
-    assert identity(workers=9) == first
+    assert identity(workers=9) == identity(split=(9, 1, 0)) == identity(seq_length=9) == first
     others = [
         identity(image="j"),
         identity(vocabulary=b"{ }"),
         identity(append_eod=False),
-        identity(split=(9, 1, 0)),
+        identity(keep_blank=True),
         identity(encoding="gb18030"),
     ]
     assert len({first, *others}) == 6
