@@ -138,16 +138,20 @@ def prepare(
     workers: int,
     say: Say,
     note: Say,
-    chunk: int = dataset.CHUNK,
+    chunk: int = 0,
 ) -> dict[str, Any]:
     """Make the data; they appear at `out` when all is written.
+
+    Args:
+        chunk: bytes that a worker takes at a time; 0 for what fits the input.
 
     Raises:
         DataError: the text or the vocabulary is not what was said.
         UsageError: somebody else is making the same.
         StackyardError: it could not be written, or the container ended.
     """
-    given = dataset.settings(request, workers, chunk)
+    total = sum(Path(name).stat().st_size for names in request.inputs.values() for name in names)
+    given = dataset.settings(request, workers, chunk or dataset.chunk_size(total))
     vocabulary = {n: Path(p).read_bytes() for n, p in request.vocabulary.files.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     name = f".{out.name}.{dataset.identity(given, image, vocabulary)}.partial"
@@ -157,8 +161,11 @@ def prepare(
     with _held(out.parent / name, out) as work:
         try:
             done = _in_container(engine, image, request, given, work, say)
-        except KeyboardInterrupt:
-            note(f"what is finished stays in {work}: the same command goes on from there")
+        except (KeyboardInterrupt, StackyardError):
+            if any(work.glob("shards/*.json")):
+                note(f"what is finished stays in {work}: the same command goes on from there")
+            else:
+                shutil.rmtree(work)
             raise
         require_free(out)
         (work / "ready").rename(out)

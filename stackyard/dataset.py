@@ -15,8 +15,8 @@ from typing import Any
 
 from stackyard.errors import UsageError
 
-CHUNK = 16 << 20
-"""Bytes of text that a worker takes at a time, about; a killed run does so many again."""
+CHUNKS, LEAST, MOST = 64, 1 << 20, 64 << 20
+"""Into how many chunks the input is cut, and how many bytes one has at least and at most."""
 SAMPLE = 1024
 """Tokens of a sample where they are cut here (accelerate), unless told otherwise."""
 BAD_LINES = ("fail", "skip", "replace")
@@ -144,7 +144,15 @@ def require(request: Request) -> None:
         raise UsageError("--eod and --no-append-eod contradict each other", hint="one of them")
 
 
-def settings(request: Request, workers: int, chunk: int = CHUNK) -> dict[str, Any]:
+def chunk_size(total: int) -> int:
+    """Bytes of text that a worker takes at a time, about; a killed run does so many again.
+
+    It depends on the input alone: unfinished work fits, whoever goes on with it.
+    """
+    return min(max(total // CHUNKS, LEAST), MOST)
+
+
+def settings(request: Request, workers: int, chunk: int = LEAST) -> dict[str, Any]:
     """What the program is given on its standard input."""
     return {
         "stack": request.stack,
@@ -195,12 +203,16 @@ def _told(request: Request) -> dict[str, Any]:
     }
 
 
+_DECIDES = ("stack", "inputs", "reading", "tokens", "append_eod", "eod", "unk", "chunk")
+
+
 def identity(given: Mapping[str, Any], image: str, vocabulary: Mapping[str, bytes]) -> str:
     """A short name of what is made of the inputs, the same for any number of workers.
 
-    Unfinished work goes under it, so that work of other settings is never taken for this.
+    Unfinished work goes under it, so that work of other settings is never taken for this. How the
+    numbers are then cut into splits and samples changes nothing of them.
     """
-    told = {key: value for key, value in given.items() if key != "workers"}
+    told = {key: given[key] for key in _DECIDES}
     found = hashlib.sha256(json.dumps([told, image], sort_keys=True).encode())
     for name, data in sorted(vocabulary.items()):
         found.update(json.dumps([name, hashlib.sha256(data).hexdigest()]).encode())

@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -293,7 +294,7 @@ def main() -> int:
     except Refused as error:
         say("error", what=error.what, why=error.why, hint=error.hint)
         return 2
-    except concurrent.futures.process.BrokenProcessPool:
+    except BrokenProcessPool:
         say("error", what="a worker was killed", why="most likely it ran out of memory",
             hint="fewer workers: --workers N")  # fmt: skip
         return 4

@@ -108,7 +108,17 @@ def material(box, place):
 def make(engine, images, material, tmp_path):
     """Make data as `invoke data` does; gives the folder."""
 
-    def made(stack, *, out="out", workers=2, vocab="", tokenizer="", train="text.txt", **request):
+    def made(
+        stack,
+        *,
+        out="out",
+        workers=2,
+        vocab="",
+        tokenizer="",
+        train="text.txt",
+        heard=None,
+        **request,
+    ):
         vocabulary = data_run.find_vocabulary(
             str(material / tokenizer) if tokenizer else "",
             str(material / vocab) if vocab else "",
@@ -122,7 +132,9 @@ def make(engine, images, material, tmp_path):
         )
         target = tmp_path / out
         quiet = [].append
-        data_run.prepare(engine, images(stack), asked, target, workers, quiet, quiet, CHUNK)
+        done = data_run.prepare(engine, images(stack), asked, target, workers, quiet, quiet, CHUNK)
+        if heard is not None:
+            heard.append(f"{done['kept']} kept")
         return target
 
     return made

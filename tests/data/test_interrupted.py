@@ -11,19 +11,28 @@ import pytest
 from stackyard.project import ROOT
 
 
-@pytest.fixture
-def begin(images, material, tmp_path):
-    text = tmp_path / "long.txt"
+@pytest.fixture(scope="module")
+def begin(images, material):
+    text = material / "long.txt"
     text.write_bytes((material / "text.txt").read_bytes() * 60)
     words = [sys.executable, "-m", "tests.data.one_run", images("megatron"), str(text)]
 
     def started(out):
-        words_ = [*words, str(material / "bpe"), str(tmp_path / out)]
+        words_ = [*words, str(material / "bpe"), str(out)]
         return subprocess.Popen(
             words_, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     return started
+
+
+@pytest.fixture(scope="module")
+def whole(begin, place):
+    """The same, never interrupted."""
+    child = begin(place / "whole")
+    _, said = child.communicate(timeout=120)
+    assert child.returncode == 0, said
+    return place / "whole"
 
 
 def until(true, seconds):
@@ -34,13 +43,9 @@ def until(true, seconds):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_killed_and_typed_again(begin, engine, tmp_path, number):
-    whole = begin("whole")
-    _, said = whole.communicate(timeout=120)
-    assert whole.returncode == 0, said
-
+def test_killed_and_typed_again(begin, whole, engine, tmp_path, number):
     before = set(engine.labelled("stackyard.run"))
-    child = begin("out")
+    child = begin(tmp_path / "out")
     until(lambda: len(list(tmp_path.glob(".out.*.partial/shards/*.json"))) > 1, 60)
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
@@ -53,11 +58,11 @@ def test_killed_and_typed_again(begin, engine, tmp_path, number):
     # A shard that was damaged meanwhile is made again, not believed.
     damaged = min(tmp_path.glob(".out.*.partial/shards/*.tokens"))
     damaged.write_bytes(b"\0" + damaged.read_bytes()[1:])
-    again = begin("out")
+    again = begin(tmp_path / "out")
     output, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
     found = json.loads(output)
     assert 0 < found["kept"] < found["shards"]
     assert list(tmp_path.glob(".out.*")) == []
     for name in ("train.bin", "train.idx"):
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (whole / name).read_bytes()

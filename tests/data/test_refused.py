@@ -46,7 +46,7 @@ def test_splits_that_are_too_small_say_how_small(refused):
     assert error["why"].startswith("train 2,400 documents, ")
     code, error = refused("megatron", split=[998, 1, 1], seq_length=1000)
     assert error["what"] == "valid has fewer than one sample of 1,001 tokens"
-    assert "valid 2 documents" in error["why"]
+    assert "valid 3 documents, 18 tokens" in error["why"]
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(refused):
@@ -66,3 +66,22 @@ def test_what_the_program_says_reaches_whoever_typed(make, material, tmp_path):
     with pytest.raises(data_run.DataError, match="train has no documents"):
         make("megatron", vocab="vocab.json", train="blank.txt")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_finished_serves_the_corrected_command(make, tmp_path):
+    with pytest.raises(data_run.DataError, match="valid has no documents"):
+        make("megatron", vocab="vocab.json", split=(99999.0, 1.0, 0.0))
+    (work,) = tmp_path.glob(".out.*.partial")
+    finished = {path: path.stat().st_mtime_ns for path in work.glob("shards/*.json")}
+    assert len(finished) > 5
+    seen = []
+    make("megatron", vocab="vocab.json", split=(90.0, 10.0, 0.0), heard=seen)
+    assert f"{len(finished)} kept" in seen
+    assert list(tmp_path.glob(".out.*")) == []
+
+
+def test_a_vocabulary_that_is_refused_leaves_no_folder(make, material, tmp_path):
+    (material / "none.json").write_text('{"a": 0}')
+    with pytest.raises(data_run.DataError, match="has no '<unk>'"):
+        make("megatron", vocab="none.json")
+    assert list(tmp_path.iterdir()) == []

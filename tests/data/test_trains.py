@@ -14,8 +14,8 @@ def program(stack, name, folder, **given):
     path = ROOT / "images" / stack / "examples" / f"{name}.yml"
     example = examples.read_example(path.read_text(encoding="utf-8"), str(path), stack, name)
     where = examples.Where(
-        name="x", base="cpu", image="x", nodes=1, per_node=1, device="cpu", folder=str(folder),
-        save=str(folder / "save"),
+        name="x", base="cpu", image="x", nodes=1, per_node=example.multiple, device="cpu",
+        folder=str(folder), save=str(folder / "save"),
     )  # fmt: skip
     job = examples.job_of(example, where, {}, {"updates": str(UPDATES), **given})
     for file, data in smoke.workload_files(ROOT / "images" / stack / "smoke").items():

@@ -89,15 +89,21 @@ def test_unfinished_work_is_known_by_all_that_decides_it_and_nothing_else():
         return dataset.identity(given, image, {"vocab.json": vocabulary})
 
     first = identity()
-    assert identity(workers=9) == first
+    assert identity(workers=9) == identity(split=(9, 1, 0)) == identity(seq_length=9) == first
     others = [
         identity(image="j"),
         identity(vocabulary=b"{ }"),
         identity(append_eod=False),
-        identity(split=(9, 1, 0)),
+        identity(keep_blank=True),
         identity(encoding="gb18030"),
     ]
     assert len({first, *others}) == 6
+
+
+def test_chunks_follow_from_the_input_alone():
+    assert dataset.chunk_size(1000) == dataset.LEAST
+    assert dataset.chunk_size(10**9) == 10**9 // dataset.CHUNKS
+    assert dataset.chunk_size(10**13) == dataset.MOST
 
 
 # progress

@@ -1,4 +1,4 @@
-"""A line at a time through Megatron's own builder: `by_the_notes.py TEXT VOCAB PREFIX`."""
+"""A line at a time through Megatron's own builder: `line_by_line.py TEXT VOCAB PREFIX`."""
 
 import json
 import pathlib

@@ -1,0 +1,203 @@
+"""Text to Megatron's files: `invoke data`'s program against a pool that takes a line at a time.
+
+Both run in the same container of megatron's image, with one worker a core, on the same text and
+vocabulary, and have to write the same bytes, else there is no result. Ours is timed from the start
+of its program to its end, theirs without its imports (which take seconds and would only flatter us
+on small files). The text is the images' own, Chinese split into characters as its users have it,
+its lines drawn again and again in an order that a fixed seed gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.common import Measured, Panel, Verdict
+from stackyard import dataset, guard
+from stackyard.builder import Builder
+from stackyard.console import Terminal
+from stackyard.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
+from stackyard.errors import StackyardError
+from stackyard.project import ROOT, load_project
+
+OURS, LINES = "stackyard", "a line at a time"
+SIZES = (16, 64, 192)
+"""Megabytes (10^6 bytes) of text."""
+ROUNDS = 3
+GOAL = 1 / 3
+LINEAR = 1.2
+TEXT = "/usr/local/share/stackyard/text"
+
+
+def spell(line: str, language: str) -> str:
+    """A line as words between blanks."""
+    return " ".join("".join(line.split())) if language == "zh" else " ".join(line.split())
+
+
+def make_text(lines: list[str], size: int, path: Path) -> None:
+    """Lines drawn in a fixed order until the file has that many bytes, or a line more."""
+    rng, written = random.Random(1), 0
+    with path.open("wb") as file:
+        while written < size:
+            written += file.write(rng.choice(lines).encode() + b"\n")
+
+
+def make_vocabulary(lines: list[str], path: Path) -> int:
+    """Every second word of the text by order of code points, so that some are unknown."""
+    words = sorted({word for line in lines for word in line.split()})[::2]
+    table = {word: n for n, word in enumerate(["<unk>", "<|endoftext|>", *words])}
+    path.write_text(json.dumps(table, ensure_ascii=False), encoding="utf-8")
+    return len(table)
+
+
+def ratio(runs: list[dict[str, Any]], size: int) -> float:
+    """The median of our seconds over the median of theirs, at one size."""
+    by = [
+        [r["seconds"] for r in runs if r["side"] == side and r["megabytes"] == size]
+        for side in (OURS, LINES)
+    ]
+    return common.median_ratio(*by)
+
+
+def growth(runs: list[dict[str, Any]], small: int, large: int) -> float:
+    """Our seconds a megabyte at a large size over those at a smaller one."""
+    each = [
+        common.middle([r["seconds"] for r in runs if r["side"] == OURS and r["megabytes"] == size])
+        for size in (small, large)
+    ]
+    return (each[1] / large) / (each[0] / small)
+
+
+class _Box:
+    """megatron's container, with both programs and a folder of ours."""
+
+    def __init__(self, engine: Engine, stack: contextlib.ExitStack, folder: Path) -> None:
+        built = Builder(load_project(), engine, lambda name, text: None).build("megatron", "cpu")
+        run = f"benchmark-{secrets.token_hex(4)}"
+        stack.enter_context(guard.undoing(guard.RUN, run))
+        stack.callback(engine.remove_run, f"{RUN_LABEL}={run}")
+        binds = {
+            dataset.PROGRAMS: str(ROOT / "images" / "data"),
+            "/srv/by_hand": str(ROOT / "benchmarks" / "by_hand"),
+        }
+        spec = ContainerSpec(
+            name=f"stackyard-{run}", image=built.info.id, hostname="data", network="none", env={},
+            labels={RUN_LABEL: run, OWNER_LABEL: guard.owner()}, volumes={},
+            capabilities=("DAC_OVERRIDE",), shm_bytes=64 << 20,
+            tmpfs={"/tmp": "rw,mode=1777"}, command=("sleep", "86400"), binds=binds,
+            mounts={"/work": str(folder)},
+        )  # fmt: skip
+        self._engine, self._container = engine, engine.start(spec)
+
+    def run(self, *argv: str, stdin: bytes | None = None) -> str:
+        done = self._engine.exec(self._container, argv, seconds=3600, stdin=stdin)
+        if done.code:
+            raise StackyardError(f"{argv[1]} failed", why=done.output[-2000:])
+        return done.output
+
+
+def _ours(box: _Box, workers: int, size: int) -> float:
+    settings = {
+        "stack": "megatron", "inputs": {"train": [{"path": "/work/text", "name": "text"}]},
+        "split": [], "tokens": {"kind": "words", "path": "/work/vocab.json", "name": "vocab.json"},
+        "reading": {"encoding": "utf-8", "bad": "fail", "key": "", "keep_blank": True},
+        "append_eod": True, "eod": "", "unk": "<unk>", "seq_length": 0, "told": {},
+        "work": "/work/ours", "workers": workers, "chunk": dataset.chunk_size(size),
+    }  # fmt: skip
+    text = json.dumps(settings).encode() + b"\n"
+    started = time.monotonic()
+    box.run("python3", f"{dataset.PROGRAMS}/prepare.py", stdin=text)
+    return time.monotonic() - started
+
+
+def _theirs(box: _Box, workers: int) -> float:
+    words = ["/work/text", "/work/vocab.json", "/work/theirs/train", str(workers)]
+    said = box.run("python3", "/srv/by_hand/preprocess_lines.py", *words)
+    return float(json.loads(said.splitlines()[-1])["seconds"])
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    found = {}
+    for name in ("train.bin", "train.idx"):
+        with (folder / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "blake2b").hexdigest()  # type: ignore[attr-defined, unused-ignore]
+    return found
+
+
+def _round(box: _Box, folder: Path, workers: int) -> dict[str, float]:
+    for name in ("ours", "theirs"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir()
+    seconds = {
+        OURS: _ours(box, workers, (folder / "text").stat().st_size),
+        LINES: _theirs(box, workers),
+    }
+    if _digest(folder / "ours" / "ready") != _digest(folder / "theirs"):
+        raise StackyardError("both sides did not write the same bytes")
+    return seconds
+
+
+def measure(terminal: Terminal, engine: Engine) -> Measured:
+    """Every size, both sides in turn."""
+    workers = len(os.sched_getaffinity(0))
+    runs: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="stackyard-data-"))
+        folder = Path(name)
+        box = _Box(engine, stack, folder)
+        lines = [
+            spell(line, language)
+            for language in ("zh", "en")
+            for line in box.run("cat", f"{TEXT}/{language}.txt").splitlines()
+            if line.strip()
+        ]
+        words = make_vocabulary(lines, folder / "vocab.json")
+        for size in SIZES:
+            make_text(lines, size * 10**6, folder / "text")
+            for _ in range(ROUNDS):
+                for side, seconds in _round(box, folder, workers).items():
+                    runs.append({
+                        "side": side, "megabytes": size, "seconds": round(seconds, 3),
+                        "workers": workers, "vocabulary": words,
+                    })  # fmt: skip
+                    rate = size / seconds
+                    terminal.done(side, f"{size} MB in {seconds:.2f} s, {rate:.1f} MB/s")
+    series = {
+        side: [
+            [r["seconds"] for r in runs if r["side"] == side and r["megabytes"] == size]
+            for size in SIZES
+        ]
+        for side in (OURS, LINES)
+    }
+    return Measured(
+        title=f"Text to Megatron's .bin and .idx, {workers} workers",
+        runs=runs,
+        panels=[Panel(title="time by size", unit="s", x=list(SIZES), series=series)],
+        verdicts=[
+            Verdict(
+                what=f"time of {SIZES[-1]} MB, of a line at a time's",
+                value=ratio(runs, SIZES[-1]),
+                goal=GOAL,
+            ),
+            Verdict(
+                what=f"time a MB at {SIZES[-1]} MB, of that at {SIZES[1]} MB",
+                value=growth(runs, SIZES[1], SIZES[-1]),
+                goal=LINEAR,
+            ),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(common.main("data", measure))
