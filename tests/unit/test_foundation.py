@@ -1,11 +1,13 @@
 """What builds stand on: when it is the same, and which local wheels go along."""
 
+import contextlib
 import tarfile
 
 import pytest
 
 from stackyard import bundle, foundation
 from stackyard.errors import NothingToRunOn
+from stackyard.image import ImageInfo
 from stackyard.settings import CallerSettings
 from stackyard.spec import Bootstrap, Common
 from tests.unit import samples
@@ -189,3 +191,38 @@ def test_a_bootstrap_asks_for_every_package_and_blanks_the_callers_sources(monke
 def test_space_is_not_known_where_the_engines_folder_is_not_here(tmp_path):
     assert foundation.free_bytes(str(tmp_path / "gone")) is None
     assert foundation.free_bytes(str(tmp_path)) > 0
+
+
+class Bases:
+    """An engine in which the name stands for the image made last; every base is one layer."""
+
+    def __init__(self, *layers):
+        self.images = [ImageInfo(id=f"{n}", tags=(), labels={}, env=(), size=1, layers=(layer,))
+                       for n, layer in enumerate(layers)]  # fmt: skip
+        self.named = self.images[0]
+
+    def image(self, reference):
+        return self.named
+
+    def import_tar(self, path, reference, changes):
+        self.named = self.images[1]
+
+    def tag(self, image, reference):
+        self.named = next((i for i in self.images if i.id == image), self.named)
+
+
+@pytest.mark.parametrize(
+    ("again", "fresh", "stays"),
+    [("same", False, "0"), ("same", True, "0"), ("other", True, "1"), ("other", False, "0")],
+)
+def test_a_base_made_afresh_keeps_its_image_where_it_came_out_the_same(
+    monkeypatch, again, fresh, stays
+):
+    made = []
+    monkeypatch.setattr(foundation, "_bootstrap", lambda *_: made.append("again"))
+    monkeypatch.setattr(foundation, "exclusive", lambda *_: contextlib.nullcontext())
+    engine = Bases("same", again)
+    found = foundation.ensure_base(
+        engine, samples.base(), samples.common(), None, print, fresh=fresh
+    )
+    assert (found.id, bool(made)) == (stays, fresh)
