@@ -172,7 +172,9 @@ def _judge(
         f" {answer['digest'][7:19]} on {len(said)} nodes{compiled}")  # fmt: skip
     found = answer["fixes"]
     if found["applied"]:
-        lacks = f"{mount.package}: your tree lacks {len(found['applied'])} fixes of the image"
+        count = len(found["applied"])
+        fixes_ = f"{count} fix{'es' if count != 1 else ''}"
+        lacks = f"{mount.package}: your tree lacks {fixes_} of the image"
         names = ", ".join(found["applied"])
         say(f"{lacks}; the nodes have them in copies, your files are as they were: {names}")
     if found["there"]:
