@@ -138,8 +138,9 @@ def _require_mesh(
     if mesh is not None:
         again = f"invoke up {asked.stack} --name {asked.run}"
         require_there(asked.mounts, mesh.plan.mounts, asked.run, f"{again} --mount ...")
-        held = hosts.links[mesh.plan.nodes[0].host].engine.image(asked.tag)
-        if asked.named and (held is None or held.id != mesh.plan.image):
+        link = hosts.links.get(mesh.plan.nodes[0].host) if asked.named else None
+        held = link.engine.image(asked.tag) if link else None
+        if link and (held is None or held.id != mesh.plan.image):
             raise UsageError(
                 f"run {asked.run!r} is up with another image than {asked.tag}",
                 why=f"it has {mesh.plan.image[7:19]}",
@@ -237,14 +238,15 @@ def _run(
     per_node = max(len(slots) for slots in selection.slots.values())
     job = make_job(plan, example, wanted, len(selection.nodes), per_node)
     runs.require_valid(mesh, time.time())
-    mounts = together(asked.mounts, plan.mounts)
-    job = cli_mount.lay(project, hosts, mesh, job, selection.nodes, mounts, wanted.despite,
-                        terminal.note)  # fmt: skip
     talk = standing.connect(hosts.links, mesh)
     follower = None
     try:
         if not wanted.detach:
             talk.send("attach")  # a mesh of our own hears of us from here on
+        job = cli_mount.lay(
+            project, hosts, mesh, job, selection.nodes, together(asked.mounts, plan.mounts),
+            wanted.despite, terminal.note,
+        )  # fmt: skip
         for remark in runs.remarks(hosts, mesh, job, selection.nodes):
             terminal.note(remark)
         runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)

@@ -64,8 +64,12 @@ def lay(
     """
     if not mounts:
         return job
+    gone = [name for name in nodes if name not in run.containers]
+    if gone:
+        raise MeshError(f"{', '.join(gone)} of run {run.plan.run} is gone",
+                        hint=f"invoke status --name {run.plan.run}")  # fmt: skip
     folder = f"{JOBS}/{job.name}"
-    fixes = _fixes(project, hosts, run)
+    fixes = _fixes(project, hosts, run, nodes[0])
     named = {fix.id for fix in fixes}
     for name in despite:
         if name not in named:
@@ -88,10 +92,9 @@ def lay(
     return replace(job, env={**job.env, "PYTHONPATH": path}, own=tuple(told))
 
 
-def _fixes(project: Project, hosts: Reached, run: Standing) -> list[Fix]:
+def _fixes(project: Project, hosts: Reached, run: Standing, node: str) -> list[Fix]:
     """The fixes that the run's image has."""
-    first = run.plan.nodes[0]
-    info = hosts.links[first.host].engine.image(run.plan.image)
+    info = hosts.links[run.plan.node(node).host].engine.image(run.plan.image)
     image = catalog.resolve(project.definitions, run.plan.stack, run.plan.base)
     fork = fork_of(project.definitions, info.labels) if info else None
     return all_fixes(fork.image(image) if fork else image)
@@ -172,7 +175,9 @@ def _judge(
         f" {answer['digest'][7:19]} on {len(said)} nodes{compiled}")  # fmt: skip
     found = answer["fixes"]
     if found["applied"]:
-        lacks = f"{mount.package}: your tree lacks {len(found['applied'])} fixes of the image"
+        count = len(found["applied"])
+        fixes_ = f"{count} fix{'es' if count != 1 else ''}"
+        lacks = f"{mount.package}: your tree lacks {fixes_} of the image"
         names = ", ".join(found["applied"])
         say(f"{lacks}; the nodes have them in copies, your files are as they were: {names}")
     if found["there"]:

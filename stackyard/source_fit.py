@@ -89,7 +89,7 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
     for stage in ("installed", "source"):
         own = {canonicalize_name(package)}
         found += json.loads(dockerfile.fixes_json(mine, stage, own))
-    files = {rule["file"] for fix in found for rule in fix["replace"]}
+    files = {r["file"] for fix in found if fix["stage"] == "installed" for r in fix["replace"]}
     root = max(ROOTS, key=lambda place: sum(place + file in tree for file in files))
     rules = []
     for fix in found:

@@ -112,7 +112,6 @@ def _cloned(asked: Asked, say: Say) -> tuple[Source, Tree]:
     with guard.folder("clone") as folder:
         clone = folder / "tree"
         try:
-            # file:// and paths are given whole: their submodules would be refused anyway.
             _git(folder, "clone", "-q", "--no-checkout", "--", address, "tree", timeout=1800)
         except CommandError as error:
             raise UsageError(

@@ -153,3 +153,28 @@ def test_the_command_fails_when_a_fix_does_not_fit(tree, capsys):
     assert out == ""
     assert err.startswith("fix alpha-old: alpha/a.py: pattern matched 1 times, expected 2\n")
     assert "images/fixes/" in err
+
+
+def test_the_metadata_of_a_users_own_tree_has_that_trees_version(tmp_path):
+    (tmp_path / "alpha-9.9.dist-info").mkdir()
+    (tmp_path / "alpha-9.9.dist-info" / "METADATA").write_text("old\n")
+    asked = rule(file="alpha-1.2.0.dist-info/METADATA")
+    with pytest.raises(FixMismatch, match="no such file"):
+        apply_all([fix(asked)], "installed", tmp_path)
+    apply_all([fix({**asked, "own": True})], "installed", tmp_path)
+    assert (tmp_path / "alpha-9.9.dist-info" / "METADATA").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("found", [1, 2, 3])
+def test_in_a_users_own_tree_a_repeated_pattern_may_be_found_more_often(found):
+    asked = rule(count=2)
+    if found != 2:
+        with pytest.raises(FixMismatch):
+            apply_one("old\n" * found, asked)
+    text, outcome = apply_one("old\n" * found, {**asked, "own": True})
+    assert (text, outcome) == ("new\n" * found, "applied")
+
+
+def test_in_a_users_own_tree_a_single_pattern_is_still_found_once():
+    with pytest.raises(FixMismatch, match="matched 2 times, expected 1"):
+        apply_one("old\nold\n", rule(own=True))

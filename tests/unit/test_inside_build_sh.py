@@ -368,3 +368,57 @@ def test_outside_a_build_nothing_is_settled(tmp_path, bash):
     done = bash(f"echo mine > {before}; trap -p EXIT")
     assert (done.returncode, done.stdout) == (0, "")
     assert before.stat().st_mtime > 1e9
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "code"),
+    [
+        ("fairseq", "fairseq-0.12.2-cp311-cp311-linux_x86_64.whl", 0),
+        ("megatron-core", "megatron_core-0.16.1-py3-none-any.whl", 0),
+        ("A.b_c", "a_b_c-1-py3-none-any.whl", 0),
+        ("fairseq", "fairseq2-0.12.2-py3-none-any.whl", 1),
+        ("fairseq", "UNKNOWN-0.0.0-py3-none-any.whl", 1),
+    ],
+)
+def test_a_wheel_of_another_package_is_refused(bash, tmp_path, package, file, code):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / file).touch()
+    said = bash(f"require_wheel {package} {tmp_path}/out")
+    assert said.returncode == code
+    assert (f"not of {package}" in said.stderr) == bool(code)
+
+
+CHECKED = """\
+Found 3 incompatibilities
+The package `fairseq` requires `hydra-core>=1.0.7,<1.1`, but `1.3.2` is installed
+The package `other` requires `odd>=1`, but it's not installed
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("", 0),
+        ("The package `fairseq` requires `odd>=1`, but it's not installed\n", 1),
+        ("The package `fairscale` requires `torch>=9`, but `2.13` is installed\n", 1),
+        ("The package `fairseq` requires `hydra-core-more`, but it's not installed\n", 1),
+    ],
+)
+def test_what_users_own_source_requires_must_be_there(bash, tmp_path, more, code):
+    """A fake uv says what uv says; what fixes answer for and other packages do not count."""
+    (tmp_path / "tools").mkdir()
+    uv = tmp_path / "tools" / "uv"
+    uv.write_text(f"#!/bin/sh\ncat >&2 <<'EOT'\n{CHECKED}{more}EOT\nexit 1\n")
+    uv.chmod(0o755)
+    said = bash("assert_met fairseq,fairscale hydra-core,omegaconf")
+    assert said.returncode == code
+    assert said.stderr.endswith(more)
+
+
+def test_where_nothing_replaces_a_requirement_all_count(bash, tmp_path):
+    (tmp_path / "tools").mkdir()
+    uv = tmp_path / "tools" / "uv"
+    uv.write_text(f"#!/bin/sh\ncat >&2 <<'EOT'\n{CHECKED}EOT\nexit 1\n")
+    uv.chmod(0o755)
+    said = bash("assert_met fairseq ''")
+    assert (said.returncode, "hydra-core" in said.stderr) == (1, True)

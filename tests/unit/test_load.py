@@ -206,6 +206,17 @@ def test_a_fix_of_a_stack_belongs_to_the_stack(tree):
     assert tree.problems() == [said]
 
 
+def test_a_package_that_may_be_built_from_users_source_has_one_version(tree):
+    """It comes as a wheel, but the file says how its source is built."""
+    wheel = 'package: alpha\nversion: "1.2.0"\nrequires: []\n'
+    tree.write("images/wheels/alpha.yml", wheel)
+    before = tree.load()
+    assert (list(before.stacks["toy"].builds), "alpha" in before.wheels) == (["beta"], True)
+    tree.write("images/wheels/alpha.yml", wheel.replace("1.2.0", "1.3.0"))
+    (said,) = tree.problems()
+    assert "alpha 1.2.0, but images/wheels/alpha.yml is for 1.3.0" in said
+
+
 def test_an_unknown_wheel_is_named(tree):
     tree.change(STACK, "[beta]", "[betta]")
     assert tree.problems() == [f"{STACK}:6: builds: unknown wheel 'betta'; did you mean 'beta'?"]

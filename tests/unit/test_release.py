@@ -1,5 +1,6 @@
 """Releases: names that do not collide, and no statement without its proof."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from stackyard.errors import ReleaseError
 from stackyard.image import ImageInfo
 from stackyard.release import Subject
 from stackyard.releasing import base_release
+from stackyard.source import SOURCES_LABEL, Source, sources_text
 
 SUBJECT = Subject(stack="fairseq", version="0.12.2", base_name="ngc", base_release="ngc25.12")
 ID = "sha256:" + "1" * 64
@@ -152,3 +154,73 @@ def test_provenance_names_the_image_its_base_its_locks_and_the_source():
 def test_a_later_revision_is_one_of_the_same_stack_version_and_base(tags, later):
     assert release.later_revision("a-1.0-cpu-r3", tags) == later
     assert release.later_revision("a-cpu-latest", tags) == ""
+
+
+OWN = Source(
+    package="fairseq", origin="https://host.example/me/fairseq.git", revision="", commit="c" * 40,
+    dirty=False, digest="sha256:" + "d" * 64, submodules=(), version="", files=1,
+)  # fmt: skip
+
+
+def of(*sources):
+    return {SOURCES_LABEL: sources_text(sources), "stackyard.despite": "a-fix"}
+
+
+def said(labels):
+    described = oci.described(oci.CONFIG, b"x")
+    text = release.statement(
+        SUBJECT, name="n", repository="r", image=described, image_id=ID, layers=[], labels=labels,
+        proof=None, artifacts=[], created="", builder={},
+    )  # fmt: skip
+    made = release.provenance(
+        SUBJECT, name="n", digest=DIGEST, labels=labels, locks={}, source={}, builder={}
+    )
+    return json.loads(text), json.loads(made)["predicate"]["buildDefinition"]
+
+
+def test_a_release_says_which_source_it_is_of():
+    statement, made = said(of(OWN))
+    (found,) = statement["image"]["sources"]
+    assert (found["commit"], found["dirty"], found["digest"]) == ("c" * 40, False, OWN.digest)
+    assert statement["image"]["despite"] == ["a-fix"]
+    assert made["internalParameters"]["sources"] == [found]
+    (material,) = [m for m in made["resolvedDependencies"] if m["name"] == "source of fairseq"]
+    assert material["uri"] == "git+https://host.example/me/fairseq.git"
+    assert material["digest"] == {"sha256": "d" * 64, "gitCommit": "c" * 40}
+
+
+def test_changes_that_are_in_no_commit_are_not_said_to_be_the_commit():
+    _, made = said(of(dataclasses.replace(OWN, dirty=True)))
+    (material,) = [m for m in made["resolvedDependencies"] if m["name"] == "source of fairseq"]
+    assert material["digest"] == {"sha256": "d" * 64}
+
+
+def test_a_release_of_a_stack_says_nothing_of_sources():
+    statement, made = said({})
+    assert "sources" not in statement["image"]
+    assert "sources" not in made["internalParameters"]
+
+
+@pytest.mark.parametrize("changes", [{"dirty": True}, {"commit": ""}])
+def test_source_that_is_in_no_commit_is_refused_unless_it_is_said(changes):
+    found = image(**of(OWN, dataclasses.replace(OWN, package="fairscale", **changes)))
+    with pytest.raises(ReleaseError, match="source of fairscale that is in no commit"):
+        release.require_clean_sources(found, "mine:1", unproven=False)
+    release.require_clean_sources(found, "mine:1", unproven=True)
+    release.require_clean_sources(image(**of(OWN)), "mine:1", unproven=False)
+    release.require_clean_sources(image(), "mine:1", unproven=False)
+
+
+def test_users_own_source_is_nobodys_latest_and_takes_no_stacks_name():
+    own = dataclasses.replace(SUBJECT, version="src-cccc", own=True)
+    assert own.latest == "fairseq-ngc-src-latest"
+    assert release.revision_tag(own, 1) == "fairseq-src-cccc-ngc25.12-r1"
+
+    def read(sources):
+        return release.Release(
+            name="n", stack="fairseq", base="ngc", version="src-cccc", created="", proven=True,
+            digest=DIGEST, image_id=ID, layers=(), value={"image": {"sources": sources}},
+        )  # fmt: skip
+
+    assert read([{}]).local_name == "stackyard/fairseq:ngc-src-cccc"
+    assert read([]).local_name == "stackyard/fairseq:ngc"

@@ -1,5 +1,6 @@
 """The record of a smoke: its keys, its figures, and that it is JSON whatever happened."""
 
+import dataclasses
 import json
 import math
 import runpy
@@ -7,9 +8,13 @@ import runpy
 import pytest
 
 from stackyard import report
+from stackyard.catalog import resolve
 from stackyard.judge import Check
+from stackyard.page import render_page
 from stackyard.project import ROOT
+from stackyard.source import DESPITE_LABEL, SOURCES_LABEL, sources_text
 from tests.unit import reports, samples
+from tests.unit.test_source import ONE
 
 
 def test_a_report_lies_by_stack_base_and_kind():
@@ -180,3 +185,18 @@ def test_the_figures_of_gpu_runs_are_those_of_the_reports():
     for page in found["PAGES"]:
         old, new = found["renewed"](page)
         assert old == new, f"{page} is not what the reports say; type: scripts/gpu-figures"
+
+
+def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
+    labels = {**reports.INFO.labels, SOURCES_LABEL: sources_text([ONE]), DESPITE_LABEL: "alpha-old"}
+    info = dataclasses.replace(reports.INFO, labels=labels)
+    value = report.image_value(resolve(samples.definitions(), "toy", "cpu"), info)
+    (found,) = value["sources"]
+    assert (found["commit"], found["dirty"], found["digest"]) == (ONE.commit, False, ONE.digest)
+    assert value["despite"] == ["alpha-old"]
+    record = {**reports.good(), "image": value}
+    assert report.path_of_report(record, "json") == "reports/toy/cpu/smoke-src-0123456789ab.json"
+    assert report.path_of_report(reports.good(), "json") == "reports/toy/cpu/smoke.json"
+    text = render_page(record)
+    assert ONE.commit in text
+    assert "Fixes left out: alpha-old" in text
