@@ -338,7 +338,8 @@ def run(
         from stackyard import cli_clusters, cluster_job
 
         others = {"--hosts": hosts, "--include": include, "--exclude": exclude,
-                  "--restarts": restarts, "--lease": lease != 60.0, **({"--write": write} if write else {})}  # fmt: skip
+                  "--restarts": restarts, "--lease": lease != 60.0,
+                  **({"--write": write} if write else {})}  # fmt: skip
         asked = cluster_job.ClusterArguments(
             engine=on, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
             image=image, site=site, name=name, others=others, example=example, words=words,
