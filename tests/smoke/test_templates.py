@@ -22,8 +22,8 @@ from stackyard.job_source import Work, load_example, make_job
 from stackyard.project import ROOT, load_project
 
 NODES = ("node1", "node2")
-# Layouts of one model with the same batches: the same losses, to the rounding of fp32. (Clipping comes
-# after the first update: DeepSpeed counts tied weights of a pipeline twice in the norm in fp32.)
+# Layouts of one model with the same batches: the same losses, to the rounding of fp32. (A pipeline
+# has the same first loss only: in fp32 DeepSpeed counts tied weights twice in the norm to clip.)
 SAME = {
     "megatron": ("gpt2-345m", "gpt2-345m-tp", "gpt2-zero-1", "gpt2-zero-2", "gpt2-zero-3"),
     "accelerate": ("gpt2-zero-2", "gpt2-zero-3"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
+from invoke import Collection, Program
 
+import tasks
 from stackyard import cli_examples, cli_fleet
 from stackyard.errors import UsageError
 from stackyard.examples import Where, job_of
@@ -195,3 +200,53 @@ def test_arguments_follow_those_of_the_example():
     assert job.program[-2:] == ("--lr", "{1e-3}")
     assert job.options == {"restarts": "2"}
     assert "--arch=transformer_lm_gpt2_small" in job.program and "--cpu" in job.program
+
+
+@pytest.mark.usefixtures("allow_processes")
+@pytest.mark.parametrize(
+    ("typed", "last"), [([], []), (["--lr=1e-3", "a b"], ["--", "--lr=1e-3", "a b"])]
+)
+def test_the_script_of_a_copy_types_the_command(tmp_path, typed, last):
+    root, own = tmp_path / "stack yard", tmp_path / "my copy"
+    (root / ".venv/bin").mkdir(parents=True)
+    fake = root / ".venv/bin/invoke"
+    fake.write_text('#!/bin/sh\npwd\nfor word in "$@"; do echo "$word"; done\n')
+    fake.chmod(0o755)
+    options = ("--save", "/shared/my ckpt")
+    files = files_of("fairseq", "lm-fsdp", root=str(root), options=options)
+    cli_examples.write_folder(own, files)
+    done = subprocess.run(
+        ["sh", str(own / "start.sh"), *typed], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        str(root), "run", "fairseq", "--example", str(own), "--hosts", f"{own}/hosts.yml",
+        *options, *last,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("run megatron --examples", "list_examples"),
+        (
+            "run megatron --example gpt2-345m --hosts a --write /nowhere/x -- --lr=1",
+            "write_example",
+        ),
+        ("run megatron --example gpt2-345m --hosts a -- --lr=1", "run"),
+    ],
+)
+def test_a_line_about_examples_is_one_call(monkeypatch, line, name):
+    calls = []
+    for module, there in (
+        (cli_examples, ("list_examples", "write_example")),
+        (cli_fleet, ("run",)),
+    ):
+        for one in there:
+            monkeypatch.setattr(module, one, lambda *a, _n=one, **k: calls.append((_n, a, k)) or 0)
+    monkeypatch.setattr(sys, "argv", ["invoke", *line.split()])
+    program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
+    program.run(["invoke", *line.split()])
+    ((called, arguments, _),) = calls
+    assert called == name
+    if name != "list_examples":
+        assert arguments[1].example == "gpt2-345m" and arguments[1].words == ("--lr=1",)

@@ -49,9 +49,13 @@ def parse_options() -> argparse.Namespace:
 
 
 class Blocks(Dataset[torch.Tensor]):
-    """Token numbers, one after another, in pieces of one length: a file that is not read into memory."""
+    """Token numbers, one after another, in pieces of one length: a file that is not read into memory.
 
-    def __init__(self, path: Path, sequence: int, vocabulary: int) -> None:
+    Args:
+        least: pieces of an epoch; where there are fewer, some come twice.
+    """
+
+    def __init__(self, path: Path, sequence: int, vocabulary: int, least: int) -> None:
         path = path / "train.npy" if path.is_dir() else path
         if not path.is_file():
             raise SystemExit(f"there is no {path}: --set corpus=PATH of token numbers (train.npy)")
@@ -59,13 +63,14 @@ class Blocks(Dataset[torch.Tensor]):
         self.path, self.vocabulary = path, vocabulary
         self.blocks = tokens[: len(tokens) // sequence * sequence].reshape(-1, sequence)
         if not len(self.blocks):
-            raise SystemExit(f"{path} holds {len(tokens)} tokens, fewer than one of {sequence}")
+            raise SystemExit(f"{path} holds {len(tokens)} tokens, fewer than a piece of {sequence}")
+        self.length = max(len(self.blocks), least)
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        block = torch.from_numpy(self.blocks[index].astype(np.int64))
+        block = torch.from_numpy(self.blocks[index % len(self.blocks)].astype(np.int64))
         top = int(block.max())
         if top >= self.vocabulary:
             raise SystemExit(f"{self.path} holds token {top}: --set vocabulary={top + 1}")
@@ -203,12 +208,11 @@ def train(
     )
     # accelerate steps a prepared scheduler once a process: this one counts updates.
     scheduler = build_scheduler(options, optimizer)
-    blocks = Blocks(options.corpus, options.sequence, options.vocabulary)
+    least = options.batch * accelerator.num_processes  # a batch for every rank
+    blocks = Blocks(options.corpus, options.sequence, options.vocabulary, least)
     # Full batches only: ranks with unequal numbers of them would wait for each other for ever.
     loader: Any = DataLoader(blocks, batch_size=options.batch, shuffle=True, drop_last=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    if not len(loader):
-        raise SystemExit(f"{len(blocks)} pieces make no batch of {options.batch} on every rank")
     accelerator.register_for_checkpointing(progress, scheduler)
     checkpoint = newest(options.save)
     if checkpoint:

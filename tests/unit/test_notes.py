@@ -1,0 +1,145 @@
+"""The notes of 2021: every line has its row, every row its test or report, and they exist."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+
+import pytest
+
+from stackyard.job_source import load_example
+from stackyard.project import ROOT
+
+PAGE = (ROOT / "docs/notes-2021.md").read_text(encoding="utf-8")
+NOTES = json.loads((ROOT / "docs/notes-2021.lines.json").read_text(encoding="utf-8"))["notes"]
+SHOWN = re.compile(r"`((?:tests|docs/reports|images/limits)/[^`]*)`")
+
+
+def tables(page):
+    """The rows of each note, as (first line, last line, cells)."""
+    found = {}
+    for part in page.split("\n## Note ")[1:]:
+        number = int(part.partition(":")[0])
+        rows = re.findall(r"^\| (\d+)(?:–(\d+))? \| (.+) \|$", part, flags=re.MULTILINE)
+        found[number] = [
+            (int(first), int(last or first), [cell.strip() for cell in rest.split(" | ")])
+            for first, last, rest in rows
+        ]
+    return found
+
+
+def uncovered(note, rows):
+    """What is wrong with a note's ranges: lines without a row, with two, or that there are not."""
+    counted = {int(number) for number in note["counted"]}
+    said = []
+    seen = set()
+    for first, last, _ in rows:
+        lines = set(range(first, last + 1))
+        if first > last or last > note["lines"]:
+            said.append(f"lines {first}–{last}: the note has {note['lines']}")
+        if not {first, last} <= counted:
+            said.append(f"lines {first}–{last} begin or end where nothing stands")
+        if lines & seen:
+            said.append(f"line {min(lines & seen)} has two rows")
+        seen |= lines
+    missing = sorted(counted - seen)
+    return said + [f"line {number} has no row" for number in missing]
+
+
+@functools.cache
+def functions(path):
+    """The tests that a file defines."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def absent(shown):
+    """Why what a row shows does not exist; empty where it does."""
+    path, colons, name = shown.partition("::")
+    if not (ROOT / path).is_file():
+        return f"{shown}: there is no such file"
+    if not path.startswith("tests/"):
+        return ""
+    if not colons or name.partition("[")[0] not in functions(path):
+        return f"{shown}: there is no such test"
+    return ""
+
+
+ROWS = [(note, row) for note, rows in tables(PAGE).items() for row in rows]
+
+
+def test_there_is_a_table_for_every_note():
+    assert sorted(tables(PAGE)) == [note["note"] for note in NOTES] == [1, 2, 3, 4, 5]
+    assert [note["lines"] for note in NOTES] == [68, 87, 64, 415, 322]
+    assert len(ROWS) >= 100
+
+
+@pytest.mark.parametrize("note", NOTES, ids=[str(note["note"]) for note in NOTES])
+def test_every_line_of_a_note_has_its_row(note):
+    wrong = uncovered(note, tables(PAGE)[note["note"]])
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_row_says_what_is_done_and_what_shows_it():
+    for note, (first, last, cells) in ROWS:
+        assert len(cells) == 3 and all(cells), f"note {note}, {first}–{last}"
+        shown = [one for one in SHOWN.findall(cells[2]) if not one.startswith("images/")]
+        assert shown, f"note {note}, {first}–{last} shows no test and no report"
+
+
+def test_every_test_and_report_that_a_row_shows_exists():
+    shown = {one for _, (_, _, cells) in ROWS for one in SHOWN.findall(cells[2])}
+    missing = sorted(filter(None, map(absent, shown)))
+    assert not missing, "\n".join(missing)
+
+
+def test_what_is_missing_is_seen():
+    note = {"lines": 9, "counted": {"1": "", "2": "", "5": "", "9": ""}}
+    assert uncovered(note, [(1, 2, []), (5, 9, [])]) == []
+    assert uncovered(note, [(1, 2, []), (9, 9, [])]) == ["line 5 has no row"]
+    assert uncovered(note, [(1, 5, []), (5, 9, [])]) == ["line 5 has two rows"]
+    assert uncovered(note, [(1, 7, []), (9, 10, [])])[0] == (
+        "lines 1–7 begin or end where nothing stands"
+    )
+    assert "lines 9–10: the note has 9" in uncovered(note, [(1, 5, []), (9, 10, [])])
+    assert absent("tests/unit/test_notes.py::test_what_is_missing_is_seen") == ""
+    assert absent("tests/unit/test_notes.py::test_that_nobody_wrote").endswith("no such test")
+    assert absent("tests/unit/test_notes.py").endswith("no such test")
+    assert absent("docs/reports/none.json").endswith("no such file")
+
+
+def test_the_page_tells_nothing_of_people_addresses_and_places():
+    assert re.findall(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", PAGE) == []
+    assert re.findall(r"(?<!\w)/(?:data|home|root|dataset)/[\w-]+", PAGE) == []
+    assert not re.search(r"[\u4e00-\u9fff]", PAGE)
+
+
+# What the templates took over from them
+
+
+def test_templates_have_the_sizes_and_rates_of_the_notes():
+    megatron = {"layers": "24", "hidden": "1024", "heads": "16", "sequence": "1024", "batch": "8",
+                "updates": "500", "decay_updates": "320000", "lr": "1.5e-4", "min_lr": "1.0e-5",
+                "warmup": "0.01", "save_every": "10000", "eval_every": "1000"}  # fmt: skip
+    one = load_example(ROOT, "megatron", "gpt2-345m")
+    assert one.values.items() >= megatron.items()
+    fixed = {"--split=900,50,50", "--weight-decay=1e-2", "--clip=1.0", "--eval-iters=10"}
+    assert fixed <= set(one.program)
+    cut = load_example(ROOT, "megatron", "gpt2-345m-tp")
+    assert cut.values.items() >= {**megatron, "tp": "4", "pp": "1", "batch": "9"}.items()
+    fairseq = load_example(ROOT, "fairseq", "gpt2-fsdp")
+    assert fairseq.values.items() >= {
+        "sequence": "1024", "batch": "16", "update_freq": "2", "updates": "100000",
+        "lr": "1.5e-4", "warmup": "3200", "save_every": "1000",
+    }.items()  # fmt: skip
+    assert {
+        "--ddp-backend=fully_sharded", "--no-reshard-after-forward", "--checkpoint-activations",
+        "--adam-betas=(0.9,0.98)", "--weight-decay=1e-2", "--clip-norm=1.0",
+    } <= set(fairseq.program)  # fmt: skip
+    assert {
+        "--arch=transformer_lm_gpt2_small", "--lr-scheduler=cosine", "--min-lr=1e-5",
+        "--keep-last-epochs=3", "--keep-interval-updates=100",
+    } <= set(fairseq.sizes["full"].args)  # fmt: skip
+    assert set(fairseq.devices["cuda"].args) >= {"--fp16", "--fp16-init-scale=4"}
