@@ -41,6 +41,7 @@ from stackyard.layer import LayerReader
 from stackyard.oci import digest_of
 from stackyard.project import Project
 from stackyard.release import Attached, Subject
+from stackyard.report import path_of
 from stackyard.source import require_labels
 from stackyard.spool import Saved, Spool
 
@@ -261,11 +262,28 @@ def _attached(
     if found.proof is not None:
         data = json.dumps(found.proof, indent=1, ensure_ascii=False).encode()
         files.append(Attached(title="smoke.json", media_type=release.REPORT, data=data))
+    proofs = fix_proofs(project.root, image, info.id)
+    if proofs is not None:
+        files.append(Attached(title="prove.json", media_type=release.REPORT, data=proofs))
     for path in sorted(image.locks):
         data = (project.root / path).read_bytes()
         files.append(Attached(title=path, media_type=release.LOCK, data=data))
     data = json.dumps(report, indent=1, ensure_ascii=False).encode()
     return [*files, Attached(title="sizes.json", media_type=release.SIZES, data=data)]
+
+
+def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
+    """The report of `invoke prove` of this very image, where all was proven; None without one."""
+    path = root / path_of(image.stack.name, image.base.name, "prove", "json")
+    try:
+        data = path.read_bytes()
+        value = json.loads(data)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or value.get("outcome") != "passed":
+        return None
+    proven = value.get("image")
+    return data if isinstance(proven, dict) and proven.get("id") == image_id else None
 
 
 def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:

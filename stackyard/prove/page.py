@@ -13,7 +13,7 @@ from stackyard import template
 from stackyard.spec import Definitions, Fix, Limit, Remedy
 
 PAGE = "docs/fixes.md"
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+_SPECIAL = re.compile(r"([\\*{}\[\]<>|#~$]|(?<!\w)_|_(?!\w))")
 
 
 def render_page(definitions: Definitions, recorded: Mapping[str, Any]) -> str:

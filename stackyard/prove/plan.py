@@ -205,11 +205,18 @@ def require_used(definitions: Definitions, images: Iterable[ResolvedImage]) -> N
 
 
 def digest(definition: Fix | Limit, image: ResolvedImage) -> str:
-    """What a recorded proof is of: the definition, and the versions that it was proven with."""
-    told = {
-        "definition": dataclasses.asdict(definition),
+    """What a recorded proof is of: remedy, witnesses and versions, and not the words about them."""
+
+    def shown(witness: Witness) -> dict[str, object]:
+        return {"command": witness.command, "fails_with": witness.fails_with}
+
+    told: dict[str, object] = {
+        "witness": shown(definition.witness),
         "versions": versions_of(definition, image),
     }
+    if isinstance(definition, Fix):
+        told["remedy"] = dataclasses.asdict(definition.remedy)
+        told["places"] = [(place.replacement, shown(place.witness)) for place in definition.places]
     text = json.dumps(told, sort_keys=True, default=dict)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -313,6 +313,21 @@ witness:
   fails_with: flag
 remove_when: beta needs no flag
 """,
+    "images/limits/alpha-limit.yml": """\
+id: alpha-limit
+package: alpha
+stacks: [toy]
+symptom: it hangs
+why: so it is
+upstream: none found
+applies_to:
+  versions: {alpha: "==1.2.0"}
+instead: another way
+witness:
+  command: [try]
+  fails_with: hung
+remove_when: alpha does not hang
+""",
     "images/wheels/beta.yml": """\
 package: beta
 version: "3.0"

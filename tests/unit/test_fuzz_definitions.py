@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from stackyard import catalog, foundation, plan
 from stackyard.errors import DefinitionError, StackyardError, UsageError
 from stackyard.project import ROOT, load_project
+from stackyard.prove import plan as prove_plan
 from tests.unit import samples
 from tests.unit.fuzzing import (
     ACTIONS,
@@ -83,6 +84,13 @@ def use(project):
                 name = foundation.base_reference(image.base, image.common)
                 made = plan.make_plan(image, files, base_image=name, base_digest="sha256:0")
                 check_dockerfile(made.context[made.dockerfile])
+                proofs, _ = prove_plan.proofs(image, project.definitions.limits.values())
+                for proof in proofs:
+                    without = prove_plan.without_fix(image, proof.id)
+                    assert [fix.id for wheel in without.wheels for fix in wheel.fixes].count(
+                        proof.id
+                    ) == 0
+                check_dockerfile(prove_plan.files_stages(image))
 
 
 INSTRUCTIONS = ("ARG", "FROM", "SHELL", "USER", "RUN", "COPY", "ENV", "ENTRYPOINT", "CMD", "LABEL",
@@ -150,12 +158,14 @@ def files():
     found = load_project().definitions
     stack = min(found.stacks.values(), key=lambda one: len(one.fixes))
     fixes = {*stack.fixes, *(fix for name in stack.builds for fix in found.wheels[name].fixes)}
+    limits = [one.id for one in found.limits.values() if one.stacks == (stack.name,)][:2]
     failures = [one.id for one in found.failures.values() if not one.brings][:2]
     needed = (
         "images/common.yml", "images/bases/", f"images/{stack.name}/", "stackyard.toml",
         *(f"images/wheels/{name}." for name in stack.builds),
         *(f"images/fixes/{name}.yml" for name in fixes),
         *(f"images/failures/{name}.yml" for name in failures),
+        *(f"images/limits/{name}.yml" for name in limits),
     )  # fmt: skip
     return [path for path in REAL if path.startswith(needed)]
 

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from stackyard import oci, release
+from stackyard import catalog, oci, release
 from stackyard.errors import ReleaseError
 from stackyard.image import ImageInfo
 from stackyard.release import Subject
-from stackyard.releasing import base_release
+from stackyard.releasing import base_release, fix_proofs
 from stackyard.source import SOURCES_LABEL, Source, sources_text
+from tests.unit import samples
 
 SUBJECT = Subject(stack="fairseq", version="0.12.2", base_name="ngc", base_release="ngc25.12")
 ID = "sha256:" + "1" * 64
@@ -224,3 +225,24 @@ def test_users_own_source_is_nobodys_latest_and_takes_no_stacks_name():
 
     assert read([{}]).local_name == "stackyard/fairseq:ngc-src-cccc"
     assert read([]).local_name == "stackyard/fairseq:ngc"
+
+
+@pytest.mark.parametrize(
+    ("value", "there"),
+    [
+        ({"outcome": "passed", "image": {"id": "sha256:1"}}, True),
+        ({"outcome": "passed", "image": {"id": "sha256:2"}}, False),
+        ({"outcome": "failed", "image": {"id": "sha256:1"}}, False),
+        ({"outcome": "passed"}, False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_the_proofs_of_fixes_lie_beside_the_image_that_they_are_of(tmp_path, value, there):
+    resolved = catalog.resolve(samples.definitions(), "toy", "cpu")
+    path = tmp_path / "reports" / "toy" / "cpu" / "prove.json"
+    path.parent.mkdir(parents=True)
+    if value is not None:
+        path.write_text(json.dumps(value))
+    found = fix_proofs(tmp_path, resolved, "sha256:1")
+    assert found == (json.dumps(value).encode() if there else None)
