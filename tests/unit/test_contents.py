@@ -293,8 +293,9 @@ def flat(tree, above=""):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.lists(MEMBERS, max_size=6), max_size=4))
+@given(st.lists(st.lists(MEMBERS, max_size=6, unique_by=lambda m: m[0]), max_size=4))
 def test_layers_merge_as_a_naive_model_does(layers):
+    """Layers as engines make them: each path once."""
     tree = {}
     for numbered in enumerate(layers):
         apply_to_tree(tree, numbered)
