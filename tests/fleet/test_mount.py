@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from stackyard.engine import Engine
+from stackyard.project import ROOT
 
 PLACE = "/root/my-fairseq"
 SITE = "/usr/local/lib/python3.11/dist-packages"
@@ -73,8 +74,10 @@ def seen(three, *words):
     done = three.invoke("run", "fairseq", "--name", "own", "--launcher", "each", "--json", *words,
                         "--", "python3", "-W", "ignore", "-c", SEEN, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.split("SEEN ", 1)[1] for line in done.stderr.splitlines() if "SEEN " in line]
-    return sorted(lines), json.loads(done.stdout), done.stderr
+    record = json.loads(done.stdout)
+    log = (ROOT / "reports" / "runs" / "own" / f"{record['name']}.log").read_text()
+    lines = [line.split("SEEN ", 1)[1] for line in log.splitlines() if "SEEN " in line]
+    return sorted(lines), record, done.stderr
 
 
 def test_edits_show_compiled_modules_stay_and_fixes_are_in_copies(mesh):
