@@ -82,11 +82,9 @@ def lay(
     runs.deliver(hosts, run, files, nodes)
     told = []
     for mount in mounts:
-        said = {
-            node: answer
-            for answers in _ask(hosts, run, nodes, mount, folder).values()
-            for node, answer in answers.items()
-        }
+        asked = _ask(hosts, run, nodes, mount, folder)
+        answers = {node: answer for found in asked.values() for node, answer in found.items()}
+        said = {node: answers[node] for node in nodes}
         told.append(_judge(said, mount, run, fixes, despite, say))
     path = ":".join(part for part in (f"{folder}/view", job.env.get("PYTHONPATH", "")) if part)
     return replace(job, env={**job.env, "PYTHONPATH": path}, own=tuple(told))
