@@ -96,7 +96,7 @@ class _Box:
             labels={RUN_LABEL: run, OWNER_LABEL: guard.owner()}, volumes={},
             capabilities=("DAC_OVERRIDE",), shm_bytes=64 << 20,
             tmpfs={"/tmp": "rw,mode=1777"}, command=("sleep", "86400"), binds=binds,
-            mounts={"/work": str(folder)},
+            mounts={"/bench": str(folder)},
         )  # fmt: skip
         self._engine, self._container = engine, engine.start(spec)
 
@@ -109,11 +109,11 @@ class _Box:
 
 def _ours(box: _Box, workers: int, size: int) -> float:
     settings = {
-        "stack": "megatron", "inputs": {"train": [{"path": "/work/text", "name": "text"}]},
-        "split": [], "tokens": {"kind": "words", "path": "/work/vocab.json", "name": "vocab.json"},
+        "stack": "megatron", "inputs": {"train": [{"path": "/bench/text", "name": "text"}]},
+        "split": [], "tokens": {"kind": "words", "path": "/bench/vocab.json", "name": "vocab.json"},
         "reading": {"encoding": "utf-8", "bad": "fail", "key": "", "keep_blank": True},
         "append_eod": True, "eod": "", "unk": "<unk>", "seq_length": 0, "told": {},
-        "work": "/work/ours", "workers": workers, "chunk": dataset.chunk_size(size),
+        "work": "/bench/ours", "workers": workers, "chunk": dataset.chunk_size(size),
     }  # fmt: skip
     text = json.dumps(settings).encode() + b"\n"
     started = time.monotonic()
@@ -122,7 +122,7 @@ def _ours(box: _Box, workers: int, size: int) -> float:
 
 
 def _theirs(box: _Box, workers: int) -> float:
-    words = ["/work/text", "/work/vocab.json", "/work/theirs/train", str(workers)]
+    words = ["/bench/text", "/bench/vocab.json", "/bench/theirs/train", str(workers)]
     said = box.run("python3", "/srv/by_hand/preprocess_lines.py", *words)
     return float(json.loads(said.splitlines()[-1])["seconds"])
 
