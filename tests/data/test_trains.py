@@ -5,6 +5,7 @@ import shutil
 
 from stackyard import examples, smoke
 from stackyard.project import ROOT
+from stackyard.read_example import read_example
 
 UPDATES = 30
 
@@ -12,7 +13,7 @@ UPDATES = 30
 def program(stack, name, folder, **given):
     """The example's command, with its places below `folder`."""
     path = ROOT / "images" / stack / "examples" / f"{name}.yml"
-    example = examples.read_example(path.read_text(encoding="utf-8"), str(path), stack, name)
+    example = read_example(path.read_text(encoding="utf-8"), str(path), stack, name)
     where = examples.Where(
         name="x", base="cpu", image="x", nodes=1, per_node=example.multiple, device="cpu",
         folder=str(folder), save=str(folder / "save"),
