@@ -14,7 +14,7 @@ from stackyard import guard, nodes
 from stackyard.engine import OWNER_LABEL, RUN_LABEL
 from stackyard.project import ROOT
 from tests.smoke import matrix
-from tests.smoke.trees import copy_tree
+from tests.smoke.trees import copy_tree, rename_stack
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -30,10 +30,8 @@ def start(tree, *words, **env):
 def never_built(tmp_path):
     """A tree with a stack whose last build step nobody has run before."""
     tree = copy_tree(tmp_path)
-    (tree / "images/megatron").rename(tree / "images/fresh")
-    stack = tree / "images/fresh/stack.yml"
-    stack.write_text(stack.read_text().replace("name: megatron", "name: fresh"))
-    with (tree / "images/fresh/cpu.lock").open("a") as lock:
+    fresh = rename_stack(tree, "megatron", "fresh")
+    with (fresh / "cpu.lock").open("a") as lock:
         lock.write(f"# {secrets.token_hex(8)}\n")
     yield tree
     subprocess.run(["docker", "rmi", "-f", "stackyard/fresh:cpu"], capture_output=True, check=False)
@@ -103,7 +101,10 @@ def test_a_mesh_whose_controller_falls_silent_ends_by_itself(make_mesh, monkeypa
         running.containers["node2"], ["sh", "-c", "nohup sleep 300 >/dev/null 2>&1 &"],
         seconds=10, control=False,
     )  # fmt: skip
-    assert [p["command"] for p in running.strays()["node2"]] == ["sleep 300"]
+    until = time.monotonic() + 5  # a process that is just being started has no words yet
+    while [p["command"] for p in running.strays()["node2"]] != ["sleep 300"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
     monkeypatch.setattr(running.lease._line, "send", lambda line: True)  # open, but silent
     end = time.monotonic() + 10
     while any(map(running.engine.running, running.containers.values())):

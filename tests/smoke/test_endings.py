@@ -12,7 +12,7 @@ import pytest
 
 from stackyard.engine import RUN_LABEL
 from stackyard.project import ROOT
-from tests.smoke.trees import copy_tree
+from tests.smoke.trees import copy_tree, rename_stack
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -44,11 +44,9 @@ def test_an_interrupted_smoke_leaves_nothing(engine, number):
 
 def test_an_interrupted_build_ends_at_once_and_the_next_one_works(tmp_path):
     folder = copy_tree(tmp_path)
-    (folder / "images/megatron").rename(folder / "images/slow")
-    stack = folder / "images/slow/stack.yml"
-    stack.write_text(stack.read_text().replace("name: megatron", "name: slow"))
+    slow = rename_stack(folder, "megatron", "slow")
     # A lock nobody has built before, so that its step runs, however often this test did.
-    with (folder / "images/slow/cpu.lock").open("a") as lock:
+    with (slow / "cpu.lock").open("a") as lock:
         lock.write(f"# {secrets.token_hex(8)}\n")
     child = subprocess.Popen(
         [INVOKE, "build", "slow", "--base", "cpu"],
@@ -56,7 +54,7 @@ def test_an_interrupted_build_ends_at_once_and_the_next_one_works(tmp_path):
     )  # fmt: skip
     with child:
         for line in child.stdout:
-            if "[image 1/" in line:
+            if "[packages 1/" in line:
                 break
         time.sleep(1)
         child.send_signal(signal.SIGINT)
@@ -78,9 +76,7 @@ def test_a_build_step_that_fails_is_named_with_its_last_lines(tmp_path):
     assert "count: 1" in text
     path.write_text(text.replace("count: 1", "count: 7"))
     # Under a name of its own: the real image must stay what it is.
-    (folder / "images/megatron").rename(folder / "images/broken")
-    stack = folder / "images/broken/stack.yml"
-    stack.write_text(stack.read_text().replace("name: megatron", "name: broken"))
+    rename_stack(folder, "megatron", "broken")
     done = subprocess.run(
         [INVOKE, "build", "broken", "--base", "cpu"],
         cwd=folder, capture_output=True, text=True, timeout=300,

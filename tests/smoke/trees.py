@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -16,3 +17,14 @@ def copy_tree(folder: Path) -> Path:
     for name in ("tasks.py", "stackyard.toml"):
         shutil.copy2(ROOT / name, tree / name)
     return tree
+
+
+def rename_stack(tree: Path, old: str, new: str) -> Path:
+    """Give a stack another name, so that the real one's image stays what it is; its folder."""
+    folder = (tree / "images" / old).rename(tree / "images" / new)
+    stack = folder / "stack.yml"
+    stack.write_text(stack.read_text().replace(f"name: {old}", f"name: {new}"))
+    for limit in (tree / "images" / "limits").glob("*.yml"):
+        text = limit.read_text()
+        limit.write_text(re.sub(rf"^(stacks: .*)\b{old}\b", rf"\g<1>{new}", text, flags=re.M))
+    return folder
