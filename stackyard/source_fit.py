@@ -119,12 +119,14 @@ def folder_of(path: str) -> str:
 
 
 def answers(output: str) -> dict[str, dict[str, str]]:
-    """What `apply_fixes.py` said: by fix, by file, its words."""
+    """What `apply_fixes.py` said: by fix, by file, its words, and rather what was done."""
     found: dict[str, dict[str, str]] = {}
     for line in output.splitlines():
         match = _SAID.match(line.strip())
         if match:
-            found.setdefault(match[1], {})[match[2]] = match[3]
+            files = found.setdefault(match[1], {})
+            if files.get(match[2], _THERE) == _THERE:
+                files[match[2]] = match[3]
     return found
 
 

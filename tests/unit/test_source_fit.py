@@ -158,3 +158,11 @@ def test_what_a_build_refuses_is_told_in_the_same_words():
     assert isinstance(found, UsageError)
     assert "odd>=1: it's not installed" in found.why
     assert str(explained("gcc: error")) == "it failed\n  gcc: error"
+
+
+def test_a_fix_that_a_tree_has_in_part_is_not_said_to_be_there():
+    said = source_fit.answers(
+        "fix alpha-old: alpha/a.py: applied\nfix alpha-old: alpha/a.py: already fixed upstream\n"
+        "fix alpha-more: a.py: already fixed upstream\nfix alpha-more: a.py: already fixed upstream"
+    )
+    assert source_fit.there_already(said) == ["alpha-more"]
