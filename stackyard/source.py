@@ -57,7 +57,7 @@ class Source:
         commit: full id; empty for a folder that is in no repository.
         dirty: whether tracked files differ from the commit, or files not ignored are in none.
         digest: sha256 of the very content that is built (paths, modes, bytes).
-        submodules: `path commit`, or `path (not checked out)`.
+        submodules: `path commit`, `path (not checked out)`, or `path (no submodule: not taken)`.
         version: what tools that ask git for a version are told; empty where nothing asks.
         files: how many files it has.
     """

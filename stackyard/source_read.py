@@ -59,6 +59,8 @@ def read(asked: Asked, version: str, say: Say) -> tuple[Source, Tree]:
     for path in source.submodules:
         if path.endswith("(not checked out)"):
             say(f"note: submodule {path}: it is empty in the build")
+        elif path.endswith("not taken)"):
+            say(f"note: repository {path}")
     return source, tree
 
 
@@ -167,10 +169,7 @@ def _folder(asked: Asked, folder: Path) -> tuple[Source, Tree]:
     if top is None:
         tree = _entries(folder, _walk(folder))
         return _source(asked, tree), tree
-    try:
-        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
-    except CommandError:
-        commit = ""  # nothing was ever committed
+    commit = _head(folder)
     names, said, unseen = _taken(folder, top)
     tree = _entries(folder, names)
     changed = _git(folder, "status", "--porcelain", "--untracked-files=normal",
@@ -182,21 +181,28 @@ def _folder(asked: Asked, folder: Path) -> tuple[Source, Tree]:
     return source, tree
 
 
+def _head(folder: Path) -> str:
+    try:
+        return _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+    except CommandError:
+        return ""  # nothing was ever committed
+
+
 def _taken(folder: Path, top: Path) -> tuple[list[str], list[str], bool]:
     """What git tracks or would, in submodules too; what is said of these; whether git was told
     not to look for changes of some files."""
     staged = _listed(folder, "--stage")
     modules = [line.partition("\t")[2] for line in staged if line.startswith("160000 ")]
-    names = [name for name in _listed(folder, "--cached", "--others", "--exclude-standard")
-             if name not in modules]  # fmt: skip
+    names = _listed(folder, "--cached", "--others", "--exclude-standard")
     unseen = any(line[0].islower() or line[0] == "S" for line in _listed(folder, "-v"))
-    said = []
+    # Of a repository that is no submodule git would track no file: it names the folder.
+    said = [f"{name[:-1]} (no submodule: not taken)" for name in names if name.endswith("/")]
     for path in modules:
         inner, inside = folder / path, _repository(folder / path)
         if inside is None or inside == top:
             said.append(f"{path} (not checked out)")
             continue
-        said.append(f"{path} {_git(inner, 'rev-parse', 'HEAD').strip()}")
+        said.append(f"{path} {_head(inner)}")
         deeper, told, hidden = _taken(inner, inside)
         names += [f"{path}/{name}" for name in deeper]
         said += [f"{path}/{words}" for words in told]

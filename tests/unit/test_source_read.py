@@ -302,3 +302,12 @@ def test_a_tracked_file_behind_a_link_is_not_followed(repository, tmp_path):
     assert source.dirty
     assert tree["more"].link == "other"
     assert "more/secret" not in tree
+
+
+def test_a_repository_in_the_tree_that_git_does_not_track_is_not_left_out_silently(repository):
+    bare_project(repository / "third", "c.h")
+    source, tree, said = read(repository)
+    assert "third/c.h" not in tree
+    assert source.dirty
+    assert source.submodules == ("third (no submodule: not taken)",)
+    assert said == ["note: repository third (no submodule: not taken)"]
