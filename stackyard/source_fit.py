@@ -161,8 +161,9 @@ def conflict(output: str, fixes: Iterable[Fix], source: str, typed: str) -> Usag
         lines.append(f"fix {fix} ({known[fix].symptom.split(': ')[0].strip()[:100]})")
         lines.append(f"  {file}: {words}, and the repaired text is not there either"
                      if "matched" in words else f"  {file}: {words}")  # fmt: skip
-        rule = next((r for r in known[fix].remedy.replace if file.endswith(r.file)), None)
-        if rule is not None and "matched" in words:
+        # Which of a file's patterns it was, the program does not say.
+        rules = [rule for rule in known[fix].remedy.replace if file.endswith(rule.file)]
+        for rule in rules if "matched" in words else ():
             lines.append(f"    pattern:  {_line(rule.pattern)}")
             lines.append(f"    repaired: {_line(rule.fixed)}")
     several = "es" if len(names) > 1 else ""

@@ -166,3 +166,11 @@ def test_a_fix_that_a_tree_has_in_part_is_not_said_to_be_there():
         "fix alpha-more: a.py: already fixed upstream\nfix alpha-more: a.py: already fixed upstream"
     )
     assert source_fit.there_already(said) == ["alpha-more"]
+
+
+def test_of_several_patterns_in_a_file_the_one_that_does_not_fit_is_among_those_shown():
+    second = rule(pattern="^other$", replacement="another", fixed="^another$")
+    with pytest.raises(UsageError) as refused:
+        check(tree("old\n"), fix(rule(), second))
+    assert "^other$" in refused.value.why
+    assert "^another$" in refused.value.why
