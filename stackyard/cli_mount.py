@@ -59,10 +59,13 @@ def lay(
     """Lay every tree over its package in all nodes; the job that will use them.
 
     Raises:
-        UsageError: a fix does not fit a tree.
+        UsageError: a fix does not fit a tree, or is to be left out and is none of a tree's.
         MeshError: a tree is not the same on all nodes, or not there.
     """
     if not mounts:
+        if despite:
+            raise UsageError("--despite belongs to --mount, and no tree is mounted",
+                             hint="leave it out, or --mount [PACKAGE=]PATH")  # fmt: skip
         return job
     gone = [name for name in nodes if name not in run.containers]
     if gone:
@@ -70,8 +73,11 @@ def lay(
                         hint=f"invoke status --name {run.plan.run}")  # fmt: skip
     folder = f"{JOBS}/{job.name}"
     fixes = _fixes(project, hosts, run, nodes[0])
-    named = {fix.id for fix in fixes}
+    named = {fix.id: fix.package for fix in fixes}
     for name in despite:
+        if name in named and not any(_same(named[name], mount.package) for mount in mounts):
+            what = f"--despite: {name} is a fix of {named[name]}, and no tree stands in for that"
+            raise UsageError(what, hint="it stays in the image; leave --despite out")
         if name not in named:
             raise UsageError(f"--despite: the image of {run.plan.run} has no fix {name!r}",
                              hint=f"invoke show {run.plan.stack} lists them")  # fmt: skip
@@ -180,6 +186,9 @@ def _judge(
         say(f"{lacks}; the nodes have them in copies, your files are as they were: {names}")
     if found["there"]:
         say(f"{mount.package}: your tree has these repairs already: {', '.join(found['there'])}")
+    if found["absent"]:
+        say(f"{mount.package}: your tree has none of the files that these fixes repair:"
+            f" {', '.join(found['absent'])}")  # fmt: skip
     left = [fix.id for fix in fixes if fix.id in despite and _same(fix.package, mount.package)]
     if left:
         say(f"{mount.package}: left out: {', '.join(left)}")

@@ -129,7 +129,9 @@ def prepare(project: Project, given: SourceArguments, terminal: Terminal) -> Pre
         definitions=project.definitions,
         archives={name: source_tree.pack(tree) for name, tree in trees.items()},
         despite=tuple(dict.fromkeys(given.despite)),
-        tag=fork.require_tag(given.tag, given.stack, given.base),
+        tag=fork.require_tag(
+            given.tag, given.stack, given.base, fork.own_names(project.definitions)
+        ),
     )
     image = made.image(image)
     repaired = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import secrets
@@ -27,6 +28,7 @@ from stackyard.project import ROOT
 Say = Callable[[str], None]
 _SECONDS = 30 * 24 * 3600
 """A bound on one preparation: long beyond any."""
+_PROGRAMS = ROOT / "images" / "data"
 _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
@@ -52,6 +54,10 @@ def find_vocabulary(tokenizer: str, vocab: str, merges: str, stack: str) -> data
             hint="--tokenizer FOLDER (Hugging Face), --vocab vocab.json (words between white space)"
             " or --vocab vocab.json --merges merges.txt (GPT-2)",
         )  # fmt: skip
+    if merges and not vocab:
+        raise UsageError(
+            "--merges belongs to --vocab", hint="--vocab vocab.json --merges merges.txt"
+        )
     if vocab:
         files = {Path(vocab).name if stack == "fairseq" else "vocab.json": _file(vocab, "--vocab")}
         if not merges:
@@ -83,6 +89,8 @@ def _file(name: str, option: str) -> str:
     path = Path(name).expanduser()
     if not path.is_file():
         raise UsageError(f"{option} {name}: there is no such file")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{option} {name} cannot be read by this user")
     return str(path.resolve())
 
 
@@ -97,7 +105,8 @@ def find_inputs(patterns: list[str], option: str) -> list[str]:
         path = Path(pattern).expanduser()
         names = [str(path)]
         if not path.exists() and any(letter in pattern for letter in "*?["):
-            names = sorted(map(str, path.parent.glob(path.name)))
+            # As a shell does, and not Path.glob: nothing hidden, such as unfinished work.
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
             if not names:
                 raise UsageError(f"{option} {pattern}: no file fits")
         found += names
@@ -124,8 +133,16 @@ def require_free(out: Path) -> None:
     """See that nothing is where the data are to go.
 
     Raises:
-        UsageError: something is.
+        UsageError: something is, or what is made could not be renamed to it.
     """
+    if out.is_symlink():
+        raise UsageError(f"--out {out} is a link", hint="name the folder itself")
+    if os.path.ismount(out) and not any(out.iterdir()):
+        raise UsageError(
+            f"--out {out} is the top of its own file system",
+            why="a finished folder is put in its place by a rename",
+            hint=f"--out {out / 'data'}",
+        )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"--out {out} is there already", hint="another --out, or remove it")
 
@@ -153,36 +170,57 @@ def prepare(
     total = sum(Path(name).stat().st_size for names in request.inputs.values() for name in names)
     given = dataset.settings(request, workers, chunk or dataset.chunk_size(total))
     vocabulary = {n: Path(p).read_bytes() for n, p in request.vocabulary.files.items()}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    name = f".{out.name}.{dataset.identity(given, image, vocabulary)}.partial"
-    for other in sorted(out.parent.glob(f".{out.name}.*.partial")):
+    name = f".{out.name}.{dataset.identity(given, image, vocabulary, program_texts())}.partial"
+    for other in sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial")):
         if other.name != name:
             note(f"unfinished work of other settings or another image is left in {other}")
     with _held(out.parent / name, out) as work:
         try:
+            require_free(out)
             done = _in_container(engine, image, request, given, work, say)
+            require_free(out)
+            _put(work / "ready", out)
         except (KeyboardInterrupt, StackyardError):
             if any(work.glob("shards/*.json")):
                 note(f"what is finished stays in {work}: the same command goes on from there")
             else:
                 shutil.rmtree(work)
             raise
-        require_free(out)
-        (work / "ready").rename(out)
         shutil.rmtree(work)
     return done
+
+
+def _put(ready: Path, out: Path) -> None:
+    try:
+        ready.rename(out)
+    except OSError as error:
+        raise StackyardError(f"{out} cannot be put in its place", why=str(error)) from error
+
+
+def program_texts() -> dict[str, bytes]:
+    """The programs that make the data, by name: they come from here, not with the image."""
+    return {path.name: path.read_bytes() for path in sorted(_PROGRAMS.glob("*.py"))}
 
 
 @contextlib.contextmanager
 def _held(work: Path, out: Path) -> Iterator[Path]:
     """The folder of unfinished work, which one command at a time has."""
-    work.mkdir(exist_ok=True)
-    handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StackyardError(f"{work.parent} cannot be written to", why=str(error)) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another command is making {out} just now") from None
+        try:
+            same = os.path.samestat(os.fstat(handle), work.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise UsageError(f"another command was making {out} until now", hint="type it again")
         yield work
     finally:
         os.close(handle)
@@ -250,7 +288,7 @@ def _container(image: str, request: dataset.Request, work: Path, run: str) -> Co
         tmpfs={"/tmp": "rw,mode=1777,nosuid,nodev"},
         shm_bytes=64 << 20,
         command=("sleep", str(_SECONDS)),
-        binds={**binds, dataset.PROGRAMS: str(ROOT / "images" / "data")},
+        binds={**binds, dataset.PROGRAMS: str(_PROGRAMS)},
         mounts={dataset.WORK: str(work.resolve())},
         fleeting=True,
         user=f"{user}:{group}",

@@ -108,7 +108,7 @@ def parse_encoding(text: str) -> str:
     turning = name.startswith(("iso2022", "hz", "utf-7"))
     try:
         single = "\n".encode(name) == b"\n"
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, UnicodeError):
         single = False
     if turning or not single:
         raise UsageError(
@@ -206,15 +206,23 @@ def _told(request: Request) -> dict[str, Any]:
 _DECIDES = ("stack", "inputs", "reading", "tokens", "append_eod", "eod", "unk", "chunk")
 
 
-def identity(given: Mapping[str, Any], image: str, vocabulary: Mapping[str, bytes]) -> str:
+def identity(
+    given: Mapping[str, Any],
+    image: str,
+    vocabulary: Mapping[str, bytes],
+    programs: Mapping[str, bytes],
+) -> str:
     """A short name of what is made of the inputs, the same for any number of workers.
 
     Unfinished work goes under it, so that work of other settings is never taken for this. How the
     numbers are then cut into splits and samples changes nothing of them.
+
+    Args:
+        programs: what makes them, which is not in the image.
     """
     told = {key: given[key] for key in _DECIDES}
     found = hashlib.sha256(json.dumps([told, image], sort_keys=True).encode())
-    for name, data in sorted(vocabulary.items()):
+    for name, data in [*sorted(vocabulary.items()), *sorted(programs.items())]:
         found.update(json.dumps([name, hashlib.sha256(data).hexdigest()]).encode())
     return found.hexdigest()[:12]
 

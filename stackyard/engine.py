@@ -325,10 +325,11 @@ class Engine:
                 hostname=spec.hostname,
                 environment=dict(spec.env),
                 labels=dict(spec.labels),
-                volumes={
-                    **{k: {"bind": v, "mode": "rw"} for k, v in spec.volumes.items()},
-                    **{at: {"bind": place, "mode": "ro"} for place, at in spec.binds.items()},
-                },
+                # As a list: by its source, as the SDK also takes them, a folder has one place only.
+                volumes=[
+                    *(f"{name}:{place}:rw" for name, place in spec.volumes.items()),
+                    *(f"{at}:{place}:ro" for place, at in spec.binds.items()),
+                ],
                 mounts=[
                     Mount(place, at, type="bind" if at.startswith("/") else "volume")
                     for place, at in spec.mounts.items()

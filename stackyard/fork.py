@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
@@ -156,22 +156,38 @@ def buildable(definitions: Definitions, stack: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def require_tag(tag: str, stack: str, base: str) -> str:
+def own_names(definitions: Definitions) -> set[str]:
+    """What every stack's and every base's own image is called here."""
+    bases = definitions.bases
+    found = {dockerfile.image_tag(stack, base) for stack in definitions.stacks for base in bases}
+    return found | {base.reference for base in bases.values()}
+
+
+def require_tag(tag: str, stack: str, base: str, taken: Collection[str] = ()) -> str:
     """A tag for an image of users' sources; without `:` it is one of the stack's repository.
 
+    Args:
+        taken: names of other images that it must not take.
+
     Raises:
-        UsageError: it is none, or the stack's own.
+        UsageError: it is none, the stack's own, or taken.
     """
     if tag and ":" not in tag and "/" not in tag:
         tag = f"stackyard/{stack}:{tag}"
     if tag and not _TAG.fullmatch(tag):
         raise UsageError(f"--tag: {tag[:200]!r} is no image's name", hint="--tag NAME:TAG, or TAG")
-    if tag == dockerfile.image_tag(stack, base):
+    # To the engine a name without a registry is one of docker.io.
+    plain = re.sub(r"^(index\.)?docker\.io/", "", tag)
+    if plain == dockerfile.image_tag(stack, base):
         raise UsageError(
             f"--tag: {tag} is the stack's own image",
             why="an image of your sources would take its place for every command",
             hint="another --tag, or none: its name says the commit then",
         )
+    if plain in taken:
+        raise UsageError(f"--tag: {tag} is an image of stackyard's own",
+                         hint="another --tag, or none: its name says the commit then"
+                         )  # fmt: skip
     return tag
 
 

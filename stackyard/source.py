@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -21,6 +22,12 @@ _PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)", re.DOTALL)
 _URL = re.compile(r"(?:git\+)?((?:https?|ssh|git|file)://)(.*)", re.DOTALL)
 # user@host:path, as ssh and git have it; a drive or a plain path has no `@` before its colon.
 _SCP = re.compile(r"([A-Za-z0-9._-]+@[A-Za-z0-9._-]+:)([^/@][^@]*|/[^@]*)(?:@(.*))?", re.DOTALL)
+
+_FORMS = {
+    "package": r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    "commit": r"[0-9a-f]{40}|[0-9a-f]{64}|",
+    "digest": r"sha256:[0-9a-f]{64}",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +57,7 @@ class Source:
         commit: full id; empty for a folder that is in no repository.
         dirty: whether tracked files differ from the commit, or files not ignored are in none.
         digest: sha256 of the very content that is built (paths, modes, bytes).
-        submodules: `path commit`, or `path (not checked out)`.
+        submodules: `path commit`, `path (not checked out)`, or `path (no submodule: not taken)`.
         version: what tools that ask git for a version are told; empty where nothing asks.
         files: how many files it has.
     """
@@ -162,7 +169,8 @@ def clean_address(address: str) -> str:
             return ""
         user, _, place = host.rpartition("@")
         keep = user if url[1] == "ssh://" and ":" not in user else ""
-        return f"{url[1]}{f'{keep}@' if keep else ''}{place}{slash}{path}"
+        clean = f"{url[1]}{f'{keep}@' if keep else ''}{place}{slash}{path}"
+        return re.split("[?#]", clean)[0]  # some hosts take a token there
     return address.strip() if _SCP.fullmatch(address.strip()) else ""
 
 
@@ -179,9 +187,20 @@ def sources_of(labels: Mapping[str, str]) -> tuple[Source, ...]:
     """
     try:
         found = json.loads(labels.get(SOURCES_LABEL) or "[]")
-        return tuple(Source(**{**s, "submodules": tuple(s["submodules"])}) for s in found)
+        return tuple(_checked(**{**s, "submodules": tuple(s["submodules"])}) for s in found)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the label {SOURCES_LABEL} cannot be read", why=str(error)) from error
+
+
+def _checked(**given: Any) -> Source:
+    """A source out of a label, which whoever built the image wrote: names of files come of it."""
+    kinds = {"files": int, "dirty": bool, "submodules": tuple}
+    wrong = [name for name, value in given.items() if type(value) is not kinds.get(name, str)]
+    wrong += [name for name, form in _FORMS.items() if not re.fullmatch(form, str(given[name]))]
+    wrong += ["submodules"] * any(type(text) is not str for text in given["submodules"])
+    if wrong:
+        raise ValueError(f"{wrong[0]} is {shown(repr(given[wrong[0]]))}")
+    return Source(**given)
 
 
 def despite_of(labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -119,12 +119,14 @@ def folder_of(path: str) -> str:
 
 
 def answers(output: str) -> dict[str, dict[str, str]]:
-    """What `apply_fixes.py` said: by fix, by file, its words."""
+    """What `apply_fixes.py` said: by fix, by file, its words, and rather what was done."""
     found: dict[str, dict[str, str]] = {}
     for line in output.splitlines():
         match = _SAID.match(line.strip())
         if match:
-            found.setdefault(match[1], {})[match[2]] = match[3]
+            files = found.setdefault(match[1], {})
+            if files.get(match[2], _THERE) == _THERE:
+                files[match[2]] = match[3]
     return found
 
 
@@ -159,8 +161,9 @@ def conflict(output: str, fixes: Iterable[Fix], source: str, typed: str) -> Usag
         lines.append(f"fix {fix} ({known[fix].symptom.split(': ')[0].strip()[:100]})")
         lines.append(f"  {file}: {words}, and the repaired text is not there either"
                      if "matched" in words else f"  {file}: {words}")  # fmt: skip
-        rule = next((r for r in known[fix].remedy.replace if file.endswith(r.file)), None)
-        if rule is not None and "matched" in words:
+        # Which of a file's patterns it was, the program does not say.
+        rules = [rule for rule in known[fix].remedy.replace if file.endswith(rule.file)]
+        for rule in rules if "matched" in words else ():
             lines.append(f"    pattern:  {_line(rule.pattern)}")
             lines.append(f"    repaired: {_line(rule.fixed)}")
     several = "es" if len(names) > 1 else ""

@@ -23,6 +23,8 @@ from stackyard.source_tree import Entry, Tree
 # A tree is held in memory; checkpoints and data sets are no source.
 LARGEST = 2 * 2**30
 _SKIPPED = {".git", "__pycache__", ".hg", ".svn", ".tox", ".venv", ".mypy_cache", ".pytest_cache"}
+_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR",
+          "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")  # fmt: skip
 Say = Callable[[str], None]
 
 
@@ -57,6 +59,8 @@ def read(asked: Asked, version: str, say: Say) -> tuple[Source, Tree]:
     for path in source.submodules:
         if path.endswith("(not checked out)"):
             say(f"note: submodule {path}: it is empty in the build")
+        elif path.endswith("not taken)"):
+            say(f"note: repository {path}")
     return source, tree
 
 
@@ -98,7 +102,10 @@ def _require_git() -> None:
 def _git(folder: Path, *words: str, timeout: float = 60.0) -> str:
     # Nobody is there to answer a question: git's credential helper or an agent does, or it fails.
     env = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    return process.run(["git", "-C", str(folder), *words], env=env, timeout=timeout).output
+    # A hook of some repository that called us has its own in these.
+    less = [part for name in _HOOKS if name in os.environ for part in ("-u", name)]
+    words = ("git", "-C", str(folder), *words)
+    return process.run(["env", *less, *words] if less else words, env=env, timeout=timeout).output
 
 
 def _listed(folder: Path, *words: str) -> list[str]:
@@ -162,30 +169,45 @@ def _folder(asked: Asked, folder: Path) -> tuple[Source, Tree]:
     if top is None:
         tree = _entries(folder, _walk(folder))
         return _source(asked, tree), tree
+    commit = _head(folder)
+    names, said, unseen = _taken(folder, top)
+    tree = _entries(folder, names)
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=normal",
+                   "--ignore-submodules=none", "--", ".")  # fmt: skip
+    source = _source(
+        asked, tree, commit=commit, dirty=bool(commit and (unseen or changed.strip())),
+        origin=_origin(folder), submodules=tuple(said),
+    )  # fmt: skip
+    return source, tree
+
+
+def _head(folder: Path) -> str:
     try:
-        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+        return _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
     except CommandError:
-        commit = ""  # nothing was ever committed
-    staged = _git(folder, "ls-files", "-z", "--stage").split("\0")
+        return ""  # nothing was ever committed
+
+
+def _taken(folder: Path, top: Path) -> tuple[list[str], list[str], bool]:
+    """What git tracks or would, in submodules too; what is said of these; whether git was told
+    not to look for changes of some files."""
+    staged = _listed(folder, "--stage")
     modules = [line.partition("\t")[2] for line in staged if line.startswith("160000 ")]
-    names = [name for name in _listed(folder, "--cached", "--others", "--exclude-standard")
-             if name not in modules]  # fmt: skip
-    said = []
+    names = _listed(folder, "--cached", "--others", "--exclude-standard")
+    unseen = any(line[0].islower() or line[0] == "S" for line in _listed(folder, "-v"))
+    # Of a repository that is no submodule git would track no file: it names the folder.
+    said = [f"{name[:-1]} (no submodule: not taken)" for name in names if name.endswith("/")]
     for path in modules:
         inner, inside = folder / path, _repository(folder / path)
         if inside is None or inside == top:
             said.append(f"{path} (not checked out)")
             continue
-        names += [f"{path}/{name}" for name in
-                  _listed(inner, "--cached", "--others", "--exclude-standard")]  # fmt: skip
-        said.append(f"{path} {_git(inner, 'rev-parse', 'HEAD').strip()}")
-    tree = _entries(folder, names)
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", ".")
-    source = _source(
-        asked, tree, commit=commit, dirty=bool(commit and changed.strip()),
-        origin=_origin(folder), submodules=tuple(said),
-    )  # fmt: skip
-    return source, tree
+        said.append(f"{path} {_head(inner)}")
+        deeper, told, hidden = _taken(inner, inside)
+        names += [f"{path}/{name}" for name in deeper]
+        said += [f"{path}/{words}" for words in told]
+        unseen = unseen or hidden
+    return names, said, unseen
 
 
 def _source(
@@ -241,11 +263,22 @@ def _walk(folder: Path) -> Iterable[str]:
             yield str((Path(here) / name).relative_to(folder))
 
 
+def _behind_link(folder: Path, place: str, known: dict[str, bool]) -> bool:
+    """Whether a folder of the tree, or one that it is in, is a symbolic link."""
+    if place not in known:
+        above = _behind_link(folder, place.rpartition("/")[0], known)
+        known[place] = above or (folder / place).is_symlink()
+    return known[place]
+
+
 def _entries(folder: Path, names: Iterable[str]) -> Tree:
     found: dict[str, Entry] = {}
+    linked: dict[str, bool] = {"": False}
     size = 0
     for name in sorted(set(names)):
         path = folder / name
+        if _behind_link(folder, name.rpartition("/")[0], linked):
+            continue  # tracked, and its folder replaced by a link: to git it is deleted
         try:
             kind = path.lstat()
             if stat.S_ISLNK(kind.st_mode):

@@ -101,6 +101,6 @@ def _kept(folder: Path, number: int, text_digest: str) -> dict[str, Any] | None:
         for kind, digest in record["digests"].items():
             if _digest(_path(folder, number, kind).read_bytes()) != digest:
                 return None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return record

@@ -176,10 +176,10 @@ class Reader:
             lines.pop()
         except UnicodeDecodeError:
             lines = self._one_by_one(chunk, start, data)
-        if b"\r" in data:
-            lines = [line.removesuffix("\r") for line in lines]
         if self.key:
             lines = self._values(chunk, start, lines)
+        elif b"\r" in data:
+            lines = [line.removesuffix("\r") for line in lines]
         if self.keep_blank:
             return lines
         found = [line for line in lines if line and not line.isspace()]

@@ -52,7 +52,9 @@ def files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
-            yield Path(here) / name
+            # No pipe, and no link to nowhere, as editors put beside a file that is open.
+            if (Path(here) / name).is_file():
+                yield Path(here) / name
 
 
 def mirror(source: Path, place: Path) -> int:

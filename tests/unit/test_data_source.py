@@ -149,6 +149,13 @@ def test_a_line_without_that_text_is_a_bad_line(tmp_path, line):
     assert read(path, key="text", bad="skip")[0] == ["one"]
 
 
+def test_a_bad_line_is_named_where_lines_end_as_on_windows(tmp_path):
+    path = write(tmp_path / "t", b'{"text": "one"}\r\n' * 100 + b"{\r\n")
+    with pytest.raises(source.Refused, match=r"line 101 \(byte 1,700\) is not JSON"):
+        read(path, key="text")
+    assert read(path, key="text", bad="skip")[0] == ["one"] * 100
+
+
 def test_a_refusal_comes_back_from_a_worker_as_it_was():
     sent = source.Refused("what", why="why", hint="hint")
     back = pickle.loads(pickle.dumps(sent))

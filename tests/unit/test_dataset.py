@@ -1,11 +1,14 @@
 """What is asked of `invoke data`, as a value: what the arguments mean, and what is refused."""
 
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stackyard import cli_data, data_run, dataset
-from stackyard.errors import UsageError
+from stackyard.errors import StackyardError, UsageError
 
 WORDS = dataset.Vocabulary(kind="words", name="v.json", files={"vocab.json": "/home/v.json"})
 
@@ -42,7 +45,7 @@ def test_encodings_are_named_as_python_names_them():
 
 
 @pytest.mark.parametrize(
-    "text", ["utf-16", "utf-32-le", "utf-7", "iso2022_jp", "hz", "klingon", "rot13"]
+    "text", ["utf-16", "utf-32-le", "utf-7", "iso2022_jp", "hz", "klingon", "rot13", "undefined"]
 )
 def test_an_encoding_whose_lines_cannot_be_cut_is_refused(text):
     with pytest.raises(UsageError, match="--encoding"):
@@ -86,7 +89,7 @@ def test_what_is_kept_beside_the_data_names_no_place_of_this_machine():
 def test_unfinished_work_is_known_by_all_that_decides_it_and_nothing_else():
     def identity(workers=1, image="i", vocabulary=b"{}", **changed):
         given = dataset.settings(request(**changed), workers)
-        return dataset.identity(given, image, {"vocab.json": vocabulary})
+        return dataset.identity(given, image, {"vocab.json": vocabulary}, {})
 
     first = identity()
     assert identity(workers=9) == identity(split=(9, 1, 0)) == identity(seq_length=9) == first
@@ -144,6 +147,16 @@ def test_a_pattern_stands_for_its_files_in_order(tmp_path):
         (tmp_path / name).write_text("x")
     found = data_run.find_inputs([f"{tmp_path}/*.txt", f"{tmp_path}/c.md"], "--input")
     assert found == [f"{tmp_path}/{name}" for name in ("a.txt", "b.txt", "c.md")]
+
+
+def test_a_pattern_means_what_it_means_in_a_shell(tmp_path):
+    for name in ("b/t.txt", "a/t.txt", "a/.hidden.txt", ".out.0123.partial/t.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    both = [f"{tmp_path}/a/t.txt", f"{tmp_path}/b/t.txt"]
+    assert data_run.find_inputs([f"{tmp_path}/*/*.txt"], "--input") == both
+    # Unfinished work lies hidden beside the target, and that may be beside the text.
+    assert data_run.find_inputs([f"{tmp_path}/a/*"], "--input") == both[:1]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +226,90 @@ def test_what_is_there_is_never_written_over(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is there already"):
         data_run.require_free(tmp_path)
+
+
+def test_a_target_that_cannot_be_put_there_whole_is_refused_at_once(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "nowhere").symlink_to("none")
+    for name in ("link", "nowhere"):
+        with pytest.raises(UsageError, match="is a link"):
+            data_run.require_free(tmp_path / name)
+    with pytest.raises(UsageError, match="is there already"):
+        data_run.require_free(Path("/proc"))
+
+
+def test_an_empty_file_system_cannot_be_the_target_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path))
+    with pytest.raises(UsageError, match="own file system"):
+        data_run.require_free(tmp_path)
+
+
+def test_work_of_other_programs_is_never_taken_for_this():
+    before = data_run.program_texts()
+    assert set(before) >= {"prepare.py", "encode.py", "shards.py"}
+    given = dataset.settings(request(), 1)
+    changed = {**before, "encode.py": before["encode.py"] + b"#"}
+    found = {dataset.identity(given, "i", {}, texts) for texts in (before, changed)}
+    assert len(found) == 2
+
+
+def test_a_place_that_cannot_be_written_to_is_said_and_no_traceback(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "v.json").write_text("{}")
+    words = data_run.find_vocabulary("", str(tmp_path / "v.json"), "", "megatron")
+    asked = request(vocabulary=words, inputs={"train": [str(tmp_path / "v.json")]})
+    asked = replace(asked, places={str(tmp_path / "v.json"): "/data/input/0"})
+    with pytest.raises(StackyardError, match="cannot be written"):
+        data_run.prepare(None, "i", asked, tmp_path / "file" / "out", 1, print, print)
+
+
+def test_what_appears_at_the_target_meanwhile_is_kept_and_so_is_the_work(tmp_path, monkeypatch):
+    (tmp_path / "v.json").write_text("{}")
+    words = data_run.find_vocabulary("", str(tmp_path / "v.json"), "", "megatron")
+    asked = request(vocabulary=words, inputs={"train": [str(tmp_path / "v.json")]})
+    said = []
+
+    def made(engine, image, request, given, work, say):
+        for folder in ("shards", "ready"):
+            (work / folder).mkdir()
+        (work / "shards" / "0.json").write_text("{}")
+        (tmp_path / "out").write_text("somebody's")
+
+    asked = replace(asked, places={str(tmp_path / "v.json"): "/data/input/0"})
+    monkeypatch.setattr(data_run, "_in_container", made)
+    with pytest.raises(UsageError, match="is there already"):
+        data_run.prepare(None, "i", asked, tmp_path / "out", 1, said.append, said.append)
+    assert (tmp_path / "out").read_text() == "somebody's"
+    assert "what is finished stays" in said[0]
+
+
+def test_a_vocabulary_that_cannot_be_read_is_said(tmp_path, monkeypatch):
+    (tmp_path / "v.json").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, how: False)  # root reads everything
+    with pytest.raises(UsageError, match="cannot be read"):
+        data_run.find_vocabulary("", str(tmp_path / "v.json"), "", "megatron")
+
+
+def test_merges_without_their_vocabulary_are_not_passed_over(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="--merges"):
+        data_run.find_vocabulary(str(tmp_path), "", "merges.txt", "megatron")
+
+
+def test_work_whose_folder_went_away_meanwhile_is_nobodys(tmp_path, monkeypatch):
+    taken = data_run.fcntl.flock
+
+    def late(handle, how):
+        (tmp_path / "work").rmdir()  # by the command that had it until now
+        taken(handle, how)
+
+    monkeypatch.setattr(data_run.fcntl, "flock", late)
+    with (
+        pytest.raises(UsageError, match="another command"),
+        data_run._held(tmp_path / "work", tmp_path / "out"),
+    ):
+        pass
 
 
 def test_unfinished_work_belongs_to_one_command(tmp_path):

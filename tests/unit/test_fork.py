@@ -7,7 +7,7 @@ import pytest
 from stackyard import fork, lock, plan, source_tree
 from stackyard.catalog import resolve
 from stackyard.errors import UsageError
-from stackyard.fork import Fork, buildable, require_tag
+from stackyard.fork import Fork, buildable, own_names, require_tag
 from stackyard.source_tree import Entry
 from tests.unit import samples
 from tests.unit.test_source import ONE
@@ -146,13 +146,23 @@ def test_what_can_be_built_from_source_is_what_has_a_build():
     assert buildable(samples.definitions(), "toy") == ["beta"]
 
 
+def test_every_name_that_a_build_gives_is_taken():
+    found = definitions()
+    assert "stackyard/toy:cpu" in own_names(found)
+    assert {base.reference for base in found.bases.values()} <= own_names(found)
+
+
 def test_a_tag_is_never_the_stacks_own():
     assert require_tag("", "toy", "cpu") == ""
     assert require_tag("try1", "toy", "cpu") == "stackyard/toy:try1"
     assert require_tag("registry.example/me/toy:1", "toy", "cpu") == "registry.example/me/toy:1"
-    for tag in ("stackyard/toy:cpu", "cpu"):
+    for tag in ("stackyard/toy:cpu", "cpu", "docker.io/stackyard/toy:cpu"):
         with pytest.raises(UsageError, match="is the stack's own image"):
             require_tag(tag, "toy", "cpu")
+    others = ("stackyard/toy:ngc", "stackyard/other:cpu", "stackyard/base:cpu")
+    for tag in (*others, "ngc", "index.docker.io/stackyard/other:cpu"):
+        with pytest.raises(UsageError, match="is an image of stackyard's own"):
+            require_tag(tag, "toy", "cpu", others)
     for tag in ("A B", "x:y:z", "-x"):
         with pytest.raises(UsageError, match="is no image's name"):
             require_tag(tag, "toy", "cpu")

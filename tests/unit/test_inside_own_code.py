@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 
@@ -110,6 +111,16 @@ def test_a_folder_that_is_a_link_is_not_written_through(tmp_path, site, tree):
 def test_links_in_a_circle_end(tmp_path, site, tree):
     (tree / "alpha/round").symlink_to(".")
     assert laid(tmp_path, tree)[1]["files"] == 5
+
+
+def test_what_is_no_file_is_passed_over(tmp_path, site, tree):
+    """An editor's lock is a link to nowhere; a pipe would be waited for."""
+    (tree / "alpha/.#mine.py").symlink_to("me@here.1234:5678")
+    os.mkfifo(tree / "alpha/pipe")
+    out, said = laid(tmp_path, tree)
+    assert said["files"] == 5
+    assert not (out / "alpha/pipe").is_symlink()
+    assert not (out / "alpha/.#mine.py").is_symlink()
 
 
 def test_a_repair_that_is_there_is_said(tmp_path, site, tree):

@@ -76,6 +76,8 @@ def test_what_is_none_is_refused_with_what_could_be_typed(text, said):
         ("ssh://git@h.example/a", "ssh://git@h.example/a"),
         ("ssh://me:secret@h.example/a", "ssh://h.example/a"),
         ("git@h.example:me/a.git", "git@h.example:me/a.git"),
+        ("https://h.example/a.git?private_token=secret#x", "https://h.example/a.git"),
+        ("https://h.example?token=secret", "https://h.example"),
         ("/home/me/a", ""),
         ("file:///home/me/a", ""),
         ("../a", ""),
@@ -90,6 +92,19 @@ def test_a_label_says_all_of_a_source():
     assert source.sources_of(labels) == (ONE,)
     assert source.despite_of(labels) == ("a-b", "c")
     assert source.sources_of({}) == source.despite_of({}) == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"commit": "../../../../x"}, {"commit": "--x"}, {"commit": 7}, {"digest": "../../../x"},
+     {"digest": "sha256:../../x"}, {"package": "../x"}, {"files": "many"}, {"dirty": "no"},
+     {"origin": ["x"]}],
+)  # fmt: skip
+def test_a_label_of_somebodys_image_names_no_other_place(changed):
+    """Records lie in files that are named by it, releases in tags."""
+    text = source.sources_text([dataclasses.replace(ONE, **changed)])
+    with pytest.raises(UsageError, match="cannot be read"):
+        source.sources_of({source.SOURCES_LABEL: text})
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"package": "a"}]', "7"])

@@ -158,3 +158,19 @@ def test_what_a_build_refuses_is_told_in_the_same_words():
     assert isinstance(found, UsageError)
     assert "odd>=1: it's not installed" in found.why
     assert str(explained("gcc: error")) == "it failed\n  gcc: error"
+
+
+def test_a_fix_that_a_tree_has_in_part_is_not_said_to_be_there():
+    said = source_fit.answers(
+        "fix alpha-old: alpha/a.py: applied\nfix alpha-old: alpha/a.py: already fixed upstream\n"
+        "fix alpha-more: a.py: already fixed upstream\nfix alpha-more: a.py: already fixed upstream"
+    )
+    assert source_fit.there_already(said) == ["alpha-more"]
+
+
+def test_of_several_patterns_in_a_file_the_one_that_does_not_fit_is_among_those_shown():
+    second = rule(pattern="^other$", replacement="another", fixed="^another$")
+    with pytest.raises(UsageError) as refused:
+        check(tree("old\n"), fix(rule(), second))
+    assert "^other$" in refused.value.why
+    assert "^another$" in refused.value.why

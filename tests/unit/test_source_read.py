@@ -227,3 +227,87 @@ def test_nothing_is_left_of_a_clone(repository, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(here))
     read(repository, "main")
     assert list(here.iterdir()) == []
+
+
+def submodule(folder, inner, place):
+    git(folder, "submodule", "--quiet", "add", str(inner), place)
+    git(folder, "commit", "-qam", f"with {place}")
+
+
+def bare_project(folder, name):
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / name).write_text("int x;\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "one")
+    return folder
+
+
+def test_submodules_of_submodules_are_taken_too(repository, tmp_path):
+    fourth = bare_project(tmp_path / "fourth", "d.h")
+    third = bare_project(tmp_path / "third", "c.h")
+    submodule(third, fourth, "deep")
+    submodule(repository, third, "third")
+    git(repository, "submodule", "--quiet", "update", "--init", "--recursive")
+    source, tree, _ = read(repository)
+    assert tree["third/deep/d.h"].data == b"int x;\n"
+    assert source.submodules == (
+        f"third {git(third, 'rev-parse', 'HEAD')}",
+        f"third/deep {git(fourth, 'rev-parse', 'HEAD')}",
+    )
+    git(repository / "third", "submodule", "--quiet", "deinit", "deep")
+    source, tree, _ = read(repository)
+    assert source.submodules[1] == "third/deep (not checked out)"
+
+
+def test_a_change_that_git_was_told_not_to_see_makes_a_tree_dirty(repository, tmp_path):
+    file = repository / "alpha" / "__init__.py"
+    for flag in ("assume-unchanged", "skip-worktree"):
+        git(repository, "update-index", f"--{flag}", "alpha/__init__.py")
+        file.write_text("x = 2\n")
+        assert read(repository)[0].dirty, flag
+        file.write_text("x = 1\n")
+        git(repository, "update-index", f"--no-{flag}", "alpha/__init__.py")
+    submodule(repository, bare_project(tmp_path / "third", "c.h"), "third")
+    git(repository, "config", "submodule.third.ignore", "all")
+    assert not read(repository)[0].dirty
+    (repository / "third" / "c.h").write_text("int y;\n")
+    assert read(repository)[0].dirty
+
+
+def test_the_repository_of_a_hook_that_calls_us_is_not_taken_for_the_source(
+    repository, tmp_path, monkeypatch
+):
+    other = bare_project(tmp_path / "other", "o.h")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    for revision in ("", "HEAD"):
+        source, tree, _ = read(repository, revision)
+        assert set(tree) == {".gitignore", "setup.py", "alpha/__init__.py"}
+        assert not source.dirty
+
+
+def test_a_tracked_file_behind_a_link_is_not_followed(repository, tmp_path):
+    (repository / "more").mkdir()
+    (repository / "more" / "secret").write_text("ours")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "more")
+    (repository / "more" / "secret").unlink()
+    (repository / "more").rmdir()
+    (repository / "other").mkdir()
+    (repository / "other" / "secret").write_text("elsewhere")
+    (repository / "more").symlink_to("other")
+    source, tree, _ = read(repository)
+    assert source.dirty
+    assert tree["more"].link == "other"
+    assert "more/secret" not in tree
+
+
+def test_a_repository_in_the_tree_that_git_does_not_track_is_not_left_out_silently(repository):
+    bare_project(repository / "third", "c.h")
+    source, tree, said = read(repository)
+    assert "third/c.h" not in tree
+    assert source.dirty
+    assert source.submodules == ("third (no submodule: not taken)",)
+    assert said == ["note: repository third (no submodule: not taken)"]
