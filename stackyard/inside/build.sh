@@ -216,17 +216,22 @@ fetch_sdist() {
 # users' own source.
 build_wheel() {
   local lock=$1 build_lock=$2 fixes=$3 out=$4
-  mkdir -p /mnt/build /mnt/source "$out"
+  mkdir -p /mnt/build
   uv_install "$build_lock" --target /mnt/build
+  fetch_sdist "$lock" /mnt/sdist
+  make_wheel /mnt/sdist/*.tar.gz /mnt/build "$fixes" "$out"
+}
+
+# make_wheel ARCHIVE TOOLS FIXES OUT: a wheel of a source archive, by what is installed in TOOLS. For users' own trees,
+# whose code runs here, in a step of its own: without the caller's settings, and without caches that others take from.
+make_wheel() {
+  local archive=$1 tools=$2 fixes=$3 out=$4
+  mkdir -p /mnt/source "$out"
   if [ -n "${HIDE_TORCH:-}" ]; then
-    echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > /mnt/build/torch.py
+    echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > "$tools/torch.py"
   fi
-  export PYTHONPATH="/mnt/build${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="/mnt/build/bin:$PATH"
-  case $lock in
-    *.tar.gz) mkdir -p /mnt/sdist && cp "$lock" /mnt/sdist ;;
-    *) fetch_sdist "$lock" /mnt/sdist ;;
-  esac
-  tar -C /mnt/source -xzf /mnt/sdist/*.tar.gz --strip-components=1
+  export PYTHONPATH="$tools${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="$tools/bin:$PATH"
+  tar -C /mnt/source -xzf "$archive" --strip-components=1
   python3 /mnt/apply_fixes.py "$fixes" --stage source --root /mnt/source
   python3 -m pip wheel -q --no-deps --no-build-isolation --no-cache-dir -w "$out" /mnt/source
   ls -l "$out"
@@ -246,9 +251,14 @@ require_wheel() {
 # assert_met PACKAGES REPLACED: the users' own packages find what they require, both by comma;
 # REPLACED are those that fixes brought in another version, or left out.
 assert_met() {
-  local missing
-  missing=$(/mnt/tools/uv pip check --python "$(command -v python3)" 2>&1 \
-    | grep -E "^The package .(${1//,/|}). requires " | grep -vE " requires .(${2//,/|})[^A-Za-z0-9._-]") || true
+  local said missing code=0
+  said=$(/mnt/tools/uv pip check --python "$(command -v python3)" 2>&1) || code=$?
+  if [ "$code" -gt 1 ]; then # 1: something is missing, of whatever package
+    printf 'what is installed could not be checked\n%s\n' "$said" >&2
+    return 1
+  fi
+  missing=$(grep -E "^The package .(${1//,/|}). requires " <<< "$said" \
+    | grep -vE " requires .(${2//,/|})[^A-Za-z0-9._-]") || true
   if [ -n "$missing" ]; then
     printf 'own source: the lock does not hold what it requires\n%s\n' "$missing" >&2
     return 1

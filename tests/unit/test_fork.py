@@ -49,7 +49,9 @@ def test_the_source_takes_the_place_of_the_locked_wheel():
     text = found.context["images/toy/cpu.Dockerfile"]
     assert "--mount=type=bind,source=sources/alpha.tar.gz,target=/mnt/own.tar.gz" in text
     assert "source=images/wheels/alpha.cpu.build.lock,target=/mnt/wheel.build.lock" in text
-    assert "build_wheel /mnt/own.tar.gz" in text
+    (step,) = [step for step in text.split("\nRUN ") if "/mnt/own.tar.gz" in step]
+    assert "make_wheel /mnt/own.tar.gz /build" in step
+    assert not [word for word in ("type=secret", "type=cache", "from=tools") if word in step]
     assert "require_wheel alpha /wheels" in text
     assert "assert_met alpha ''" in text
     assert "source=images/wheels/beta.cpu.lock" in text  # the other wheel is built as ever

@@ -422,3 +422,12 @@ def test_where_nothing_replaces_a_requirement_all_count(bash, tmp_path):
     uv.chmod(0o755)
     said = bash("assert_met fairseq ''")
     assert (said.returncode, "hydra-core" in said.stderr) == (1, True)
+
+
+def test_a_check_that_cannot_be_made_is_no_success(bash, tmp_path):
+    (tmp_path / "tools").mkdir()
+    uv = tmp_path / "tools" / "uv"
+    uv.write_text("#!/bin/sh\necho 'error: no such option' >&2\nexit 2\n")
+    uv.chmod(0o755)
+    said = bash("assert_met fairseq ''")
+    assert (said.returncode, "no such option" in said.stderr) == (1, True)
