@@ -22,6 +22,8 @@ _SILENT = re.compile(
     r"|network (was|is) disabled|could not connect|client error",
     re.IGNORECASE,
 )
+# An index that answers, and says no: a package that it lacks, or a login.
+_ANSWERED = re.compile(r"HTTP status (client|server) error", re.IGNORECASE)
 
 
 def outdated(project: Project, stack: str, base_name: str, say: Say) -> list[dict[str, Any]]:
@@ -75,7 +77,7 @@ def _of_stack(
 
 
 def _explained(error: CommandError) -> StackyardError:
-    if not _SILENT.search(str(error)):
+    if _ANSWERED.search(str(error)) or not _SILENT.search(str(error)):
         return error
     return NothingToRunOn(
         "no package index answers",

@@ -119,6 +119,7 @@ def play(
             found.append(verdict)
     finally:
         # Interrupted: what has not begun does not begin, and what runs loses its container.
+        stage.closed = True
         pool.shutdown(wait=False, cancel_futures=True)
         if len(found) < len(proofs):
             remove(engine, run)
@@ -133,6 +134,7 @@ class _Stage:
 
     def __init__(self, engine: Engine, image_id: str, parts: Parts, run: str) -> None:
         self._engine, self._image, self._parts, self._run = engine, image_id, parts, run
+        self.closed = False
 
     def with_(self, proof: Proof) -> Seen:
         """The witness in the image as it is."""
@@ -169,7 +171,10 @@ class _Stage:
             command=("sleep", f"{2 * proof.witness.seconds + 2 * _GRACE}"),
             hosts={HOSTNAME: "127.0.0.1"},
         )
-        return self._engine.start(spec)
+        container = self._engine.start(spec)
+        if self.closed:  # begun while the others were removed: its witness is not waited for
+            self._engine.remove_container(container)
+        return container
 
     def _take_back(self, container: str, proof: Proof) -> str:
         kept = self._parts.all if proof.fixes is None else proof.fixes

@@ -15,10 +15,10 @@ import pytest
 from stackyard import mesh, nodes, smoke
 from stackyard.archive import pack
 from stackyard.builder import Builder
-from stackyard.examples import Where
+from stackyard.examples import TEXT, Where
 from stackyard.fleet.jobs import select, start_request
 from stackyard.fleet.plan import NodePlan, StandingPlan
-from stackyard.job_source import Work, load_example, make_job
+from stackyard.job_source import Work, example_files, load_example, make_job
 from stackyard.project import ROOT, load_project
 
 NODES = ("node1", "node2")
@@ -42,6 +42,25 @@ TEMPLATES = (
     ("accelerate", "gpt2-zero-3", "", 1),
     ("accelerate", "mt5-zero-3", "", 1),
 )
+
+
+RESUMED = f"""
+cd /var/tmp/srv/templates
+export TORCHDYNAMO_DISABLE=1 ACCELERATE_USE_CPU=true
+python3 make_corpus.py --text {TEXT} --out /var/tmp/c --lines 60 --vocabulary 512
+train() {{
+  python3 pretrain.py --model gpt2 --corpus /var/tmp/c --save /var/tmp/$1 \\
+    --record /var/tmp/$1.rec --vocabulary 512 --layers 1 --hidden 64 --heads 4 --sequence 32 \\
+    --updates 25 --batch 4 --lr 0.001 --dropout 0 --precision no --save-every 15
+}}
+train a
+mkdir /var/tmp/b
+cp -r /var/tmp/a/update-15 /var/tmp/b
+train b
+cat /var/tmp/a.rec/*
+echo again
+cat /var/tmp/b.rec/*
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +90,10 @@ def curves():
     return {}
 
 
-def play(running, stack, name, settings="", per_node=1, words=()):
+def play(running, stack, name, settings="", per_node=1, words=(), folder=""):
     """As `invoke run STACK --example NAME --set SETTINGS -- WORDS`; what was said, and where."""
     example = load_example(ROOT, stack, name)
-    folder = f"/var/lib/stackyard/jobs/{secrets.token_hex(4)}"
+    folder = folder or f"/var/lib/stackyard/jobs/{secrets.token_hex(4)}"
     where = Where(name=folder[-8:], base="cpu", image="", nodes=2, per_node=per_node, device="cpu",
                   folder=folder, save=f"{folder}/checkpoints")  # fmt: skip
     work = Work(example=name, settings=settings, words=words)
@@ -94,7 +113,7 @@ def play(running, stack, name, settings="", per_node=1, words=()):
             running.first, step["argv"], seconds=200, env=env, folder=job.folder
         )
         said += done.output
-        assert done.code == 0, f"{step['what']} ended with {done.code}: {done.output[-3000:]}"
+        assert done.code == 0, f"{step['what']} ended with {done.code}: {done.output[-9000:]}"
     return said, folder
 
 
@@ -141,6 +160,48 @@ def test_every_layout_has_the_same_losses(curves, stack):
     if stack == "megatron":
         start = curves[stack, "gpt2-345m-3d"][0]
         assert start == pytest.approx(curves[stack, first][0], abs=1e-3)
+
+
+@pytest.mark.parametrize("stack", ["megatron", "accelerate"])
+def test_checkpoints_that_nodes_do_not_share_are_named_when_they_are_taken_up(meshes, stack):
+    """What the second node lacks would have it begin anew beside a first that goes on."""
+    running = meshes(stack)
+    settings = "updates=2,save_every=1"
+    _, folder = play(running, stack, "gpt2-zero-2", settings)
+    with pytest.raises(AssertionError, match="the nodes do not see the same checkpoint"):
+        play(running, stack, "gpt2-zero-2", settings, folder=folder)
+
+
+def test_a_resumed_template_goes_on_as_if_it_had_never_stopped(meshes):
+    """One process, from its checkpoint on: the same batches follow, into the next epoch."""
+    running = meshes("accelerate")
+    example = load_example(ROOT, "accelerate", "gpt2-zero-2")
+    files = example_files(ROOT, example)
+    put(running, NODES[0], {f"/var/tmp{path}": text for path, text in files.items()})
+    done = running.engine.exec(running.first, ["sh", "-ec", RESUMED], seconds=120)
+    assert done.code == 0, done.output[-3000:]
+    parts = (part.splitlines() for part in done.output.split("again\n"))
+    first, again = (
+        [line.partition(', "time')[0] for line in lines if '"step",' in line] for lines in parts
+    )
+    assert len(first) == 25 and len(again) == 10
+    assert again == first[-10:]
+
+
+def test_a_corpus_with_an_empty_part_is_named_and_not_searched_for_ever(meshes):
+    running = meshes("megatron")
+    example = load_example(ROOT, "megatron", "gpt2-345m")
+    programs = {f"/var/tmp{path}": text for path, text in example_files(ROOT, example).items()}
+    put(running, NODES[0], programs)
+    script = (
+        "cd /var/tmp/srv/templates && export TORCHDYNAMO_DISABLE=1;"
+        f" python3 make_corpus.py --text {TEXT} --out /var/tmp/few --lines 4"
+        " && python3 samples.py --corpus=/var/tmp/few --cache=/var/tmp/few.cache --sequence=32"
+        " --vocabulary=2048 --updates=1 --batch=1 --replicas=1"
+    )
+    done = running.engine.exec(running.first, ["sh", "-c", script], seconds=60)
+    assert done.code == 1, done.output
+    assert "holds 8 documents: --split 900,50,50 leaves none for test" in done.output
 
 
 def test_the_users_corpus_and_arguments_go_in(meshes):

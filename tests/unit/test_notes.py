@@ -14,7 +14,7 @@ from stackyard.project import ROOT
 
 PAGE = (ROOT / "docs/notes-2021.md").read_text(encoding="utf-8")
 NOTES = json.loads((ROOT / "docs/notes-2021.lines.json").read_text(encoding="utf-8"))["notes"]
-SHOWN = re.compile(r"`((?:tests|docs/reports|images/limits)/[^`]*)`")
+SHOWN = re.compile(r"`((?:tests|docs/reports|images/(?:fixes|limits))/[^`]*)`")
 
 
 def tables(page):

@@ -130,6 +130,8 @@ def test_the_exit_code_says_whether_something_is_newer(asked, capsys, newest, co
     ("why", "kind"),
     [
         ("error: Failed to fetch: `https://x/alpha/`\n  Caused by: dns error", NothingToRunOn),
+        ("error: Failed to fetch: `https://x/alpha/`\n  Caused by: HTTP status client error"
+         " (403 Forbidden) for url (https://x/alpha/)", CommandError),
         ("  x No solution found when resolving dependencies", CommandError),
     ],
 )  # fmt: skip

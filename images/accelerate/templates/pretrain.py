@@ -7,6 +7,7 @@ program. Takes up the newest checkpoint in --save, if there is one. At the end t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -17,7 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedType,
+    InitProcessGroupKwargs,
+    set_seed,
+)
 from stackyard_record import Recorder
 from torch.utils.data import DataLoader, Dataset
 
@@ -89,6 +95,8 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision=options.precision,
         gradient_accumulation_steps=options.accumulate,
+        # An epoch's order follows from its number: a resumed training goes on in the same one.
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None,
     )
     if not options.zero_stage:
@@ -179,8 +187,10 @@ def save_state(accelerator: Accelerator, save: Path, step: int) -> None:
     accelerator.wait_for_everyone()
     accelerator.save_state(str(partial))
     accelerator.wait_for_everyone()
-    if accelerator.is_local_main_process and partial.is_dir():
-        partial.rename(final)
+    if accelerator.is_local_main_process:
+        # In a shared folder the local main process of another node has done it.
+        with contextlib.suppress(FileNotFoundError):
+            partial.rename(final)
     accelerator.wait_for_everyone()
 
 
@@ -193,9 +203,22 @@ def save_model(accelerator: Accelerator, model: Any, folder: Path) -> None:
 
 
 def newest(save: Path) -> Path | None:
-    """The newest complete checkpoint."""
-    found = [path for path in save.glob("update-*") if path.name[7:].isdecimal()]
-    return max(found, key=lambda path: int(path.name[7:]), default=None)
+    """The newest complete checkpoint; every rank must call it.
+
+    Raises:
+        SystemExit: not all ranks see the same one whole: DeepSpeed and accelerate write much of it on the first node only.
+    """
+    paths = [path for path in save.glob("update-*") if path.name[7:].isdecimal()]
+    found = max(paths, key=lambda path: int(path.name[7:]), default=None)
+    whole = found is not None and (found / "custom_checkpoint_0.pkl").is_file()
+    if torch.distributed.is_initialized():
+        seen: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(seen, (found and found.name, whole))
+        if len(set(seen)) > 1:
+            raise SystemExit(
+                f"the nodes do not see the same checkpoint in {save}: --save a folder that they share"
+            )
+    return found
 
 
 def train(

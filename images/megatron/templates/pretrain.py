@@ -156,8 +156,24 @@ class Plain:
         return total / dist.get_world_size()
 
 
+def require_shared(save: Path) -> None:
+    """See that all ranks find the same checkpoint: DeepSpeed names the newest on the first node only.
+
+    Raises:
+        SystemExit: they do not; some would train on from it and others from the beginning.
+    """
+    latest = save / "latest"
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, latest.read_text() if latest.is_file() else "")
+    if len(set(seen)) > 1:
+        raise SystemExit(
+            f"the nodes do not see the same checkpoint in {save}: --save a folder that they share"
+        )
+
+
 def train(engine: Any, options: argparse.Namespace, recorder: Recorder) -> None:
     """The updates that the checkpoint, if there is one, has not done yet."""
+    require_shared(options.save)
     path, client = engine.load_checkpoint(str(options.save))
     done = 0 if path is None else int(client["update"])
     if done:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 SEED = 1234
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -84,11 +85,30 @@ def build(options: argparse.Namespace) -> tuple[GPTDataset, GPTDataset | None]:
         eod_mask_loss=False,
         create_attention_mask=False,
     )
+    if not apart[0]:
+        require_documents(options, len(IndexedDataset(prefix).sequence_lengths), config)
     sizes = [options.updates * batch, rounds * options.eval_iters * batch, 0]
     train, valid, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
     if not isinstance(train, GPTDataset):
         raise SystemExit(f"{options.corpus} is too small for --split {options.split}")
     return train, valid if rounds and isinstance(valid, GPTDataset) else None
+
+
+def require_documents(
+    options: argparse.Namespace, documents: int, config: GPTDatasetConfig
+) -> None:
+    """See that every part of the split has a document: Megatron would search an empty one for ever.
+
+    Raises:
+        SystemExit: one has none.
+    """
+    for part, bounds in zip(("train", "valid", "test"), config.split_matrix, strict=True):
+        first, end = (round(bound * documents) for bound in bounds or (0, 1))
+        if first >= end:
+            raise SystemExit(
+                f"{options.corpus} holds {documents} documents: --split {options.split} leaves none"
+                f" for {part}; invoke data megatron --split makes a folder that is divided already"
+            )
 
 
 def batches(
