@@ -218,8 +218,17 @@ build_wheel() {
   local lock=$1 build_lock=$2 fixes=$3 out=$4
   mkdir -p /mnt/build
   uv_install "$build_lock" --target /mnt/build
+  use_tools /mnt/build
   fetch_sdist "$lock" /mnt/sdist
   make_wheel /mnt/sdist/*.tar.gz /mnt/build "$fixes" "$out"
+}
+
+# use_tools FOLDER: Python and its programs are those of a build; torch is seen by the builds that want it.
+use_tools() {
+  if [ -n "${HIDE_TORCH:-}" ]; then
+    echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > "$1/torch.py"
+  fi
+  export PYTHONPATH="$1${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="$1/bin:$PATH"
 }
 
 # make_wheel ARCHIVE TOOLS FIXES OUT: a wheel of a source archive, by what is installed in TOOLS. For users' own trees,
@@ -227,10 +236,7 @@ build_wheel() {
 make_wheel() {
   local archive=$1 tools=$2 fixes=$3 out=$4
   mkdir -p /mnt/source "$out"
-  if [ -n "${HIDE_TORCH:-}" ]; then
-    echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > "$tools/torch.py"
-  fi
-  export PYTHONPATH="$tools${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="$tools/bin:$PATH"
+  use_tools "$tools"
   tar -C /mnt/source -xzf "$archive" --strip-components=1
   python3 /mnt/apply_fixes.py "$fixes" --stage source --root /mnt/source
   python3 -m pip wheel -q --no-deps --no-build-isolation --no-cache-dir -w "$out" /mnt/source
