@@ -32,9 +32,9 @@ from stackyard.errors import StackyardError
 from stackyard.project import ROOT, load_project
 
 OURS, LINES = "stackyard", "a line at a time"
-SIZES = (16, 64, 192)
+SIZES = (16, 48, 144)
 """Megabytes (10^6 bytes) of text."""
-ROUNDS = 3
+ROUNDS = 2
 GOAL = 1 / 3
 LINEAR = 1.2
 TEXT = "/usr/local/share/stackyard/text"

@@ -38,8 +38,8 @@ TEMPLATES = (
     ("megatron", "gpt2-zero-1", "", 1),
     ("megatron", "gpt2-zero-2", "", 1),
     ("megatron", "gpt2-zero-3", "", 1),
-    ("accelerate", "gpt2-zero-2", "", 1),
-    ("accelerate", "gpt2-zero-3", "", 1),
+    ("accelerate", "gpt2-zero-2", "updates=60", 1),
+    ("accelerate", "gpt2-zero-3", "updates=60", 1),
     ("accelerate", "mt5-zero-3", "", 1),
 )
 
@@ -154,7 +154,7 @@ def test_a_template_trains_on_two_ranks(meshes, curves, stack, name, settings, p
 @pytest.mark.parametrize("stack", SAME)
 def test_every_layout_has_the_same_losses(curves, stack):
     first, *others = SAME[stack]
-    assert len(curves[stack, first]) == 4
+    assert len(curves[stack, first]) >= 4
     for other in others:
         assert curves[stack, other] == pytest.approx(curves[stack, first], abs=1e-3), other
     if stack == "megatron":
