@@ -17,7 +17,7 @@ from stackyard.catalog import ResolvedImage, ResolvedWheel
 from stackyard.source import archive_path
 from stackyard.spec import Fix
 
-UV_VERSION = "0.13.8"
+UV_VERSION = "0.13.9"
 TOOLS = f"ghcr.io/astral-sh/uv:{UV_VERSION}"
 SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
 

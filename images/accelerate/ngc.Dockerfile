@@ -3,7 +3,7 @@
 # By hand, from the project's root (settings of pip, uv and apt are optional secrets, see docs/):
 #   DOCKER_BUILDKIT=1 docker build -f images/accelerate/ngc.Dockerfile -t stackyard/accelerate:ngc .
 ARG BASE=nvcr.io/nvidia/pytorch:25.12-py3
-ARG TOOLS=ghcr.io/astral-sh/uv:0.13.8
+ARG TOOLS=ghcr.io/astral-sh/uv:0.13.9
 # hadolint ignore=DL3006
 FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006

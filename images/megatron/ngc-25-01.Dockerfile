@@ -3,7 +3,7 @@
 # By hand, from the project's root (settings of pip, uv and apt are optional secrets, see docs/):
 #   DOCKER_BUILDKIT=1 docker build -f images/megatron/ngc-25-01.Dockerfile -t stackyard/megatron:ngc-25-01 .
 ARG BASE=nvcr.io/nvidia/pytorch:25.01-py3
-ARG TOOLS=ghcr.io/astral-sh/uv:0.13.8
+ARG TOOLS=ghcr.io/astral-sh/uv:0.13.9
 # hadolint ignore=DL3006
 FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006

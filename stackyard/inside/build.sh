@@ -10,6 +10,7 @@ set -euo pipefail
 # When this step began, and the time that everything it writes will carry (2 January 1980: zip files
 # know none before 1980). Programs that write a time into what they make take it from the variable.
 : > /mnt/.began
+sleep 0.02 # the clock of files moves in ticks of up to 10 ms: what is written from here on is newer
 export SOURCE_DATE_EPOCH=315619200
 # Only where this shell is a build step's first process: what it changes then is the image's.
 if [ $$ = 1 ]; then trap end_step EXIT; fi
