@@ -1,4 +1,4 @@
-"""An image built again from the same locks, at another time, is the same: byte for byte."""
+"""An image built again from the same locks, at another time, has the same files, byte for byte."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def files(stream):
             content = archive.extractfile(member).read() if member.isfile() else b""
             found[member.name] = {
                 "type": member.type, "mode": oct(member.mode), "owner": (member.uid, member.gid),
-                "time": member.mtime, "link": member.linkname, "size": member.size, "more": member.pax_headers,
+                "time": member.mtime, "link": member.linkname, "size": member.size,
+                "more": member.pax_headers,
                 "content": hashlib.sha256(content).hexdigest(),
             }  # fmt: skip
     return found
@@ -132,13 +133,14 @@ def test_a_step_that_writes_what_only_it_knows_is_seen(engine, first, tmp_path):
             engine.remove_image(tag)
 
 
-def test_an_image_built_again_is_the_same_byte_for_byte(engine, first, second, tmp_path):
+def test_an_image_built_again_has_the_same_files_byte_for_byte(engine, first, second, tmp_path):
     info, made = first
     assert info.id != second.id, "nothing was built: the clock stands in an image's configuration"
     steps = [step["CreatedBy"] for step in engine.history(second.id)]
     assert sum("install_locked /mnt/stack.lock" in step for step in steps) == 1
     assert len(info.layers) == len(second.layers)
-    # Not the layers' digests: an engine that holds the layer below twice packs the same files in another order.
+    # Not by digests: an engine that holds the layer below under two ids packs the same files in
+    # another order.
     assert differences(engine, info, second, tmp_path) == []
     assert made.plan.tag == dockerfile.image_tag(STACK, "cpu")
 

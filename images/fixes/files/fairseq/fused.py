@@ -1,6 +1,6 @@
 """What the fused parts of fairseq share: the switch, and compiling with a way back.
 
-Added by Stackyard. STACKYARD_FUSED names the parts that are on (`layer,loss,adam,copies` unless set); `0` is none of
+Added by Stackyard. STACKYARD_FUSED names the parts that are on (`layer,loss,adam,copies,waits` unless set); `0` is none of
 them: fairseq's own code then runs, line by line.
 """
 
@@ -11,7 +11,7 @@ import time
 import torch
 
 logger = logging.getLogger(__name__)
-PARTS = ("layer", "loss", "adam", "copies")
+PARTS = ("layer", "loss", "adam", "copies", "waits")
 
 
 def wanted(part):

@@ -57,7 +57,8 @@ def step(parameter, group, state):
         return False
     number = state["step"] + 1
     # As tensors: other values are then no other program.
-    size, decay = torch.tensor(sizes(group, number), device=grad.device)
+    both = torch.tensor(sizes(group, number), pin_memory=True)
+    size, decay = both.to(grad.device, non_blocking=True)
     flat = [t.view(-1) for t in (parameter.data, grad, state["exp_avg"], state["exp_avg_sq"])]
     with torch.no_grad():
         done = _fused(*flat, *group["betas"], group["eps"], size, decay)

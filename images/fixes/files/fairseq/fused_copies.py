@@ -9,10 +9,24 @@ from fairseq.fused import wanted
 _ON = wanted("copies")
 
 
+# Where an optimizer keeps the stretches of its flat tensors: cutting them takes longer than copying.
+_KEPT = "_stackyard_views"
+
+
 def _views(flat, parameters):
     """The stretch of a flat tensor that belongs to each parameter, in its shape."""
     sizes = [p.numel() for p in parameters]
     return [part.view_as(p) for part, p in zip(flat.split(sizes), parameters)]
+
+
+def _kept_views(optimizer, name, flat):
+    """The stretches of one of an optimizer's flat tensors, cut again when it lies elsewhere."""
+    kept = optimizer.__dict__.setdefault(_KEPT, {})
+    parameters = optimizer.fp16_params
+    known = (flat.data_ptr(), flat.numel(), len(parameters))
+    if kept.get(name, (None,))[0] != known:
+        kept[name] = (known, _views(flat, parameters))
+    return kept[name][1]
 
 
 def _one_flat(optimizer):
@@ -29,11 +43,11 @@ def _one_flat(optimizer):
 def gradients(optimizer):
     """Copy all gradients up; False where fairseq's own code has to do it."""
     only = _one_flat(optimizer)
-    if only is None or any(p.grad is None for p in optimizer.fp16_params):
+    found = [p.grad for p in optimizer.fp16_params]
+    if only is None or any(grad is None for grad in found):
         return False
-    torch._foreach_copy_(
-        _views(only.grad.data, optimizer.fp16_params), [p.grad.data for p in optimizer.fp16_params]
-    )
+    with torch.no_grad():
+        torch._foreach_copy_(_kept_views(optimizer, "gradients", only.grad.data), found)
     return True
 
 
@@ -42,7 +56,6 @@ def parameters(optimizer):
     only = _one_flat(optimizer)
     if only is None:
         return False
-    torch._foreach_copy_(
-        [p.data for p in optimizer.fp16_params], _views(only.data, optimizer.fp16_params)
-    )
+    views = _kept_views(optimizer, "parameters", only.data)
+    torch._foreach_copy_([p.data for p in optimizer.fp16_params], views)
     return True
