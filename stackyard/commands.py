@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stackyard import catalog, dockerfile, report
 from stackyard.engine import Engine
-from stackyard.errors import StackyardError
+from stackyard.errors import StackyardError, UsageError
 from stackyard.project import Project
 
 Say = Callable[[str, str], None]
@@ -169,7 +170,8 @@ def make_bundle(
     """Fetch what stacks on a base are built from and pack it; what the bundle holds.
 
     Raises:
-        UsageError: a stack has no lock on the base, or the base cannot be built offline.
+        UsageError: a stack has no lock on the base, the base cannot be built offline, or there is no folder
+            for the bundle.
     """
     from stackyard import bundle, fetch, settings
     from stackyard.builder import require_lock
@@ -180,6 +182,12 @@ def make_bundle(
     images = [catalog.resolve(definitions, name, base.name) for name in project.stacks(stack)]
     for image in images:
         require_lock(image)
+    if not out.parent.is_dir():
+        raise UsageError(
+            f"the bundle cannot be written to {out}",
+            why=f"{out.parent} is no folder",
+            hint=f"mkdir -p {shlex.quote(str(out.parent))}",
+        )
     caller = settings.collect(os.environ, distribution=base.unpack)
     made = fetch.make(project.root, images, out, caller, lambda text: say(base.name, text))
     return {

@@ -140,3 +140,11 @@ def test_what_cannot_be_bundled_is_refused(project, tmp_path, base, changes, wha
     with pytest.raises(UsageError) as caught:
         commands.make_bundle(other, "all", base, tmp_path / "x.tar", print)
     assert caught.value.what == what
+
+
+def test_a_bundle_for_no_folder_is_refused_before_anything_is_fetched(tmp_path):
+    found = samples.definitions(bases={"far": samples.carried()}, locks=locks())
+    other = Project(root=tmp_path, definitions=found, default_base="far")
+    with pytest.raises(UsageError) as caught:
+        commands.make_bundle(other, "all", "far", tmp_path / "no where" / "x.tar", print)
+    assert caught.value.hint == f"mkdir -p '{tmp_path / 'no where'}'"
