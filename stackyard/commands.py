@@ -170,8 +170,8 @@ def make_bundle(
     """Fetch what stacks on a base are built from and pack it; what the bundle holds.
 
     Raises:
-        UsageError: a stack has no lock on the base, the base cannot be built offline, or there is no folder
-            for the bundle.
+        UsageError: a stack has no lock on the base, the base cannot be built offline, or there is
+            no folder for the bundle.
     """
     from stackyard import bundle, fetch, settings
     from stackyard.builder import require_lock
