@@ -84,7 +84,9 @@ def own_device(plan: BenchPlan, seen: Seen) -> Check:
     measured: dict[str, Any] = {}
     for played in seen.played:
         ranks, label = list(played.training.ranks.values()), played.turn.label
-        measured[label] = {f"rank {r.rank}": [r.world_size, r.device] for r in ranks}
+        measured[label] = {
+            f"rank {r.rank}": [r.world_size, r.device, *([r.gpu] if r.gpu else [])] for r in ranks
+        }
         for record in ranks:
             if record.world_size != played.turn.ranks:
                 world = f"a world of {record.world_size}, not {played.turn.ranks}"

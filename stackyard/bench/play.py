@@ -162,8 +162,11 @@ def start(
     """One training as it is launched: on its own GPUs, with a port and folders of its own."""
     used, per_node = training.spread(turn.ranks, names)
     taken = plan.gpus(turn)
-    if taken:
-        one = replace(one, env={**one.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))})
+    # A lone rank's threads would take all cores, and so would those beside it: each gets what
+    # torchrun gives every one of several ranks.
+    threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
+    own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))} if taken else {}
+    one = replace(one, env={**threads, **one.env, **own})
     launched = training.TrainingPlan(
         layout=one.layouts[0],
         label=turn.label,

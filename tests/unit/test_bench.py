@@ -313,6 +313,16 @@ def test_trainings_at_the_same_time_share_no_gpu_port_folder_or_label():
         assert len({operator.attrgetter(own)(one) for one in starts}) == 2
 
 
+def test_trainings_at_the_same_time_leave_the_cores_to_each_other():
+    made = plan(2)
+    smokes = as_smoke(made, made.sides[0], 1)
+    beside, alone = made.turns()[0], plan(1).turns()[0]
+    assert play.start(made, smokes, beside, ["node1"], 1).smoke.env["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in play.start(made, smokes, alone, ["node1"], 1).smoke.env
+    own = benches.dataclasses.replace(smokes, env={"OMP_NUM_THREADS": "3"})
+    assert play.start(made, own, beside, ["node1"], 1).smoke.env["OMP_NUM_THREADS"] == "3"
+
+
 def test_cpu_ranks_take_no_gpus():
     made = plan(2)
     assert {made.gpus(turn) for turn in made.turns()} == {()}
