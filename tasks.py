@@ -255,6 +255,7 @@ def prove(
         "rounds": "how often every side is played (2)",
         "updates": "optimizer updates of one training (the definition's)",
         "sides": "which sides to play, by comma (docs/bench.md), and what they are held against",
+        "counts": "on how many GPUs each is played, by comma (1,2,4 and so on, and all)",
         "json": JSON,
     },
 )
@@ -266,12 +267,13 @@ def bench(
     rounds: int = 0,
     updates: int = 0,
     sides: str = "",
+    counts: str = "",
     json: bool = False,
 ) -> None:
     """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
     from stackyard import cli_bench
 
-    _exit(cli_bench.bench(stack, base, gpus, rounds, updates, sides, as_json=json))
+    _exit(cli_bench.bench(stack, base, gpus, rounds, updates, sides, counts, as_json=json))
 
 
 @task(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -20,10 +21,10 @@ from stackyard import access, commands, doctor, gpu_run, host, nodes, report, re
 from stackyard.bench import play
 from stackyard.bench.definition import Peak
 from stackyard.bench.judge import judge
-from stackyard.bench.plan import BenchPlan, make_plan
+from stackyard.bench.plan import BenchPlan, Turn, make_plan, read_counts
 from stackyard.bench.read import load_bench, load_peaks
 from stackyard.bench.report import bench_report, headings, render_page, rows
-from stackyard.bench.result import Played, speed
+from stackyard.bench.result import Played, group_speed, speed
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
 from stackyard.console import Terminal
@@ -38,20 +39,32 @@ ROUNDS = 2
 
 
 def bench(
-    stack: str, base: str, gpus: int, rounds: int, updates: int, sides: str, *, as_json: bool
+    stack: str,
+    base: str,
+    gpus: int,
+    rounds: int,
+    updates: int,
+    sides: str,
+    counts: str,
+    *,
+    as_json: bool,
 ) -> int:
-    """`invoke bench [STACK] --gpus N [--base BASE] [--rounds R] [--updates U] [--sides A,B]`."""
+    """`invoke bench [STACK] --gpus N [--base BASE] [--rounds R] [--updates U] [--sides A,B] ...`.
+
+    `--counts 1,4` plays on these numbers of ranks only.
+    """
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
         names = chosen_stacks(project, stack)
         typed = "invoke bench" if stack == "all" else f"invoke bench {stack}"
         _require_number(gpus, typed)
+        numbers = read_counts(counts, gpus or CPU_RANKS)
         if gpus:
             host.require_gpus(gpus, typed)
         chosen = commands.smoke_base(project, base, gpus)
         _require_base(project, chosen, gpus, typed)
-        plans = _plans(project, names, gpus, rounds or ROUNDS, updates, sides)
+        plans = _plans(project, names, gpus, rounds or ROUNDS, updates, sides, numbers)
         peaks = load_peaks(project.root)
         with Engine() as held:
             gpu_plan = None
@@ -92,7 +105,13 @@ def _require_base(project: Project, base: str, gpus: int, typed: str) -> None:
 
 
 def _plans(
-    project: Project, names: list[str], gpus: int, rounds: int, updates: int, sides: str
+    project: Project,
+    names: list[str],
+    gpus: int,
+    rounds: int,
+    updates: int,
+    sides: str,
+    counts: Sequence[int],
 ) -> dict[str, BenchPlan]:
     named = [name.strip() for name in sides.split(",") if name.strip()]
     return {
@@ -103,6 +122,7 @@ def _plans(
             rounds=rounds,
             updates=updates,
             named=named,
+            counts=counts,
         )
         for name in names
     }
@@ -170,18 +190,45 @@ def _gpus(gpu: GpuRun | None) -> dict[str, Any]:
 
 
 def _watcher(name: str, plan: BenchPlan, terminal: Terminal) -> play.Watcher:
-    def played(found: Played) -> None:
-        made = speed(found.training, plan.size.warm)
-        said = f"{made:,.0f} {plan.bench.unit}/s" if made else "no speed"
-        if found.training.failed:
-            said = f"failed: {found.training.stopped or f'exit code {found.training.code}'}"
-        terminal.done(name, f"{found.turn.label}: {said} ({found.training.seconds:.0f} s)")
+    beside: dict[tuple[str, int], dict[int, float]] = {}
 
-    return play.Watcher(
-        phase=lambda text: terminal.say(name, text),
-        loss=lambda label, step, loss: terminal.loss(name, label, step, plan.size.updates, loss),
-        played=played,
-    )
+    def loss(turn: Turn, step: int, value: float) -> None:
+        # Trainings at the same time are shown as one: where the slowest is, with their mean loss.
+        there = beside.setdefault((turn.name, step), {})
+        there[turn.group] = value
+        if len(there) == turn.groups:
+            mean = statistics.fmean(there.values())
+            terminal.loss(name, _called(turn), step, plan.size.updates, mean)
+
+    def played(group: Sequence[Played]) -> None:
+        for text in results(group, plan):
+            terminal.done(name, text)
+
+    return play.Watcher(phase=lambda text: terminal.say(name, text), loss=loss, played=played)
+
+
+def _called(turn: Turn) -> str:
+    return f"{turn.name} x {turn.groups}" if turn.groups > 1 else turn.name
+
+
+def results(group: Sequence[Played], plan: BenchPlan) -> list[str]:
+    """What trainings at the same time came to: a line for all, and one for each that failed."""
+    first, unit, warm = group[0].turn, plan.bench.unit, plan.size.warm
+    failed = [played for played in group if played.training.failed]
+    if failed:
+        return [
+            f"{played.turn.label}: failed: "
+            f"{played.training.stopped or f'exit code {played.training.code}'} "
+            f"({played.training.seconds:.0f} s)"
+            for played in failed
+        ]
+    mean, seconds = group_speed(group, warm), max(p.training.seconds for p in group)
+    said = f"{mean:,.0f} {unit}/s" if mean else "no speed"
+    speeds = [speed(played.training, warm) for played in group]
+    timed = [value for value in speeds if value is not None]
+    if mean and len(timed) > 1:
+        said += f" each, {min(timed):,.0f} to {max(timed):,.0f}"
+    return [f"{_called(first)}: {said} ({seconds:.0f} s)"]
 
 
 def _show(value: Mapping[str, Any], terminal: Terminal) -> None:

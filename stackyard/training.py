@@ -1,11 +1,13 @@
 """Run one training in a mesh: launch it, follow its ranks, bound its silence, see it end.
 
-Owns the time limits and the deliberate kill of the resume test. It must not judge: it returns a
-`Training` with what was seen.
+Owns the time limits and the deliberate kill of the resume test, and that launches at the same time
+do not take each other's processes for their own. It must not judge: it returns a `Training` with
+what was seen of each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -35,6 +37,7 @@ DEATH_SECONDS = 2.5
 TAIL_LINES = 200
 NCCL_LINES = 60
 OnLoss = Callable[[str, int, float], None]
+_Found = Mapping[str, Sequence[Mapping[str, object]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,19 @@ class TrainingPlan:
     def folder(self) -> str:
         """Where this launch's records go."""
         return f"{SHARED}/runs/{self.label}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One of several launches at the same time.
+
+    Attributes:
+        port: where its ranks meet; nobody else's.
+    """
+
+    smoke: Smoke
+    plan: TrainingPlan
+    port: int
 
 
 def fill(words: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:
@@ -144,45 +160,114 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
         )
 
 
-class _Follower:
-    """Streams of the launcher and of the record files, taken together in one queue."""
+class _Lines(queue.Queue["tuple[_Running, str, str]"]):
+    """What all launches and their records say, in one queue: whose, what kind, the line."""
+
+
+class _Running:
+    """One launch while it lasts: its launcher's thread, and what became of it so far.
+
+    Attributes:
+        code: the launcher's exit code; None until it has ended.
+        stopped: why it is to be stopped (`kill`: on purpose); empty while it is not.
+        ended: when it was over, well or not; 0 while it is not.
+    """
 
     def __init__(
-        self, mesh: Mesh, plan: TrainingPlan, launch: Launch, limit: float, records: Records
+        self, mesh: Mesh, start: Start, records: Records, lines: _Lines, on_loss: OnLoss | None
     ) -> None:
+        smoke, self.plan = start.smoke, start.plan
+        self.smoke = smoke
+        self.launch = materialize(smoke, start.plan, mesh.plan.port, start.port)
+        self.watch = _Watch(smoke, start.plan, on_loss)
+        self.code: int | None = None
+        self.stopped = ""
+        self.ended = 0.0
         self._engine: Engine = mesh.engine
         self._node = mesh.first
-        self._records = records
-        self.lines: queue.Queue[tuple[str, str]] = queue.Queue()
-        self.code: int | None = None
-        records.take(plan.label, lambda line: self.lines.put(("record", line)))
-        self._launcher = threading.Thread(
-            target=self._launch, args=(plan, launch, limit), daemon=True
-        )
+        self._limit = float(smoke.start_seconds + smoke.stall_seconds * 10)
+        self._lines = lines
+        records.take(self.plan.label, lambda line: lines.put((self, "record", line)))
+        self._launcher = threading.Thread(target=self._launch, daemon=True)
         self._launcher.start()
 
-    def _launch(self, plan: TrainingPlan, launch: Launch, limit: float) -> None:
-        script, files = _with_files(plan, launch)
+    def _launch(self) -> None:
+        script, files = _with_files(self.plan, self.launch)
         try:
             done = self._engine.exec(
                 self._node,
-                ["sh", "-euc", script, "launch", *launch.argv],
-                seconds=limit,
+                ["sh", "-euc", script, "launch", *self.launch.argv],
+                seconds=self._limit,
                 stdin=files,
-                env=launch.env,
+                env=self.launch.env,
                 folder=SMOKE_FOLDER,
                 control=False,
-                on_line=lambda line: self.lines.put(("said", line)),
+                on_line=lambda line: self._lines.put((self, "said", line)),
             )
             self.code = done.code
         except EngineError as error:
             self.code = 137
-            self.lines.put(("said", str(error)))
-        self.lines.put(("over", ""))
+            self._lines.put((self, "said", str(error)))
+        self._lines.put((self, "over", ""))
 
-    def finish(self) -> None:
-        """Have what ranks wrote to the end."""
-        self._records.catch_up()
+    @property
+    def killed(self) -> bool:
+        """Whether it was stopped on purpose."""
+        return self.stopped == "kill"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is over, and not by itself or not well."""
+        return bool(self.ended) and (bool(self.stopped) or self.code != 0)
+
+    def take(self, kind: str, line: str) -> None:
+        """One line of it, or that its launcher has ended."""
+        if kind == "over" and not self.ended:
+            self.ended = time.monotonic()
+        else:
+            self.watch.take(kind, line)
+
+    def look(self, mesh: Mesh) -> None:
+        """Stop it when there is a reason to."""
+        if not self.ended:
+            self.stop(self.watch.due() or _broken(mesh, self.watch) or self.watch.silence())
+
+    def stop(self, why: str) -> None:
+        """It is over, unless there is no reason."""
+        if why and not self.ended:
+            self.stopped, self.ended = why, time.monotonic()
+
+    def explain(self, mesh: Mesh, alive: _Found) -> None:
+        """Add what only shows once all is stopped: a node that is gone, ranks that are."""
+        if not self.failed:
+            return
+        self.stopped = self.stopped or mesh.lease.lost or mesh.lease.orphaned
+        if self.stopped and not self.killed and not self.watch.all_ended():
+            self.stopped = "; ".join([self.stopped, *_who_is_gone(alive, self.watch.ranks)])
+
+    def result(self, mesh: Mesh, started: float, left: _Found) -> Training:
+        """What was seen of it."""
+        said, log = self.watch.said, None
+        if self.smoke.device != "cpu" and not mesh.lease.lost:
+            lines = nccl_lines(mesh, self.plan)
+            log = nccl.read_log(lines)
+            if self.failed and not self.killed:  # a hang is explained there, if anywhere
+                warned = [line for line in lines if " NCCL WARN " in line]
+                said = [*said, *(warned or lines)[-NCCL_LINES:]]
+        return Training(
+            layout=self.plan.layout.name,
+            ranks=self.watch.ranks,
+            wanted=self.plan.layout.ranks,
+            nodes=self.plan.nodes,
+            code=None if self.stopped else self.code,
+            stopped="" if self.killed else self.stopped,
+            killed=self.killed,
+            strays=left,
+            tail=last_lines("\n".join(said), TAIL_LINES),
+            seconds=self.ended - started,
+            command=self.launch.argv,
+            nccl=log,
+        )
 
 
 def _with_files(plan: TrainingPlan, launch: Launch) -> tuple[str, bytes]:
@@ -210,51 +295,62 @@ def train(
     Raises:
         EngineError: the engine refused (a rank's own failure is not an error but a result).
     """
+    (found,) = train_all(mesh, [Start(smoke=smoke, plan=plan, port=port)], on_loss=on_loss)
+    return found
+
+
+def train_all(
+    mesh: Mesh, starts: Sequence[Start], *, on_loss: OnLoss | None = None
+) -> tuple[Training, ...]:
+    """Run launches at the same time, each to its end, bounded as `train` is; in their order.
+
+    When one fails, the others are stopped: what they would show is not what was asked for. Which
+    processes belong to which launch cannot be told: what is left behind is looked for once all
+    are over, and stands with each of them.
+
+    Raises:
+        EngineError: the engine refused (a rank's own failure is not an error but a result).
+    """
     started = time.monotonic()
     mesh.lease.orphaned = ""
     mesh.lease.gone.clear()
-    launch = materialize(smoke, plan, mesh.plan.port, port)
-    limit = float(smoke.start_seconds + smoke.stall_seconds * 10)
-    follower = _Follower(mesh, plan, launch, limit, _records(mesh))
-    watch = _Watch(smoke, plan, on_loss)
-    stopped = watch.until_over(follower, lambda: _broken(mesh, watch))
-    killed = stopped == "kill"
-    left: Mapping[str, Sequence[Mapping[str, object]]] = {}
-    if stopped or follower.code != 0:
+    records, lines = _records(mesh), _Lines()
+    group = [_Running(mesh, start, records, lines, on_loss) for start in starts]
+    _until_over(mesh, group, lines)
+    failed = any(one.failed for one in group)
+    left: _Found = {}
+    if failed:
         # Over, and not as it was to be: what is left would only hold on to what others need.
         alive = mesh.strays(kill=True)
-        stopped = stopped or mesh.lease.lost or mesh.lease.orphaned
-        if watch.all_ended():
+        for one in group:
+            one.explain(mesh, alive)
+        if all(one.watch.all_ended() for one in group):
             left = alive  # the ranks are through: whatever still runs was left behind
-        elif stopped and not killed:
-            stopped = "; ".join([stopped, *_who_is_gone(alive, watch.ranks)])
-    left = left or _left_over(mesh, 0.0 if stopped or follower.code else GRACE_SECONDS)
-    follower.finish()
-    watch.drain(follower)
+    left = left or _left_over(mesh, 0.0 if failed else GRACE_SECONDS)
+    records.catch_up()  # what ranks wrote to the end
+    while not lines.empty():
+        one, kind, line = lines.get()
+        one.watch.take(kind, line)
     if any(left.values()):
         mesh.strays(kill=True)
-    said = watch.said
-    log = None
-    if smoke.device != "cpu" and not mesh.lease.lost:
-        lines = nccl_lines(mesh, plan)
-        log = nccl.read_log(lines)
-        if not killed and (stopped or follower.code != 0):  # a hang is explained there, if anywhere
-            warned = [line for line in lines if " NCCL WARN " in line]
-            said = [*said, *(warned or lines)[-NCCL_LINES:]]
-    return Training(
-        layout=plan.layout.name,
-        ranks=watch.ranks,
-        wanted=plan.layout.ranks,
-        nodes=plan.nodes,
-        code=None if stopped else follower.code,
-        stopped="" if killed else stopped,
-        killed=killed,
-        strays=left,
-        tail=last_lines("\n".join(said), TAIL_LINES),
-        seconds=time.monotonic() - started,
-        command=launch.argv,
-        nccl=log,
-    )
+    return tuple(one.result(mesh, started, left) for one in group)
+
+
+def _until_over(mesh: Mesh, group: Sequence[_Running], lines: _Lines) -> None:
+    """Wait until every launch has ended by itself, or has a reason to be stopped.
+
+    One that fails is a reason to stop the others; they have a moment to fail for its reason.
+    """
+    while any(not one.ended for one in group):
+        with contextlib.suppress(queue.Empty):
+            one, kind, line = lines.get(timeout=0.25)
+            one.take(kind, line)
+        for one in group:
+            one.look(mesh)
+        first = min((one for one in group if one.failed), key=lambda one: one.ended, default=None)
+        if first and time.monotonic() - first.ended > DEATH_SECONDS:
+            for one in group:
+                one.stop(f"stopped, as {first.plan.label} beside it failed")
 
 
 def _broken(mesh: Mesh, watch: _Watch) -> str:
@@ -270,22 +366,6 @@ class _Watch:
         self.said: list[str] = []
         self._smoke, self._plan, self._on_loss = smoke, plan, on_loss
         self._started = self._heard = time.monotonic()
-
-    def until_over(self, follower: _Follower, broken: Callable[[], str]) -> str:
-        """Wait; empty when the launcher ended by itself, `kill`, or why it must be stopped."""
-        while True:
-            try:
-                kind, line = follower.lines.get(timeout=0.25)
-            except queue.Empty:
-                kind, line = "", ""
-            if kind == "over":
-                return ""
-            self._take(kind, line)
-            if self._ready_to_kill():
-                return "kill"
-            reason = broken() or self._silence()
-            if reason:
-                return reason
 
     def all_ended(self) -> bool:
         """Whether every rank said that it is through."""
@@ -310,12 +390,8 @@ class _Watch:
             return ""
         return f"rank {first.rank} ({first.host}) died after update {first.last}"
 
-    def drain(self, follower: _Follower) -> None:
-        """Take what is still in the queue."""
-        while not follower.lines.empty():
-            self._take(*follower.lines.get())
-
-    def _take(self, kind: str, line: str) -> None:
+    def take(self, kind: str, line: str) -> None:
+        """One line that was said, by the launcher or in a record."""
         if kind == "said":
             self.said.append(line)
         elif kind == "record":
@@ -327,15 +403,18 @@ class _Watch:
                 if record.rank == min(self.ranks) and step <= self._smoke.updates:
                     self._on_loss(self._plan.label, step, record.losses[step])
 
-    def _ready_to_kill(self) -> bool:
+    def due(self) -> str:
+        """`kill` once every rank is where it is to be killed; empty before."""
         at = self._plan.kill_after
         if at is None or len(self.ranks) < self._plan.layout.ranks:
-            return False
-        return all(
+            return ""
+        there = all(
             rank.last >= at and self._smoke.save_at in rank.saved for rank in self.ranks.values()
         )
+        return "kill" if there else ""
 
-    def _silence(self) -> str:
+    def silence(self) -> str:
+        """Who is silent for too long; empty while nobody is."""
         now, smoke = time.monotonic(), self._smoke
         missing = [n for n in range(self._plan.layout.ranks) if n not in self.ranks]
         if missing and now - self._started > smoke.start_seconds:
@@ -353,9 +432,7 @@ class _Watch:
         return ""
 
 
-def _who_is_gone(
-    alive: Mapping[str, Sequence[Mapping[str, object]]], ranks: Mapping[int, RankRecord]
-) -> list[str]:
+def _who_is_gone(alive: _Found, ranks: Mapping[int, RankRecord]) -> list[str]:
     """Ranks whose process no longer existed when the training was stopped."""
     pids = {(node, process["pid"]) for node, found in alive.items() for process in found}
     return [

@@ -7,7 +7,7 @@ machines; that two sides do the same work is what their comparison stands on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stackyard.bench.definition import Tolerance
@@ -76,25 +76,49 @@ def _unfinished(training: Training, updates: int) -> list[str]:
 
 
 def own_device(plan: BenchPlan, seen: Seen) -> Check:
-    """Every rank sees the whole world, and on GPUs computes on one of its own."""
+    """Every rank sees the whole world, and on GPUs computes on one of its own.
+
+    Its own: no other rank of all the trainings that run at the same time computes on it.
+    """
     wrong: list[str] = []
     measured: dict[str, Any] = {}
     for played in seen.played:
         ranks, label = list(played.training.ranks.values()), played.turn.label
-        measured[label] = {f"rank {r.rank}": [r.world_size, r.device] for r in ranks}
+        measured[label] = {
+            f"rank {r.rank}": [r.world_size, r.device, *([r.gpu] if r.gpu else [])] for r in ranks
+        }
         for record in ranks:
             if record.world_size != played.turn.ranks:
                 world = f"a world of {record.world_size}, not {played.turn.ranks}"
                 wrong.append(f"{label}: rank {record.rank} sees {world}")
             if record.device.partition(":")[0] != plan.size.device:
                 wrong.append(f"{label}: rank {record.rank} computes on {record.device}")
-        used = [record.gpu for record in ranks]
-        if plan.size.device == "cuda" and len(set(used)) < len(used):
-            wrong.append(f"{label}: two ranks compute on one GPU")
+    if plan.size.device == "cuda":
+        wrong += [sentence for group in seen.groups() for sentence in _shared_gpus(group)]
     expected = {"world": "as many as were started", "device": plan.size.device}
     if not seen.played:
         return not_run("own_device", expected, seen.broken or "nothing was played")
     return check("own_device", measured, expected, wrong)
+
+
+def _shared_gpus(group: Sequence[Played]) -> list[str]:
+    """What is wrong with the GPUs of trainings that ran at the same time."""
+    wrong: list[str] = []
+    users: dict[str, list[str]] = {}
+    for played in group:
+        for record in played.training.ranks.values():
+            if not record.gpu:
+                wrong.append(f"{played.turn.label}: rank {record.rank} does not name its GPU")
+            else:
+                users.setdefault(record.gpu, []).append(played.turn.label)
+    for gpu, labels in users.items():
+        if len(set(labels)) < len(labels):
+            label = next(one for one in labels if labels.count(one) > 1)
+            wrong.append(f"{label}: two ranks compute on one GPU ({gpu})")
+        if len(set(labels)) > 1:
+            names = " and ".join(sorted(set(labels)))
+            wrong.append(f"{names} computed on one GPU at the same time ({gpu})")
+    return wrong
 
 
 def differences(
@@ -108,8 +132,8 @@ def differences(
 def same_loss(plan: BenchPlan, seen: Seen) -> Check:
     """Every side has the losses of the one it is held against, on as many ranks, within bounds.
 
-    How far the first side's own rounds lie apart stands beside it: no side can be nearer than that
-    by anything but luck.
+    How far the first side's own trainings lie apart stands beside it: no side can be nearer than
+    that by anything but luck.
     """
     expected = {side.name: _said(plan.size.bounds(side.name)) for side in plan.sides}
     wrong: list[str] = []
@@ -152,17 +176,21 @@ def _plain(value: float) -> float | str:
 
 
 def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
-    """What a training is held against: the same round of the other side, else its first one."""
+    """What a training is held against: the other side's in the same round, else its first one.
+
+    Of several at the same time, the one on the same GPUs.
+    """
     against = plan.bench.against(plan.bench.side(played.turn.side))
     if against == played.turn.side or played.training.failed:
         return None
     found = [p for p in seen.find(against, played.turn.ranks) if not p.training.failed]
-    same = [p for p in found if p.turn.round == played.turn.round]
-    return next(iter([*same, *found]), None)
+    round_, group = played.turn.round, played.turn.group
+    near = lambda p: (p.turn.round != round_, p.turn.group != group)  # noqa: E731
+    return min(found, key=near, default=None)
 
 
 def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float | str]:
-    """By side and ranks: the largest difference between its own rounds."""
+    """By side and ranks: the largest difference between any two of its own trainings."""
     found = {}
     for name in {plan.bench.against(side): None for side in plan.sides}:
         for ranks in plan.counts:
@@ -183,12 +211,19 @@ def no_strays(plan: BenchPlan, seen: Seen) -> Check:
     expected = {"processes_left": 0}
     if not seen.played:
         return not_run("no_strays", expected, seen.broken or "nothing was played")
-    left = {
-        played.turn.label: [dict(one) for found in played.training.strays.values() for one in found]
-        for played in seen.played
-    }
-    wrong = [f"{label}: {len(found)} processes were left" for label, found in left.items() if found]
-    count = sum(len(found) for found in left.values())
+    wrong, count = [], 0
+    for group in seen.groups():
+        # Whose they are cannot be told of trainings that ran at the same time: all have the same.
+        left = {
+            (node, process["pid"])
+            for played in group
+            for node, found in played.training.strays.items()
+            for process in found
+        }
+        count += len(left)
+        if left:
+            names = ", ".join(played.turn.label for played in group)
+            wrong.append(f"{names}: {len(left)} processes were left")
     return check("no_strays", {"processes_left": count}, expected, wrong)
 
 

@@ -21,26 +21,37 @@ WINDOW = "STACKYARD_BENCH_WINDOW"
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One training of a bench: a side, on some ranks, in one round."""
+    """One training of a bench: a side, on some ranks, in one round.
+
+    Attributes:
+        group: which of the same trainings that run at the same time, from 1.
+        groups: how many these are.
+    """
 
     side: str
     ranks: int
     round: int
+    group: int = 1
+    groups: int = 1
+
+    @property
+    def name(self) -> str:
+        """What it shares with those beside it, and with no others of its run."""
+        return f"{self.side}-{self.ranks}-{self.round}"
 
     @property
     def label(self) -> str:
         """Its name, unique in its run."""
-        return f"{self.side}-{self.ranks}-{self.round}"
+        return f"{self.name}.{self.group}" if self.groups > 1 else self.name
 
     def gpus(self, available: int) -> tuple[int, ...]:
-        """Indexes of the GPUs that its ranks compute on: fewer than there are move on each round.
+        """Indexes of the GPUs that its ranks compute on, and nobody beside it does.
 
         GPUs of one host differ by a few per cent, and many ranks go as fast as the slowest of
-        theirs: what one rank makes is to be seen on all GPUs, not only on the first.
+        theirs: what few ranks make is to be seen on all GPUs. Where groups leave some free, they
+        move on in every round.
         """
-        if self.ranks >= available:
-            return tuple(range(available))
-        first = (self.round - 1) * self.ranks
+        first = (self.round - 1) * self.groups * self.ranks + (self.group - 1) * self.ranks
         return tuple(sorted((first + rank) % available for rank in range(self.ranks)))
 
 
@@ -51,6 +62,7 @@ class BenchPlan:
     Attributes:
         sides: those that are played, each behind the one it is held against.
         counts: numbers of ranks, ascending.
+        available: GPUs, or CPU ranks, that there are at the same time.
     """
 
     bench: Bench
@@ -58,22 +70,46 @@ class BenchPlan:
     sides: tuple[Side, ...]
     counts: tuple[int, ...]
     rounds: int
+    available: int
 
-    def turns(self) -> tuple[Turn, ...]:
-        """Every training: side after side, at each number of ranks, in every round.
+    def groups(self) -> tuple[tuple[Turn, ...], ...]:
+        """What runs at the same time: side after side, at each number of ranks, in every round.
 
-        So what drifts over minutes (clocks, temperature, neighbours) meets all sides alike.
+        So what drifts over minutes (clocks, temperature, neighbours) meets all sides alike; and as
+        every group takes all GPUs that it can, each number of ranks is measured under one load.
         """
         return tuple(
-            Turn(side=side.name, ranks=ranks, round=number)
+            self._group(side.name, ranks, number)
             for number in range(1, self.rounds + 1)
             for ranks in self.counts
             for side in self.sides
         )
 
+    def _group(self, side: str, ranks: int, number: int) -> tuple[Turn, ...]:
+        groups = self.available // ranks
+        return tuple(
+            Turn(side=side, ranks=ranks, round=number, group=group, groups=groups)
+            for group in range(1, groups + 1)
+        )
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Every training, in the order in which they are started."""
+        return tuple(turn for group in self.groups() for turn in group)
+
+    def gpus(self, turn: Turn) -> tuple[int, ...]:
+        """Indexes of the GPUs that a training's ranks compute on; empty for CPU ranks."""
+        return turn.gpus(self.available) if self.size.device == "cuda" else ()
+
 
 def make_plan(
-    bench: Bench, device: str, ranks: int, *, rounds: int, updates: int, named: Sequence[str]
+    bench: Bench,
+    device: str,
+    ranks: int,
+    *,
+    rounds: int,
+    updates: int,
+    named: Sequence[str],
+    counts: Sequence[int] = (),
 ) -> BenchPlan:
     """Decide what is played.
 
@@ -81,6 +117,7 @@ def make_plan(
         ranks: the most ranks at the same time.
         updates: of one training; 0 for the definition's own number.
         named: sides by name; empty for those that are not only played on request.
+        counts: numbers of ranks, as `read_counts` found them; empty for 1, 2, 4, ... and the most.
 
     Raises:
         UsageError: a side is unknown, or nothing would be counted.
@@ -97,8 +134,9 @@ def make_plan(
         bench=bench,
         size=size,
         sides=choose_sides(bench, named),
-        counts=rank_counts(ranks),
+        counts=tuple(counts) or rank_counts(ranks),
         rounds=rounds,
+        available=ranks,
     )
 
 
@@ -123,6 +161,32 @@ def rank_counts(most: int) -> tuple[int, ...]:
         found.append(count)
         count *= 2
     return (*found, most)
+
+
+def read_counts(text: str, most: int) -> tuple[int, ...]:
+    """Numbers of ranks as they are typed, `1,4`; ascending, and none for an empty text.
+
+    Args:
+        most: ranks that there can be at the same time.
+
+    Raises:
+        UsageError: one is no number, is said twice, or is more than there can be.
+    """
+    found: list[int] = []
+    for word in text.split(",") if text.strip() else ():
+        number = int(word) if word.strip().isascii() and word.strip().isdecimal() else 0
+        wrong = ""
+        if number < 1:
+            wrong = f"{word.strip()!r} is no number of ranks"
+        elif number > most:
+            wrong = f"{number} ranks are more than the {most} there are"
+        elif number in found:
+            wrong = f"{number} is said twice"
+        if wrong:
+            hint = f"--counts {','.join(map(str, rank_counts(most)))}"
+            raise UsageError(f"--counts {text} does not do", why=wrong, hint=hint)
+        found.append(number)
+    return tuple(sorted(found))
 
 
 class _Kept(dict[str, object]):

@@ -7,8 +7,9 @@ Owns the order of phases. Containers, launches and time limits are a smoke's own
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,11 +29,11 @@ COMMON = "bench"
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Where a bench tells what it is doing."""
+    """Where a bench tells what it is doing; `played` is told of those that ran at the same time."""
 
     phase: Callable[[str], None] = lambda name: None
-    loss: Callable[[str, int, float], None] = lambda label, step, loss: None
-    played: Callable[[Played], None] = lambda played: None
+    loss: Callable[[Turn, int, float], None] = lambda turn, step, loss: None
+    played: Callable[[Sequence[Played]], None] = lambda group: None
 
 
 @dataclass
@@ -83,7 +84,8 @@ def run_bench(
 ) -> Seen:
     """Play every turn; everything of the run is removed however it ends.
 
-    A side that fails on some ranks is not played there again; the others go on.
+    What `plan` puts into one group runs at the same time. A side that fails on some ranks is not
+    played there again; the others go on.
 
     Raises:
         KeyboardInterrupt, SystemExit: after everything was removed.
@@ -102,7 +104,7 @@ def run_bench(
                 nodes.wait_reachable(running)
             with phases.one("prepare data"):
                 training.prepare(running, as_smoke(plan, plan.sides[0], 1))
-            seen = _play_all(running, plan, seen, phases, gpu)
+            seen = _play_all(running, plan, seen, phases)
         except (MeshError, EngineError) as error:
             seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
         if gpu and seen.played:
@@ -113,45 +115,58 @@ def run_bench(
     return replace(seen, phases=tuple(phases.found))
 
 
-def _play_all(
-    running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases, gpu: GpuRun | None
-) -> Seen:
+def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases) -> Seen:
     smokes = {
         (side.name, ranks): as_smoke(plan, side, ranks)
         for side in plan.sides
         for ranks in plan.counts
     }
-    failed: dict[tuple[str, int], Turn] = {}
-    for number, turn in enumerate(plan.turns()):
-        before = failed.get((turn.side, turn.ranks))
-        if before:
-            why = f"{before.label} failed"
-            seen = replace(seen, left_out={**seen.left_out, turn: why})
+    failed: dict[tuple[str, int], str] = {}
+    ports = itertools.count(smoke.FIRST_PORT)
+    for group in plan.groups():
+        first = group[0]
+        key = first.side, first.ranks
+        if key in failed:
+            why = f"{failed[key]} failed"
+            seen = replace(seen, left_out={**seen.left_out, **dict.fromkeys(group, why)})
             continue
-        port = smoke.FIRST_PORT + number
-        with phases.one(f"train {turn.label}"):
-            found = _play(running, smokes[turn.side, turn.ranks], turn, port, phases.watcher, gpu)
-        seen = replace(seen, played=(*seen.played, found))
+        starts = [start(plan, smokes[key], turn, running.plan.nodes, next(ports)) for turn in group]
+        beside = f", {len(group)} at once" if len(group) > 1 else ""
+        with phases.one(f"train {first.name}{beside}"):
+            found = _play(running, group, starts, phases.watcher)
+        seen = replace(seen, played=(*seen.played, *found))
         phases.watcher.played(found)
         if running.lease.lost:
             return replace(seen, broken=running.lease.lost)
-        if found.training.failed:
-            failed[turn.side, turn.ranks] = turn
+        if any(played.training.failed for played in found):
+            failed[key] = first.name
     return seen
 
 
 def _play(
     running: nodes.Mesh,
-    one: Smoke,
-    turn: Turn,
-    port: int,
+    group: Sequence[Turn],
+    starts: Sequence[training.Start],
     watcher: Watcher,
-    gpu: GpuRun | None,
-) -> Played:
-    used, per_node = training.spread(turn.ranks, running.plan.nodes)
-    taken = turn.gpus(len(gpu.placement.gpus)) if gpu else ()
-    if taken:
-        one = replace(one, env={**one.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))})
+) -> tuple[Played, ...]:
+    turns = {turn.label: turn for turn in group}
+    trained = training.train_all(
+        running, starts, on_loss=lambda label, step, loss: watcher.loss(turns[label], step, loss)
+    )
+    return tuple(Played(turn=t, training=one) for t, one in zip(group, trained, strict=True))
+
+
+def start(
+    plan: BenchPlan, one: Smoke, turn: Turn, names: Sequence[str], port: int
+) -> training.Start:
+    """One training as it is launched: on its own GPUs, with a port and folders of its own."""
+    used, per_node = training.spread(turn.ranks, names)
+    taken = plan.gpus(turn)
+    # A lone rank's threads would take all cores, and so would those beside it: each gets what
+    # torchrun gives every one of several ranks.
+    threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
+    own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))} if taken else {}
+    one = replace(one, env={**threads, **one.env, **own})
     launched = training.TrainingPlan(
         layout=one.layouts[0],
         label=turn.label,
@@ -160,7 +175,4 @@ def _play(
         per_node=per_node,
         gpus=(taken,) if taken else (),
     )
-    return Played(
-        turn=turn,
-        training=training.train(running, one, launched, port=port, on_loss=watcher.loss),
-    )
+    return training.Start(smoke=one, plan=launched, port=port)

@@ -77,6 +77,7 @@ def bench_report(
         "window": size.window,
         "rounds": plan.rounds,
         "counts": list(plan.counts),
+        "available": plan.available,
         "sides": {
             side.name: {
                 "what": side.what,
@@ -121,6 +122,9 @@ def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
         "side": turn.side,
         "ranks": turn.ranks,
         "round": turn.round,
+        "group": turn.group,
+        "label": turn.label,
+        "gpus": list(plan.gpus(turn)),
         "failed": training.failed,
         "why": training.stopped or (f"exit code {training.code}" if training.failed else ""),
         "seconds": round(training.seconds, 2),
@@ -156,7 +160,7 @@ def render_page(value: Mapping[str, Any]) -> str:
 def curves(
     value: Mapping[str, Any], kind: str = "losses", after: int = 0
 ) -> dict[str, list[tuple[int, float]]]:
-    """Points by training, of the first round on the most ranks: the losses, or the speeds."""
+    """Points by side, of its first training on the most ranks: the losses, or the speeds."""
     most = max(value["counts"])
     return {
         f"{run['side']} on {run['ranks']}": [
@@ -165,7 +169,7 @@ def curves(
             if isinstance(number, float) and step > after
         ]
         for run in value["runs"]
-        if run["round"] == 1 and run["ranks"] == most and not run["failed"]
+        if (run["round"], run["group"], run["ranks"]) == (1, 1, most) and not run["failed"]
     }
 
 

@@ -46,6 +46,13 @@ class Seen:
         """A side's trainings on that many ranks, in the order of rounds."""
         return [p for p in self.played if (p.turn.side, p.turn.ranks) == (side, ranks)]
 
+    def groups(self) -> list[tuple[Played, ...]]:
+        """The trainings that ran at the same time, in the order in which they did."""
+        found: dict[str, list[Played]] = {}
+        for played in self.played:
+            found.setdefault(played.turn.name, []).append(played)
+        return [tuple(group) for group in found.values()]
+
 
 def window_speeds(training: Training) -> dict[int, float]:
     """Tokens a second of all ranks together, by the last update of each window.
@@ -82,8 +89,9 @@ class Line:
     """What a side made on a number of ranks, over all rounds.
 
     Attributes:
-        speed: tokens a second of all ranks: the median of the rounds; None where none was measured.
-        speeds: of each round.
+        speed: tokens a second of all ranks of one training: the median of the rounds; None where
+            none was measured.
+        speeds: of each round: the mean of the trainings that ran at the same time.
         ratio: to the side it is held against, on as many ranks.
         scaling: speed(n) / (n x speed(1)).
         peak_bytes: the most of any GPU in any round.
@@ -100,11 +108,12 @@ class Line:
 
 def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
     """One for each side and number of ranks, in the order of numbers."""
-    medians = {
-        (side.name, ranks): _median(plan, seen, side.name, ranks)
+    speeds = {
+        (side.name, ranks): _speeds(plan, seen, side.name, ranks)
         for ranks in plan.counts
         for side in plan.sides
     }
+    medians = {key: statistics.median(found) if found else None for key, found in speeds.items()}
     found = []
     for (name, ranks), value in medians.items():
         trainings = [played.training for played in seen.find(name, ranks)]
@@ -114,7 +123,7 @@ def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
                 side=name,
                 ranks=ranks,
                 speed=value,
-                speeds=_speeds(plan, trainings),
+                speeds=speeds[name, ranks],
                 ratio=_ratio(value, medians.get((against, ranks))),
                 scaling=_ratio(value, medians.get((name, 1)), times=ranks),
                 peak_bytes=max((peak_bytes(t) or 0 for t in trainings), default=0) or None,
@@ -123,14 +132,21 @@ def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def _speeds(plan: BenchPlan, trainings: Sequence[Training]) -> tuple[float, ...]:
-    found = (speed(training, plan.size.warm) for training in trainings if not training.failed)
+def group_speed(group: Sequence[Played], warm: int) -> float | None:
+    """The mean of trainings that ran at the same time.
+
+    None unless all of them were timed to their end: fewer are not the load that was asked for.
+    """
+    found = [None if p.training.failed else speed(p.training, warm) for p in group]
+    timed = [value for value in found if value is not None]
+    whole = bool(group) and len(timed) == group[0].turn.groups
+    return statistics.fmean(timed) if whole else None
+
+
+def _speeds(plan: BenchPlan, seen: Seen, side: str, ranks: int) -> tuple[float, ...]:
+    groups = (g for g in seen.groups() if (g[0].turn.side, g[0].turn.ranks) == (side, ranks))
+    found = (group_speed(group, plan.size.warm) for group in groups)
     return tuple(value for value in found if value is not None)
-
-
-def _median(plan: BenchPlan, seen: Seen, side: str, ranks: int) -> float | None:
-    values = _speeds(plan, [played.training for played in seen.find(side, ranks)])
-    return statistics.median(values) if values else None
 
 
 def _ratio(value: float | None, other: float | None, times: int = 1) -> float | None:

@@ -22,13 +22,23 @@ def played(request):
     return request.param, done
 
 
-def test_every_side_of_a_stack_is_played_on_one_and_two_ranks_and_makes_the_same_losses(played):
+def test_every_side_is_played_twice_at_once_on_one_rank_and_on_two_and_makes_the_same_losses(
+    played,
+):
     stack, done = played
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     (report,) = json.loads(done.stdout)["reports"]
     sides = [side.name for side in load_bench(ROOT, stack).sides if not side.asked]
-    assert [(run["side"], run["ranks"]) for run in report["runs"]] == [
-        (side, ranks) for ranks in (1, 2) for side in sides
+    assert [run["label"] for run in report["runs"]] == [
+        label
+        for suffixes in (("1-1.1", "1-1.2"), ("2-1",))
+        for side in sides
+        for label in (f"{side}-{suffix}" for suffix in suffixes)
+    ]
+    trained = [phase["name"] for phase in report["phases"] if phase["name"].startswith("train ")]
+    assert trained == [
+        *(f"train {side}-1-1, 2 at once" for side in sides),
+        *(f"train {side}-2-1" for side in sides),
     ]
     assert {check["name"]: check["outcome"] for check in report["checks"]} == {
         "trained": "passed", "own_device": "passed", "same_loss": "passed", "no_strays": "passed",
@@ -70,11 +80,13 @@ def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp
     done = invoke("bench", "megatron", "--gpus", "0", "--rounds", "2", "--json", folder=tree)
     assert done.returncode == 1, done.stderr[-3000:]
     (report,) = json.loads(done.stdout)["reports"]
-    assert [(run["side"], run["failed"]) for run in report["runs"] if run["round"] == 1] == [
-        ("plain", False), ("deepspeed", False), ("ddp", True),
-    ] * 2  # fmt: skip
+    assert [(run["label"], run["failed"]) for run in report["runs"] if run["round"] == 1] == [
+        ("plain-1-1.1", False), ("plain-1-1.2", False), ("deepspeed-1-1.1", False),
+        ("deepspeed-1-1.2", False), ("ddp-1-1.1", True), ("ddp-1-1.2", True),
+        ("plain-2-1", False), ("deepspeed-2-1", False), ("ddp-2-1", True),
+    ]  # fmt: skip
     assert {run["side"] for run in report["runs"] if run["round"] == 2} == {"plain", "deepspeed"}
-    assert "invalid choice: 'none'" in report["last_lines"]["ddp-1-1"]
+    assert "invalid choice: 'none'" in report["last_lines"]["ddp-2-1"]
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
     assert outcomes["trained"] == "failed"
     assert outcomes["same_loss"] == "passed"
@@ -85,7 +97,7 @@ def test_an_interrupted_bench_leaves_nothing(engine):
     words = [INVOKE, "bench", "megatron", "--gpus", "0", "--rounds", "1"]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         for line in running.stderr:
-            if "update" in line:
+            if "x 2: update" in line:  # two trainings are under way
                 break
         mine = set(engine.runs()) - before
         running.send_signal(signal.SIGINT)

@@ -72,14 +72,15 @@ def training(turn: Turn, device: str = "cpu", **changes: Any) -> Training:
         }
         # The first window, in which things are compiled, must not count.
         windows[WINDOW] = Window(seconds=99.0, tokens=400.0, peak_bytes=1)
+        place = (turn.group - 1) * turn.ranks + number
         ranks[number] = samples.rank(
             number,
             turn.ranks,
             losses={step: 5.0 - step / UPDATES for step in windows},
             windows=windows,
             ended=UPDATES,
-            device=device if device == "cpu" else f"cuda:{number}",
-            gpu="" if device == "cpu" else f"GPU-{number}",
+            device=device if device == "cpu" else f"cuda:{number}",  # of those it sees
+            gpu="" if device == "cpu" else f"GPU-{place}",
         )
     return samples.training(
         turn.label, 1, **{"ranks": ranks, "wanted": turn.ranks, "strays": {"node1": []}, **changes}

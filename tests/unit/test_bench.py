@@ -1,9 +1,11 @@
 """A bench: strict definitions, FLOPs, turns, and numbers out of records."""
 
+import operator
+
 import pytest
 
-from stackyard.bench import flops, result
-from stackyard.bench.plan import WINDOW, Turn, as_smoke, choose_sides, rank_counts
+from stackyard.bench import flops, play, result
+from stackyard.bench.plan import WINDOW, as_smoke, choose_sides, rank_counts, read_counts
 from stackyard.bench.read import load_bench, load_peaks, read_bench, read_peaks
 from stackyard.document import parse_document
 from stackyard.errors import DefinitionError, UsageError
@@ -181,8 +183,8 @@ def test_a_peak_that_fits_every_gpu_is_refused():
 
 def test_sides_follow_each_other_at_each_count_in_every_round():
     assert [turn.label for turn in plan(2).turns()] == [
-        "stock-1-1", "ours-1-1", "stock-2-1", "ours-2-1",
-        "stock-1-2", "ours-1-2", "stock-2-2", "ours-2-2",
+        "stock-1-1.1", "stock-1-1.2", "ours-1-1.1", "ours-1-1.2", "stock-2-1", "ours-2-1",
+        "stock-1-2.1", "stock-1-2.2", "ours-1-2.1", "ours-1-2.2", "stock-2-2", "ours-2-2",
     ]  # fmt: skip
 
 
@@ -257,7 +259,7 @@ def test_lines_have_ratio_scaling_and_the_highest_peak():
 
 def test_a_failed_training_gives_no_speed_and_no_ratio():
     seen = benches.seen(plan())
-    for label in ("stock-1-1", "stock-1-2"):
+    for label in ("stock-1-1.1", "stock-1-2.2"):
         seen = benches.with_training(seen, label, code=1)
     lines = {(line.side, line.ranks): line for line in result.lines(plan(), seen)}
     assert lines["stock", 1].speed is None
@@ -281,13 +283,93 @@ def test_a_window_is_read_from_the_record_with_its_loss():
 @pytest.mark.parametrize(
     ("ranks", "available", "expected"),
     [
-        (1, 1, [(0,), (0,)]),
-        (1, 2, [(0,), (1,), (0,)]),
-        (2, 2, [(0, 1), (0, 1)]),
-        (2, 4, [(0, 1), (2, 3), (0, 1)]),
-        (2, 3, [(0, 1), (0, 2), (1, 2)]),
+        (1, 1, [[(0,)], [(0,)]]),
+        (1, 2, [[(0,), (1,)], [(0,), (1,)]]),
+        (2, 2, [[(0, 1)], [(0, 1)]]),
+        (2, 4, [[(0, 1), (2, 3)], [(0, 1), (2, 3)]]),
+        (2, 3, [[(0, 1)], [(0, 2)], [(1, 2)]]),
+        (2, 5, [[(0, 1), (2, 3)], [(0, 4), (1, 2)]]),
+        (3, 8, [[(0, 1, 2), (3, 4, 5)], [(0, 6, 7), (1, 2, 3)]]),
     ],
 )
-def test_ranks_that_leave_gpus_free_move_on_each_round(ranks, available, expected):
-    for number, gpus in enumerate(expected, start=1):
-        assert Turn(side="ours", ranks=ranks, round=number).gpus(available) == gpus
+def test_a_round_takes_all_gpus_and_what_is_left_over_moves_on(ranks, available, expected):
+    made = plan(available, device="cuda", counts=(ranks,), rounds=len(expected), named=["stock"])
+    found = [[made.gpus(turn) for turn in group] for group in made.groups()]
+    assert found == expected
+    for group in found:
+        taken = [gpu for gpus in group for gpu in gpus]
+        assert len(set(taken)) == len(taken) == available // ranks * ranks
+
+
+def test_trainings_at_the_same_time_share_no_gpu_port_folder_or_label():
+    made = plan(4, device="cuda")
+    smokes = as_smoke(made, made.sides[0], 2)
+    group = next(group for group in made.groups() if group[0].ranks == 2)
+    starts = [play.start(made, smokes, turn, ["node1"], 29500 + n) for n, turn in enumerate(group)]
+    assert [one.plan.label for one in starts] == ["stock-2-1.1", "stock-2-1.2"]
+    assert [one.plan.gpus for one in starts] == [((0, 1),), ((2, 3),)]
+    assert [one.smoke.env["CUDA_VISIBLE_DEVICES"] for one in starts] == ["0,1", "2,3"]
+    for own in ("port", "plan.folder", "plan.save"):
+        assert len({operator.attrgetter(own)(one) for one in starts}) == 2
+
+
+def test_trainings_at_the_same_time_leave_the_cores_to_each_other():
+    made = plan(2)
+    smokes = as_smoke(made, made.sides[0], 1)
+    beside, alone = made.turns()[0], plan(1).turns()[0]
+    assert play.start(made, smokes, beside, ["node1"], 1).smoke.env["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in play.start(made, smokes, alone, ["node1"], 1).smoke.env
+    own = benches.dataclasses.replace(smokes, env={"OMP_NUM_THREADS": "3"})
+    assert play.start(made, own, beside, ["node1"], 1).smoke.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_cpu_ranks_take_no_gpus():
+    made = plan(2)
+    assert {made.gpus(turn) for turn in made.turns()} == {()}
+
+
+def test_a_rounds_speed_is_the_mean_of_its_trainings():
+    made = plan(device="cuda")
+    seen = benches.with_rank(
+        benches.seen(made),
+        "stock-1-1.2",
+        0,
+        windows={30: benches.Window(seconds=8.0, tokens=400.0, peak_bytes=1)},
+    )
+    lines = {(line.side, line.ranks): line for line in result.lines(made, seen)}
+    assert lines["stock", 1].speeds == (75.0, 100.0)
+    assert lines["stock", 1].speed == 87.5
+    assert lines["stock", 2].scaling == pytest.approx(2 * 80.0 / (2 * 87.5))
+
+
+def test_a_round_of_which_one_training_failed_has_no_speed():
+    seen = benches.with_training(benches.seen(plan()), "stock-1-1.2", code=1)
+    lines = {(line.side, line.ranks): line for line in result.lines(plan(), seen)}
+    assert lines["stock", 1].speeds == (100.0,)
+
+
+def test_only_the_numbers_of_ranks_that_are_asked_for_are_played_and_scaling_needs_one():
+    made = plan(4, counts=read_counts("4,2", 4))
+    assert [turn.ranks for turn in made.turns() if turn.round == 1] == [2, 2, 2, 2, 4, 4]
+    lines = result.lines(made, benches.seen(made))
+    assert [line.scaling for line in lines] == [None] * 4
+    assert all(line.speed for line in lines)
+    assert plan(4, counts=read_counts("", 4)).counts == (1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("two", "'two' is no number of ranks"),
+        ("1,", "'' is no number of ranks"),
+        ("0", "'0' is no number of ranks"),
+        ("-1", "'-1' is no number of ranks"),
+        ("1,8", "8 ranks are more than the 4 there are"),
+        ("2,1,2", "2 is said twice"),
+    ],
+)
+def test_counts_that_cannot_be_played_say_why_and_what_to_type(text, said):
+    with pytest.raises(UsageError) as caught:
+        read_counts(text, 4)
+    assert said in caught.value.why
+    assert caught.value.hint == "--counts 1,2,4"

@@ -29,7 +29,7 @@ def test_a_good_bench_passes_every_check():
     assert {name: check.outcome for name, check in found.items()} == {
         "trained": "passed", "own_device": "passed", "same_loss": "passed", "no_strays": "passed",
     }  # fmt: skip
-    assert found["same_loss"].measured["ours-1-2"]["against"] == "stock-1-2"
+    assert found["same_loss"].measured["ours-1-2.1"]["against"] == "stock-1-2.1"
     assert found["same_loss"].measured["rounds"] == {"stock-1": 0.0, "stock-2": 0.0}
 
 
@@ -45,29 +45,29 @@ TURN = plan().turns()[-1]
 @pytest.mark.parametrize(
     ("seen", "check", "said"),
     [
-        (with_training(GOOD, "ours-1-1", code=1), "trained", "ours-1-1: exit code 1"),
-        (with_training(GOOD, "ours-1-1", stopped="silent"), "trained", "ours-1-1: silent"),
+        (with_training(GOOD, "ours-1-1.1", code=1), "trained", "ours-1-1.1: exit code 1"),
+        (with_training(GOOD, "ours-1-1.1", stopped="silent"), "trained", "ours-1-1.1: silent"),
         (with_rank(GOOD, "ours-2-1", 1, ended=None), "trained", "rank 1 did not say"),
         (with_rank(GOOD, "ours-2-1", 1, windows={}), "trained", "no window after update 20"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={10: 4.0, 20: 3.0}), "trained", "update is 20"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 30: math.nan}), "trained",
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={10: 4.0, 20: 3.0}), "trained", "update is 20"),
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 30: math.nan}), "trained",
          "not finite at update 30"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 40: 4.8}), "trained", "does not fall"),
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 40: 4.8}), "trained", "does not fall"),
         (drop(GOOD, "ours-2-2"), "trained", "not played: ours-2-2"),
         (benches.dataclasses.replace(drop(GOOD, "ours-2-2"), left_out={TURN: "x failed"}),
          "trained", "ours-2-2 was not played: x failed"),
         (benches.dataclasses.replace(GOOD, broken="the node is gone"), "trained", "node is gone"),
         (with_rank(GOOD, "ours-2-1", 0, world_size=1), "own_device", "sees a world of 1, not 2"),
         (with_rank(GOOD, "ours-2-1", 0, device="cuda:0"), "own_device", "computes on cuda:0"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 30: 4.36}), "same_loss",
-         "differs from stock-1-1 by 0.11 at update 30"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 40: 4.06}), "same_loss",
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 30: 4.36}), "same_loss",
+         "differs from stock-1-1.1 by 0.11 at update 30"),
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 40: 4.06}), "same_loss",
          "by 0.06 at the end"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 30: math.nan}), "same_loss",
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 30: math.nan}), "same_loss",
          "by nan at update 30"),
-        (with_rank(GOOD, "ours-1-1", 0, losses={10: 4.0}), "same_loss", "no losses in common"),
-        (with_training(GOOD, "ours-1-1", strays={"node1": [{"pid": 7}]}), "no_strays",
-         "ours-1-1: 1 processes were left"),
+        (with_rank(GOOD, "ours-1-1.1", 0, losses={10: 4.0}), "same_loss", "no losses in common"),
+        (with_training(GOOD, "ours-1-1.1", strays={"node1": [{"pid": 7}]}), "no_strays",
+         "ours-1-1.1, ours-1-1.2: 1 processes were left"),
     ],
 )  # fmt: skip
 def test_each_check_fails_and_says_why(seen, check, said):
@@ -77,7 +77,7 @@ def test_each_check_fails_and_says_why(seen, check, said):
 
 
 def test_differences_of_the_warm_up_do_not_count():
-    seen = with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 20: 4.9})
+    seen = with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 20: 4.9})
     assert outcomes(seen)["same_loss"].outcome == "passed"
 
 
@@ -87,6 +87,34 @@ def test_two_ranks_on_one_gpu_fail():
     assert outcomes(seen, made)["own_device"].outcome == "passed"
     wrong = with_rank(seen, "ours-2-1", 1, gpu="GPU-0")
     assert "two ranks compute on one GPU" in outcomes(wrong, made)["own_device"].why
+
+
+def test_two_trainings_at_the_same_time_on_one_gpu_fail():
+    made = plan(device="cuda")
+    wrong = with_rank(benches.seen(made), "ours-1-2.2", 0, gpu="GPU-0")
+    found = outcomes(wrong, made)["own_device"]
+    assert found.outcome == "failed"
+    assert found.why == "ours-1-2.1 and ours-1-2.2 computed on one GPU at the same time (GPU-0)"
+
+
+def test_a_rank_that_does_not_name_its_gpu_fails():
+    made = plan(device="cuda")
+    wrong = with_rank(benches.seen(made), "ours-1-2.2", 0, gpu="")
+    assert outcomes(wrong, made)["own_device"].why == "ours-1-2.2: rank 0 does not name its GPU"
+
+
+def test_what_trainings_at_the_same_time_left_is_counted_once():
+    left = {"node1": [{"pid": 7}, {"pid": 8}]}
+    seen = with_training(GOOD, "ours-1-1.1", strays=left)
+    found = outcomes(with_training(seen, "ours-1-1.2", strays=left))["no_strays"]
+    assert found.measured == {"processes_left": 2}
+
+
+def test_losses_are_held_against_those_of_the_same_gpus():
+    seen = with_rank(GOOD, "stock-1-1.2", 0, losses={**LOSSES, 30: 4.36})
+    found = outcomes(seen)["same_loss"]
+    assert found.why == "ours-1-1.2 differs from stock-1-1.2 by 0.11 at update 30"
+    assert found.measured["rounds"]["stock-1"] == pytest.approx(0.11)
 
 
 def test_gpus_hold_nothing_when_all_is_over():
@@ -109,8 +137,10 @@ def test_a_bench_that_never_began_passes_nothing():
 
 
 def test_a_failed_round_is_replaced_by_another_to_compare_with():
-    seen = with_training(GOOD, "stock-1-2", code=1)
-    assert outcomes(seen)["same_loss"].measured["ours-1-2"]["against"] == "stock-1-1"
+    one = with_training(GOOD, "stock-1-2.2", code=1)
+    assert outcomes(one)["same_loss"].measured["ours-1-2.2"]["against"] == "stock-1-2.1"
+    both = with_training(one, "stock-1-2.1", code=1)
+    assert outcomes(both)["same_loss"].measured["ours-1-2.2"]["against"] == "stock-1-1.2"
 
 
 # The record and the page
@@ -146,7 +176,13 @@ def test_a_record_is_plain_json_with_every_window_kept():
         "bench",
         "passed",
     )
-    assert [run["round"] for run in found["runs"]] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [run["round"] for run in found["runs"]] == [1] * 6 + [2] * 6
+    assert [run["label"] for run in found["runs"][:3]] == [
+        "stock-1-1.1",
+        "stock-1-1.2",
+        "ours-1-1.1",
+    ]
+    assert [run["gpus"] for run in found["runs"]] == [[]] * 12
     assert [step for step, _ in found["runs"][0]["windows"]] == [10, 20, 30, 40]
     assert found["last_lines"] == {}
 
@@ -160,18 +196,18 @@ def test_without_a_peak_mfu_is_null_and_the_record_says_why():
 
 
 def test_losses_that_are_no_numbers_are_text_in_the_record():
-    found = value(with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 40: math.nan}))
+    found = value(with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 40: math.nan}))
     assert found["outcome"] == "failed"
-    assert found["runs"][1]["losses"][-1] == [40, "nan"]
+    assert found["runs"][2]["losses"][-1] == [40, "nan"]
     json.dumps(found, allow_nan=False)
 
 
 def test_a_failed_side_is_reported_with_its_last_lines_and_what_they_show():
-    found = value(with_training(GOOD, "ours-1-1", code=1, tail="CUDA out of memory"))
+    found = value(with_training(GOOD, "ours-1-1.1", code=1, tail="CUDA out of memory"))
     assert found["outcome"] == "failed"
-    assert found["last_lines"] == {"ours-1-1": "CUDA out of memory"}
+    assert found["last_lines"] == {"ours-1-1.1": "CUDA out of memory"}
     assert [known["id"] for known in found["diagnoses"]] == ["oom"]
-    assert found["runs"][1]["why"] == "exit code 1"
+    assert found["runs"][2]["why"] == "exit code 1"
 
 
 def test_the_table_has_a_row_for_each_side_and_count():
@@ -189,7 +225,7 @@ def test_the_table_has_a_row_for_each_side_and_count():
     [
         value(),
         value(devices=("NVIDIA H200",)),
-        value(with_training(GOOD, "ours-1-1", code=1, tail="<b>")),
+        value(with_training(GOOD, "ours-1-1.1", code=1, tail="<b>")),
         value(Seen(run="toy-1", broken="x")),
     ],
 )
@@ -218,8 +254,17 @@ def test_a_committed_report_becomes_a_row_for_each_side_and_count():
     assert failed[1].startswith(f"{start} failed: trained | 150 words/s |")
 
 
+def test_a_record_says_which_gpus_each_training_had_and_the_page_too():
+    found = value(made=plan(device="cuda"), devices=("NVIDIA H200",) * 2)
+    taken = {run["label"]: run["gpus"] for run in found["runs"] if run["round"] == 2}
+    assert (taken["ours-1-2.1"], taken["ours-1-2.2"], taken["ours-2-2"]) == ([0], [1], [0, 1])
+    page = render_page(found)
+    assert "ours-1-2.2: ours on GPU 1, round 2" in page
+    assert "as many trainings at the same time as there is room for" in page
+
+
 def test_a_side_of_another_precision_has_bounds_of_its_own():
-    seen = with_rank(GOOD, "ours-1-1", 0, losses={**LOSSES, 30: 4.36, 40: 4.06})
+    seen = with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 30: 4.36, 40: 4.06})
     wider = {"ours": Tolerance(curve=0.2, end=0.1)}
     made = plan()
     size = benches.dataclasses.replace(made.size, wider=wider)

@@ -115,9 +115,10 @@ LINES = [
     ("bundle toy --base far --out b.tar", [("bundle", "toy", "far", "b.tar", PLAIN)]),
     ("base cpu build --base cpu", [("base", "cpu", PLAIN), ("build", "all", "cpu", ONCE)]),
     ("smoke", [("smoke", "all", "", -1, 0, "", TRAINED)]),
-    ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", PLAIN)]),
-    ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --json",
-     [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", JSON)]),
+    ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", "", PLAIN)]),
+    ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --counts 2"
+     " --json",
+     [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", "2", JSON)]),
     ("smoke fairseq --gpus 0 --image mine:1",
      [("smoke", "fairseq", "", 0, 0, "", {**TRAINED, "image": "mine:1"})]),
     ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", TRAINED)]),

@@ -56,18 +56,18 @@ def running(number, **changes):
 def test_a_rank_that_does_not_join_is_named_with_its_node(clock):
     found = watch(ranks=[running(0)])
     clock[0] += 90
-    assert found._silence() == ""
+    assert found.silence() == ""
     clock[0] += 1
-    assert found._silence() == "rank 1 (node2) did not join within 90 s"
+    assert found.silence() == "rank 1 (node2) did not join within 90 s"
 
 
 def test_silence_names_every_rank_the_one_behind_first(clock):
     one, other = running(0, params={}), running(1, losses=samples.losses(1, 7), params={})
     found = watch(ranks=[one, other])
     clock[0] += 60
-    assert found._silence() == ""
+    assert found.silence() == ""
     clock[0] += 1
-    assert found._silence() == (
+    assert found.silence() == (
         "no rank said anything for 60 s: rank 1 (node2) at update 7, rank 0 (node1) at update 40"
     )
 
@@ -75,17 +75,17 @@ def test_silence_names_every_rank_the_one_behind_first(clock):
 def test_every_record_breaks_the_silence(clock):
     found = watch(ranks=[running(0), running(1)])
     clock[0] += 59
-    found._take("record", 'rank0\t{"event": "step", "step": 41, "loss": 1.0}')
+    found.take("record", 'rank0\t{"event": "step", "step": 41, "loss": 1.0}')
     clock[0] += 59
-    assert found._silence() == ""
-    found._take("said", "a launcher that only talks")
+    assert found.silence() == ""
+    found.take("said", "a launcher that only talks")
     clock[0] += 2
-    assert found._silence() != ""
+    assert found.silence() != ""
 
 
 def test_the_kill_waits_until_every_rank_has_saved_and_made_the_last_judged_update(clock):
     def ready(*ranks):
-        return watch(kill_after=40, ranks=ranks)._ready_to_kill()
+        return watch(kill_after=40, ranks=ranks).due()
 
     there, before = samples.losses(1, 40), samples.losses(1, 39)
     here = {"params": {}, "saved": [20]}
@@ -102,7 +102,7 @@ def test_a_training_that_is_to_be_killed_would_go_on():
 
 
 def test_a_run_that_is_not_to_be_killed_is_not(clock):
-    assert not watch(ranks=[running(0, saved=[20]), running(1, saved=[20])])._ready_to_kill()
+    assert not watch(ranks=[running(0, saved=[20]), running(1, saved=[20])]).due()
 
 
 def test_a_rank_that_died_is_named_once_it_has_had_its_say(clock):
@@ -134,15 +134,15 @@ def test_losses_are_told_once_an_update_by_the_first_rank(clock):
     for rank in (0, 1):
         for step in (1, 2):
             event = f'{{"event": "step", "step": {step}, "loss": {step}.5}}'
-            found._take("record", f"rank{rank}\t{event}")
+            found.take("record", f"rank{rank}\t{event}")
     assert told == [("two", 1, 1.5), ("two", 2, 2.5)]
 
 
 def test_other_events_of_an_update_do_not_tell_its_loss_again(clock):
     told = []
     found = watch(on_loss=lambda *what: told.append(what))
-    found._take("record", 'rank0\t{"event": "step", "step": 1, "loss": 1.5}')
-    found._take("record", 'rank0\t{"event": "saved", "step": 1}')
+    found.take("record", 'rank0\t{"event": "step", "step": 1, "loss": 1.5}')
+    found.take("record", 'rank0\t{"event": "saved", "step": 1}')
     assert told == [("two", 1, 1.5)]
 
 
