@@ -164,6 +164,7 @@ def files():
         "images/common.yml", "images/bases/", f"images/{stack.name}/", "stackyard.toml",
         *(f"images/wheels/{name}." for name in stack.builds),
         *(f"images/fixes/{name}.yml" for name in fixes),
+        *(f"images/fixes/files/{path}" for name in fixes for path in found.fixes[name].remedy.add),
         *(f"images/failures/{name}.yml" for name in failures),
         *(f"images/limits/{name}.yml" for name in limits),
     )  # fmt: skip

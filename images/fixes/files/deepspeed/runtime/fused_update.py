@@ -1,0 +1,134 @@
+"""Checks, norms, scaling and copies of an update for all tensors at once, where DeepSpeed does them one by one.
+
+Added by Stackyard. STACKYARD_FUSED names the parts that are on (`norms,copies,hooks` unless set); `0` is none of
+them: what DeepSpeed's own code does then runs. So it does for what the lists of torch are not made for: sparse
+gradients, empty ones, fp64, tensors of several devices, or not of the accelerator.
+"""
+
+import inspect
+import os
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+PARTS = ("norms", "copies", "hooks")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def wanted(part):
+    """Whether a part is on in this process."""
+    named = os.environ.get("STACKYARD_FUSED", ",".join(PARTS)).split(",")
+    return part in [name.strip() for name in named]
+
+
+def _listed(part, tensors):
+    """Whether a part is on and all tensors can go to torch as one list."""
+    if not (tensors and wanted(part) and get_accelerator().on_accelerator(tensors[0])):
+        return False
+    device = tensors[0].device
+    return all(
+        t.layout is torch.strided and t.dtype in FLOATS and t.device == device and t.numel()
+        for t in tensors
+    )
+
+
+def _norms(tensors, dtype):
+    """The 2-norm of each tensor in its order, in `dtype` from the first square on."""
+    found = [None] * len(tensors)
+    for kind in {t.dtype for t in tensors}:
+        places = [place for place, t in enumerate(tensors) if t.dtype is kind]
+        norms = torch._foreach_norm([tensors[p].detach() for p in places], 2.0, dtype=dtype)
+        for place, norm in zip(places, norms):
+            found[place] = norm
+    return found
+
+
+def overflow(tensors):
+    """Whether an element is not finite, as a bool tensor of one element; None: the caller has to look itself.
+
+    A sum of squares in fp64 is finite exactly where all elements are: none of these types has a square too large.
+    """
+    tensors = [t for t in tensors if t.numel()]
+    if not _listed("norms", tensors):
+        return None
+    return torch.isfinite(torch.stack(_norms(tensors, torch.float64))).all().logical_not().view(1)
+
+
+def norms(tensors, norm_type, dtype):
+    """The norm of each tensor as scalars in `dtype` on the accelerator, in the tensors' order."""
+    tensors = list(tensors)
+    if norm_type == 2.0 and _listed("norms", tensors):
+        return _norms(tensors, dtype)
+    device = get_accelerator().current_device_name()
+    return [torch.linalg.vector_norm(t.detach().to(device).to(dtype), norm_type) for t in tensors]
+
+
+def powers(tensors, norm_type):
+    """The sum of all norms in fp32, each to the power of the norm's type; 0.0 without tensors."""
+    if norm_type == 2.0 and _listed("norms", tensors):
+        return torch.stack(_norms(tensors, torch.float32)).square().sum()
+    total = 0.0
+    for tensor in tensors:
+        total += tensor.float().norm(norm_type) ** norm_type
+    return total
+
+
+def scale(tensors, factor):
+    """Multiply all by a number, or by a tensor of one element, in place."""
+    tensors = [t.data for t in tensors]
+    if not _listed("copies", tensors):
+        for tensor in tensors:
+            tensor.mul_(factor)
+    elif torch.is_tensor(factor):
+        torch._foreach_mul_(tensors, factor.view(()))
+    elif factor != 1.0:
+        torch._foreach_mul_(tensors, factor)
+
+
+def copy(targets, sources):
+    """Copy each source into its target."""
+    targets, sources = [t.data for t in targets], [s.data for s in sources]
+    if _listed("copies", targets) and _listed("copies", sources):
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources):
+        target.copy_(source)
+
+
+def gradients(masters, parameters):
+    """Give each master parameter its parameter's gradient in its own type; without one, zeros."""
+    pairs = []
+    for master, parameter in zip(masters, parameters):
+        grad = parameter.grad
+        if grad is None:
+            master.grad = torch.zeros_like(master, memory_format=torch.contiguous_format)
+        elif grad.layout is not torch.strided:
+            master.grad = grad.to(master.dtype)
+        else:
+            master.grad = torch.empty_like(grad, dtype=master.dtype)
+            pairs.append((master.grad, grad))
+    copy([made for made, _ in pairs], [grad for _, grad in pairs])
+
+
+# Read once: decorators and module hooks are made when DeepSpeed is imported.
+HOOKS = wanted("hooks")
+
+
+def known(function_class):
+    """Keep the signature of an autograd function's `forward`, which torch otherwise works out anew in each call."""
+    if HOOKS:
+        function_class.forward.__signature__ = inspect.signature(function_class.forward)
+    return function_class
+
+
+def own_parameters(module):
+    """A module's own parameters with their names, as `named_parameters(recurse=False)` gives them; None: ask it."""
+    if not HOOKS or type(module).named_parameters is not torch.nn.Module.named_parameters:
+        return None
+    if "named_parameters" in vars(module):
+        return None
+    named = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            named.setdefault(parameter, name)
+    return [(name, parameter) for parameter, name in named.items()]
