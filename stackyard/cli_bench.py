@@ -11,7 +11,8 @@ import json
 import secrets
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.markup import escape
@@ -24,7 +25,7 @@ from stackyard.bench.judge import judge
 from stackyard.bench.plan import BenchPlan, Turn, make_plan, read_counts
 from stackyard.bench.read import load_bench, load_peaks
 from stackyard.bench.report import bench_report, headings, render_page, rows
-from stackyard.bench.result import Played, group_speed, speed
+from stackyard.bench.result import Played, Seen, group_speed, speed
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
 from stackyard.console import Terminal
@@ -146,31 +147,44 @@ def _bench_one(
     if gpu_plan is not None:
         gpu = gpu_run.start_run(gpu_plan, run_name, env.get("LD_LIBRARY_PATH", ""))
     beside = play.files(project.root, name)
-    seen = play.run_bench(
-        held,
-        plan,
-        play.settings(built.info.id, plan, beside, gpu),
-        run=run_name,
-        gpu=gpu,
-        watcher=_watcher(name, plan, terminal),
-    )
-    value = bench_report(
-        built.image,
-        built.info,
-        plan,
-        seen,
-        judge(plan, seen),
-        peaks=peaks,
-        started=started.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - clock,
-        host=held.facts(),
-        gpus=_gpus(gpu),
-        failures=project.definitions.failures.values(),
-    )
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    page = {report.path_of_report(value, "html"): render_page(value)}
-    resolve.write_files(project.root, {report.path_of_report(value, "json"): text, **page})
-    return value
+
+    def written(seen: Seen) -> dict[str, Any]:
+        value = bench_report(
+            built.image,
+            built.info,
+            plan,
+            seen,
+            judge(plan, seen),
+            peaks=peaks,
+            started=started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - clock,
+            host=held.facts(),
+            gpus=_gpus(gpu),
+            failures=project.definitions.failures.values(),
+        )
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        page = {report.path_of_report(value, "html"): render_page(value)}
+        resolve.write_files(project.root, {report.path_of_report(value, "json"): text, **page})
+        return value
+
+    kept: list[Seen] = []
+    try:
+        seen = play.run_bench(
+            held,
+            plan,
+            play.settings(built.info.id, plan, beside, gpu),
+            run=run_name,
+            gpu=gpu,
+            watcher=_watcher(name, plan, terminal, kept.append),
+        )
+    except (KeyboardInterrupt, SystemExit):
+        if kept:  # what took minutes of GPUs is not thrown away
+            done, wanted = len(kept[-1].played), len(plan.turns())
+            broken = f"interrupted after {done} of {wanted} trainings"
+            value = written(replace(kept[-1], broken=broken))
+            terminal.done(name, f"{broken}: report in {report.path_of_report(value, 'html')}")
+        raise
+    return written(seen)
 
 
 def _gpus(gpu: GpuRun | None) -> dict[str, Any]:
@@ -189,7 +203,9 @@ def _gpus(gpu: GpuRun | None) -> dict[str, Any]:
     }
 
 
-def _watcher(name: str, plan: BenchPlan, terminal: Terminal) -> play.Watcher:
+def _watcher(
+    name: str, plan: BenchPlan, terminal: Terminal, so_far: Callable[[Seen], None]
+) -> play.Watcher:
     beside: dict[tuple[str, int], dict[int, float]] = {}
 
     def loss(turn: Turn, step: int, value: float) -> None:
@@ -204,7 +220,9 @@ def _watcher(name: str, plan: BenchPlan, terminal: Terminal) -> play.Watcher:
         for text in results(group, plan):
             terminal.done(name, text)
 
-    return play.Watcher(phase=lambda text: terminal.say(name, text), loss=loss, played=played)
+    return play.Watcher(
+        phase=lambda text: terminal.say(name, text), loss=loss, played=played, so_far=so_far
+    )
 
 
 def _called(turn: Turn) -> str:

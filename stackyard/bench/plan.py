@@ -124,7 +124,7 @@ def make_plan(
     """
     size = bench.sizes[device]
     if updates:
-        size = replace(size, updates=updates)
+        size = shortened(size, updates)
     wrong = counting_problem(size.updates, size.warm, size.window)
     if wrong:
         raise UsageError(f"--updates {updates} does not do", why=wrong)
@@ -138,6 +138,15 @@ def make_plan(
         rounds=rounds,
         available=ranks,
     )
+
+
+def shortened(size: Size, updates: int) -> Size:
+    """A size with that many updates; what ends earlier ends in the middle of the curve."""
+    if updates >= size.updates:
+        return replace(size, updates=updates)
+    wider = {name: replace(bounds, end=bounds.curve) for name, bounds in size.wider.items()}
+    tolerance = replace(size.tolerance, end=size.tolerance.curve)
+    return replace(size, updates=updates, tolerance=tolerance, wider=wider)
 
 
 def choose_sides(bench: Bench, named: Sequence[str]) -> tuple[Side, ...]:

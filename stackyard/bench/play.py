@@ -29,11 +29,17 @@ COMMON = "bench"
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Where a bench tells what it is doing; `played` is told of those that ran at the same time."""
+    """Where a bench tells what it is doing.
+
+    Attributes:
+        played: told of those that ran at the same time.
+        so_far: told what there is, whenever that is more: for when the rest is never seen.
+    """
 
     phase: Callable[[str], None] = lambda name: None
     loss: Callable[[Turn, int, float], None] = lambda turn, step, loss: None
     played: Callable[[Sequence[Played]], None] = lambda group: None
+    so_far: Callable[[Seen], None] = lambda seen: None
 
 
 @dataclass
@@ -136,6 +142,7 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
             found = _play(running, group, starts, phases.watcher)
         seen = replace(seen, played=(*seen.played, *found))
         phases.watcher.played(found)
+        phases.watcher.so_far(replace(seen, phases=tuple(phases.found)))
         if running.lease.lost:
             return replace(seen, broken=running.lease.lost)
         if any(played.training.failed for played in found):

@@ -5,7 +5,15 @@ import operator
 import pytest
 
 from stackyard.bench import flops, play, result
-from stackyard.bench.plan import WINDOW, as_smoke, choose_sides, rank_counts, read_counts
+from stackyard.bench.definition import Tolerance
+from stackyard.bench.plan import (
+    WINDOW,
+    as_smoke,
+    choose_sides,
+    rank_counts,
+    read_counts,
+    shortened,
+)
 from stackyard.bench.read import load_bench, load_peaks, read_bench, read_peaks
 from stackyard.document import parse_document
 from stackyard.errors import DefinitionError, UsageError
@@ -373,3 +381,13 @@ def test_counts_that_cannot_be_played_say_why_and_what_to_type(text, said):
         read_counts(text, 4)
     assert said in caught.value.why
     assert caught.value.hint == "--counts 1,2,4"
+
+
+def test_what_ends_earlier_ends_in_the_middle_of_the_curve():
+    size = load_bench(ROOT, "megatron").sizes["cuda"]
+    strict = size.bounds("plain")
+    assert strict.end < strict.curve
+    assert shortened(size, 2 * size.updates).bounds("plain") == strict
+    for side in ("plain", "deepspeed"):
+        most = size.bounds(side).curve
+        assert shortened(size, 50).bounds(side) == Tolerance(curve=most, end=most)
