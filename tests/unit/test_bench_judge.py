@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from pathlib import Path
 
 import pytest
 
@@ -243,15 +244,25 @@ def test_a_committed_report_becomes_a_row_for_each_side_and_count():
     figures = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
     path = ROOT / "docs" / "reports" / "2x-h200" / "toy" / "bench.json"
     report = value(devices=("NVIDIA H200",))
-    found = figures["bench_rows"](path, report)
+    found = figures["bench_rows"](path, report, True)
     assert len(found) == 4
+    assert figures["bench_rows"](path, report, False) == found[1::2]  # without what is compared to
     page = "({up}docs/reports/2x-h200/toy/bench.html)"
     start = f"| [toy]{page} | what ours is | 1 x NVIDIA H200 |"
     assert found[1].startswith(f"{start} passed | 150 words/s |")
     assert "| 1.50 of stock |" in found[1]
     report["checks"][0]["outcome"] = report["outcome"] = "failed"
-    failed = figures["bench_rows"](path, report)
+    failed = figures["bench_rows"](path, report, True)
     assert failed[1].startswith(f"{start} failed: trained | 150 words/s |")
+
+
+def test_the_first_page_shows_the_machine_with_the_most_gpus():
+    figures = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
+    reports = [
+        (Path(name), {"gpus": {"devices": [None] * count}})
+        for name, count in (("a/bench.json", 1), ("b/bench.json", 2), ("b/bench-fsdp.json", 2))
+    ]
+    assert figures["main_reports"](reports) == [reports[1]]
 
 
 def test_a_record_says_which_gpus_each_training_had_and_the_page_too():
