@@ -18,6 +18,7 @@ from stackyard.spec import Fix, Limit, Place, Remedy, Replacement, Witness
 
 LIMITS = "images/limits"
 _LONGEST_WITNESS = 300  # seconds; a witness is quick
+_FILE = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 _HASHED = re.compile(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+")
 
 
@@ -147,6 +148,8 @@ def _read_replacement(entry: Mapping) -> Replacement:
         entry.problem("must be at least 1", key="count")
     if value.file.startswith("/") or ".." in Path(value.file).parts:
         entry.problem("must be relative to site-packages", key="file")
+    elif not _FILE.fullmatch(value.file):  # it stands in a Dockerfile
+        entry.problem("must be letters, digits, and -_.+ between slashes", key="file")
     entry.done()
     return value
 

@@ -11,6 +11,8 @@ import time
 import torch
 
 logger = logging.getLogger(__name__)
+# A call only queues work: one that takes this many seconds has compiled.
+LONG = 0.5
 PARTS = ("layer", "loss", "adam", "copies", "waits")
 
 
@@ -48,6 +50,9 @@ class Compiled:
                 said[0] if said else "",
             )
             return None
+        took = time.monotonic() - began
         if first:
-            logger.info("%s: fused in %.1f s", self.name, time.monotonic() - began)
+            logger.info("%s: fused in %.1f s", self.name, took)
+        elif took > LONG:
+            logger.info("%s: fused again in %.1f s, for batches of another size", self.name, took)
         return value
