@@ -214,7 +214,8 @@ def test_a_fix_is_read():
         ("count: 1", "count: '1'", "remedy.replace[0].count: must be a whole number"),
         ("alpha/a.py", "/etc/passwd", "remedy.replace[0].file: must be relative to site-packages"),
         ("alpha/a.py", "a/../../b", "remedy.replace[0].file: must be relative to site-packages"),
-        ("alpha/a.py", "a; b", "remedy.replace[0].file: must be letters, digits, and -_.+ between"),
+        ("alpha/a.py", "a; b", "remedy.replace[0].file: must be letters, digits, and -_.+"
+         " between slashes"),
         ("file: alpha", "fiel: alpha",
          "remedy.replace[0].fiel: unknown key; did you mean 'file'?"),
         ("[cpu]", "[cuda, tpu]", "applies_to.devices: unknown 'tpu'; did you mean 'cpu'?"),
