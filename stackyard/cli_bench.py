@@ -30,7 +30,7 @@ from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
 from stackyard.console import Terminal
 from stackyard.engine import Engine
-from stackyard.errors import UsageError
+from stackyard.errors import StackyardError, UsageError
 from stackyard.gpu_run import GpuPlan, GpuRun
 from stackyard.project import Project, load_project
 from stackyard.tables import outcome_text
@@ -147,6 +147,7 @@ def _bench_one(
     if gpu_plan is not None:
         gpu = gpu_run.start_run(gpu_plan, run_name, env.get("LD_LIBRARY_PATH", ""))
     beside = play.files(project.root, name)
+    facts = held.facts()  # at the end there may be no engine to ask
 
     def written(seen: Seen) -> dict[str, Any]:
         value = bench_report(
@@ -158,7 +159,7 @@ def _bench_one(
             peaks=peaks,
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
-            host=held.facts(),
+            host=facts,
             gpus=_gpus(gpu),
             failures=project.definitions.failures.values(),
         )
@@ -177,10 +178,11 @@ def _bench_one(
             gpu=gpu,
             watcher=_watcher(name, plan, terminal, kept.append),
         )
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, StackyardError) as error:
         if kept:  # what took minutes of GPUs is not thrown away
             done, wanted = len(kept[-1].played), len(plan.turns())
-            broken = f"interrupted after {done} of {wanted} trainings"
+            why = error.what if isinstance(error, StackyardError) else "interrupted"
+            broken = f"{why} after {done} of {wanted} trainings"
             value = written(replace(kept[-1], broken=broken))
             terminal.done(name, f"{broken}: report in {report.path_of_report(value, 'html')}")
         raise

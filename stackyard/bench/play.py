@@ -110,7 +110,10 @@ def run_bench(
                 nodes.wait_reachable(running)
             with phases.one("prepare data"):
                 training.prepare(running, as_smoke(plan, plan.sides[0], 1))
-            seen = _play_all(running, plan, seen, phases)
+            # Step by step: what was played stays, also where an engine refuses in the middle.
+            for more in _play_all(running, plan, seen, phases):
+                seen = more
+                watcher.so_far(replace(seen, phases=tuple(phases.found)))
         except (MeshError, EngineError) as error:
             seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
         if gpu and seen.played:
@@ -121,7 +124,8 @@ def run_bench(
     return replace(seen, phases=tuple(phases.found))
 
 
-def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases) -> Seen:
+def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases) -> Iterator[Seen]:
+    """What was seen so far, whenever that is more."""
     smokes = {
         (side.name, ranks): as_smoke(plan, side, ranks)
         for side in plan.sides
@@ -135,6 +139,7 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
         if key in failed:
             why = f"{failed[key]} failed"
             seen = replace(seen, left_out={**seen.left_out, **dict.fromkeys(group, why)})
+            yield seen
             continue
         starts = [start(plan, smokes[key], turn, running.plan.nodes, next(ports)) for turn in group]
         beside = f", {len(group)} at once" if len(group) > 1 else ""
@@ -142,12 +147,12 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
             found = _play(running, group, starts, phases.watcher)
         seen = replace(seen, played=(*seen.played, *found))
         phases.watcher.played(found)
-        phases.watcher.so_far(replace(seen, phases=tuple(phases.found)))
+        yield seen
         if running.lease.lost:
-            return replace(seen, broken=running.lease.lost)
+            yield replace(seen, broken=running.lease.lost)
+            return
         if any(played.training.failed for played in found):
             failed[key] = first.name
-    return seen
 
 
 def _play(

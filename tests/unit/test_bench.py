@@ -1,6 +1,8 @@
 """A bench: strict definitions, FLOPs, turns, and numbers out of records."""
 
+import contextlib
 import operator
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,7 @@ from stackyard.bench.plan import (
 )
 from stackyard.bench.read import load_bench, load_peaks, read_bench, read_peaks
 from stackyard.document import parse_document
-from stackyard.errors import DefinitionError, UsageError
+from stackyard.errors import DefinitionError, EngineError, UsageError
 from stackyard.project import ROOT, load_project
 from stackyard.record import take_line
 from tests.unit import benches
@@ -391,3 +393,23 @@ def test_what_ends_earlier_ends_in_the_middle_of_the_curve():
     for side in ("plain", "deepspeed"):
         most = size.bounds(side).curve
         assert shortened(size, 50).bounds(side) == Tolerance(curve=most, end=most)
+
+
+def test_what_was_played_stays_when_the_engine_refuses_in_the_middle(monkeypatch):
+    made, told = plan(), []
+    turns = {turn.label: turn for turn in made.turns()}
+    node = SimpleNamespace(plan=SimpleNamespace(nodes=("node1",)), lease=SimpleNamespace(lost=""))
+
+    def train_all(mesh, starts, *, on_loss):
+        if len(told) == 2:
+            raise EngineError("docker exec failed", why="the engine has gone")
+        return tuple(benches.training(turns[one.plan.label]) for one in starts)
+
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(node))
+    monkeypatch.setattr(play.nodes, "wait_reachable", lambda mesh: None)
+    monkeypatch.setattr(play.training, "prepare", lambda *_: None)
+    monkeypatch.setattr(play.training, "train_all", train_all)
+    seen = play.run_bench(None, made, None, run="toy-1", watcher=play.Watcher(so_far=told.append))
+    assert seen.broken == "docker exec failed: the engine has gone"
+    assert [len(one.played) for one in told] == [2, 4]
+    assert seen.played == told[-1].played

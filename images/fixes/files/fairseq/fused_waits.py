@@ -76,10 +76,12 @@ def all_reduce_dict(data, device, group, distributed):
     there = {key: t for key, t in data.items() if _far(t)}
     if not there:
         return distributed.all_reduce_dict(data, device=device, group=group)
-    here = {key: torch.as_tensor(t) for key, t in data.items() if key not in there}
+    here = {  # a number of Python's has fp64's digits
+        key: torch.as_tensor(t, dtype=torch.double) for key, t in data.items() if key not in there
+    }
     parts = [t.reshape(-1).double() for t in there.values()]
     if here:
-        flat = torch.cat([t.reshape(-1).double() for t in here.values()])
+        flat = torch.cat([t.reshape(-1) for t in here.values()])
         parts.append(_pinned(flat).to(device, non_blocking=True))
     summed = torch.cat(parts)
     distributed.all_reduce(summed, group=group)
@@ -96,9 +98,9 @@ def all_reduce_dict(data, device, group, distributed):
 
 def on_host(figure):
     """A summed figure, or a list or dictionary of them, from the host's memory where it is there already."""
-    if isinstance(figure, dict):
+    if type(figure) is dict:
         return {key: on_host(value) for key, value in figure.items()}
-    if isinstance(figure, (list, tuple)):
+    if type(figure) is list:
         return [on_host(value) for value in figure]
     kept = getattr(figure, _COPY, None)
     if kept is None:

@@ -60,7 +60,8 @@ def norms(tensors, norm_type, dtype):
     if norm_type == 2.0 and _listed("norms", tensors):
         return _norms(tensors, dtype)
     device = get_accelerator().current_device_name()
-    return [torch.linalg.vector_norm(t.detach().to(device).to(dtype), norm_type) for t in tensors]
+    # Not linalg.vector_norm: it takes no sparse gradients, which DeepSpeed's own code does.
+    return [t.detach().to(device).to(dtype).norm(norm_type) for t in tensors]
 
 
 def powers(tensors, norm_type):
@@ -76,10 +77,13 @@ def powers(tensors, norm_type):
 def scale(tensors, factor):
     """Multiply all by a number, or by a tensor of one element, in place."""
     tensors = [t.data for t in tensors]
-    if not _listed("copies", tensors):
+    number = torch.is_tensor(factor)
+    # A number of another type, without dimensions, would be rounded to the tensors' own first.
+    fits = not number or all(t.dtype is factor.dtype for t in tensors)
+    if not (fits and _listed("copies", tensors)):
         for tensor in tensors:
             tensor.mul_(factor)
-    elif torch.is_tensor(factor):
+    elif number:
         torch._foreach_mul_(tensors, factor.view(()))
     elif factor != 1.0:
         torch._foreach_mul_(tensors, factor)
