@@ -1,6 +1,6 @@
 """What the fused parts of fairseq share: the switch, and compiling with a way back.
 
-Added by Stackyard. STACKYARD_FUSED names the parts that are on (`layer,loss,adam,copies,waits` unless set); `0` is none of
+Added by Stackyard. STACKYARD_FUSED names the parts that are on (`layer,loss,adam,copies,waits` unless set, or `1`); `0` is none of
 them: fairseq's own code then runs, line by line.
 """
 
@@ -18,8 +18,8 @@ PARTS = ("layer", "loss", "adam", "copies", "waits")
 
 def wanted(part):
     """Whether a part is on in this process."""
-    named = os.environ.get("STACKYARD_FUSED", ",".join(PARTS)).split(",")
-    return part in [name.strip() for name in named]
+    named = [name.strip() for name in os.environ.get("STACKYARD_FUSED", "1").split(",")]
+    return part in named or "1" in named
 
 
 class Compiled:

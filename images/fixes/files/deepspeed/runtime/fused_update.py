@@ -1,6 +1,6 @@
 """Checks, norms, scaling and copies of an update for all tensors at once, where DeepSpeed does them one by one.
 
-Added by Stackyard. STACKYARD_FUSED names the parts that are on (`norms,copies,hooks` unless set); `0` is none of
+Added by Stackyard. STACKYARD_FUSED names the parts that are on (`norms,copies,hooks` unless set, or `1`); `0` is none of
 them: what DeepSpeed's own code does then runs. So it does for what the lists of torch are not made for: sparse
 gradients, empty ones, fp64, tensors of several devices, or not of the accelerator.
 """
@@ -17,8 +17,8 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 def wanted(part):
     """Whether a part is on in this process."""
-    named = os.environ.get("STACKYARD_FUSED", ",".join(PARTS)).split(",")
-    return part in [name.strip() for name in named]
+    named = [name.strip() for name in os.environ.get("STACKYARD_FUSED", "1").split(",")]
+    return part in named or "1" in named
 
 
 def _listed(part, tensors):
