@@ -54,5 +54,5 @@ class Compiled:
         if first:
             logger.info("%s: fused in %.1f s", self.name, took)
         elif took > LONG:
-            logger.info("%s: fused again in %.1f s, for batches of another size", self.name, took)
+            logger.info("%s: fused again in %.1f s, for tensors of other sizes", self.name, took)
         return value
