@@ -142,6 +142,7 @@ def render_page(value: Mapping[str, Any]) -> str:
         "report": value,
         "headings": headings(value),
         "rows": rows(value),
+        "at_once": min(value["counts"]) * 2 <= value["available"],
         "checks": [
             {
                 "why": "",
