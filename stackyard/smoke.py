@@ -20,6 +20,7 @@ from stackyard.gpu_run import GpuRun
 from stackyard.outcome import Outcome, Phase
 from stackyard.record import Training
 from stackyard.spec import Smoke
+from stackyard.watch import TrainingPlan
 
 # Launches of one run follow each other on ports of their own: a port may linger after a kill.
 FIRST_PORT = 29500
@@ -199,7 +200,7 @@ def _train_all(
     def one(name: str, label: str, save: str, kill_after: int | None = None) -> Training:
         layout = smoke.layout(name)
         used, per_node = training.spread(layout.ranks, running.plan.nodes)
-        plan = training.TrainingPlan(
+        plan = TrainingPlan(
             layout=layout,
             label=label,
             save=save,

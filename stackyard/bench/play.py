@@ -21,6 +21,7 @@ from stackyard.errors import EngineError, MeshError
 from stackyard.gpu_run import GpuRun
 from stackyard.outcome import Phase
 from stackyard.spec import Smoke
+from stackyard.watch import TrainingPlan
 
 NODE = "node1"
 # What all stacks' benches use: the clock, the made-up text, the plain loop.
@@ -179,7 +180,7 @@ def start(
     threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
     own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))} if taken else {}
     one = replace(one, env={**threads, **one.env, **own})
-    launched = training.TrainingPlan(
+    launched = TrainingPlan(
         layout=one.layouts[0],
         label=turn.label,
         save=f"{nodes.SHARED}/checkpoints/{turn.label}",

@@ -8,7 +8,8 @@ from stackyard.clusters.kubernetes_site import KubernetesSite, needs_mesh
 from stackyard.job import Job
 from stackyard.load import load_definitions
 from stackyard.project import ROOT
-from stackyard.training import TrainingPlan, fill, launch_env, placeholders, spread
+from stackyard.training import fill, launch_env, placeholders, spread
+from stackyard.watch import TrainingPlan
 from tests.golden.conftest import HERE
 from tests.schemas.kubernetes import problems
 

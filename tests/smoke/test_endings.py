@@ -105,10 +105,11 @@ def test_a_node_that_is_killed_while_training_is_named(make_mesh, settings, exam
     import threading
 
     from stackyard import judge, nodes, training
+    from stackyard.watch import TrainingPlan
 
     running = make_mesh()
     nodes.wait_reachable(running)
-    plan = training.TrainingPlan(
+    plan = TrainingPlan(
         layout=example.layout("ddp-2"),
         label="killed-node",
         save=f"{nodes.SHARED}/c",

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from stackyard import judge, nodes, training
+from stackyard.watch import TrainingPlan
 
 PORTS = itertools.count(29700)
 NODES = ("node1", "node2")
@@ -23,7 +24,7 @@ def train(shared_mesh, example):
         label = label or f"{layout}-{fault}-{next(PORTS)}"
         program = ("/srv/smoke/faults.py", fault, *example.program[1:], *args)
         declared = dataclasses.replace(quick, program=program)
-        plan = training.TrainingPlan(
+        plan = TrainingPlan(
             layout=example.layout(layout),
             nodes=NODES[: example.layout(layout).ranks],
             label=label,

@@ -54,7 +54,7 @@ ORDER = [
     "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
     "clusters.kubernetes_client", "clusters.slurm_client", "cluster_engine",
     # BuildPlan --engine--> Image --launch, mesh--> Run
-    "nodes", "gpus", "measure", "gpu_run", "training", "smoke",
+    "nodes", "gpus", "measure", "gpu_run", "watch", "training", "smoke",
     "bench.play",
     "prove.play",
     # machines over ssh, and runs that live on several of them

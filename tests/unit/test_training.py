@@ -3,7 +3,8 @@
 import pytest
 
 from stackyard import training
-from stackyard.training import TrainingPlan, fill, materialize
+from stackyard.training import fill, materialize
+from stackyard.watch import TrainingPlan, Watch
 from tests.unit import samples
 
 SMOKE = samples.smoke(program=("train.py", "--data={data}", "--save={save}", "--at={save_at}"))
@@ -44,7 +45,7 @@ def clock(monkeypatch):
 
 
 def watch(*, kill_after=None, ranks=(), on_loss=None):
-    found = training._Watch(SMOKE, plan(kill_after=kill_after), on_loss)
+    found = Watch(SMOKE, plan(kill_after=kill_after), on_loss)
     found.ranks.update({record.rank: record for record in ranks})
     return found
 

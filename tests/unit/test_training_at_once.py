@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from stackyard import training
-from stackyard.training import Start, TrainingPlan
+from stackyard.training import Start
+from stackyard.watch import TrainingPlan
 from tests.unit import samples
 
 SMOKE = samples.smoke(program=("train.py",))
