@@ -1,7 +1,8 @@
-"""What all tests share: the fuse of the fast tests, and the switch that accepts golden texts."""
+"""What all tests share: the order of files, the fuse of the fast tests, `--accept`."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the files of tests/golden with what the code says now",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files backwards with ORDER=reversed: no test may need another file's.
+
+    First of all hooks, so that pytest still groups tests by the fixtures they share.
+    """
+    if os.environ.get("ORDER") == "reversed":
+        files = list(dict.fromkeys(item.path for item in items))
+        items.sort(key=lambda item: -files.index(item.path))
 
 
 class Fuse:
