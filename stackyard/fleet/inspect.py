@@ -61,7 +61,7 @@ def inspect(hosts: Reached, found: Muster, tag: str) -> dict[str, Any]:
     if len(held) > 1:
         remarks.append(f"hosts hold different images as {tag}")
     left, _ = on_each({name: hosts.links[name] for name in found.facts}, leftovers)
-    remarks += [f"{name}: a pull that broke off left keys in {folder}: the next `invoke pull` removes"
+    remarks += [f"{name}: a broken pull left keys in {folder}: the next `invoke pull` removes"
                 " it" for name, folders in left.items() for folder in folders]  # fmt: skip
     if network.why:
         remarks.append(f"network between nodes: {network.why}")
