@@ -13,7 +13,6 @@ from pathlib import Path
 
 from stackyard import oci, parcel, release
 from stackyard.errors import ReleaseError, UsageError
-from stackyard.fleet.relay import sums
 from stackyard.layer_source import LayerSource
 from stackyard.registry import Registry
 from stackyard.verify import Verified
@@ -72,9 +71,6 @@ def _write(
     archive = parcel.whole_archive(
         registry.blob(found.config), found.manifest, layers, entry.name
     )  # fmt: skip
-    (place / "sums").write_bytes(sums([(entry.image_id, 0), *archive.carried]))
-    local = entry.local_name
-    (place / "image").write_text(f"{entry.image_id} {entry.digest} {local}\n", encoding="utf-8")
     done = 0
     with (place / "image.tar").open("wb") as file:
         for piece in archive.pieces(0):

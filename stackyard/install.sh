@@ -14,6 +14,36 @@ command -v sha256sum > /dev/null || fail "sha256sum is needed"
 [ -e "$signers" ] || fail "there is no $signers"
 [ $# -gt 0 ] || echo "note: signatures are checked against the bundle's own allowed_signers"
 
+# $1: a key of the statement with its indentation. Its value: the statement has a key a line.
+said() { sed -n "s/^$1: \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$name/release.json"; }
+
+# The archive says itself what an engine makes of it: the image that was signed, and no other.
+whole() {
+    id=$(said '  "id"') manifest=$(said '  "digest"')
+    blob='"blobs/sha256/[0-9a-f]{64}"'
+    image="\\[\\{\"Config\": \"blobs/sha256/${id#*:}\", \"RepoTags\": null, \"Layers\": \\[($blob(, )?)*\\]\\}\\]"
+    notes="{\"org.opencontainers.image.ref.name\": \"$name\"}"
+    index="{\"mediaType\": \"application/vnd.oci.image.manifest.v1+json\", \"digest\": \"$manifest\","
+    index="{\"schemaVersion\": 2, \"manifests\": [$index \"size\": $(said '  "size"'), \"annotations\": $notes}]}"
+    set -f
+    for path in $(tar -tf "$name/image.tar"); do
+        sum=${path#blobs/sha256/}
+        case $path in
+        oci-layout) continue ;;
+        manifest.json) content "$path" | tr -d '\n' | grep -qxE "$image" && continue ;;
+        index.json) [ "$(content "$path")" = "$index" ] && continue ;;
+        blobs/sha256/*)
+            grep -qF "\"sha256:$sum\"" "$name/release.json" || fail "$name: $sum is not signed for"
+            [ "$(content "$path" | sha256sum | cut -d ' ' -f 1)" = "$sum" ] && continue
+            ;;
+        esac
+        fail "$name: $path is not what was signed"
+    done
+}
+
+# $1: a file of the archive; of two by one name both.
+content() { tar -xOf "$name/image.tar" "$1"; }
+
 one() {
     name=$1
     if command -v ssh-keygen > /dev/null; then
@@ -25,14 +55,11 @@ one() {
     else
         echo "$name: no ssh-keygen here, its signature is not checked" >&2
     fi
-    grep -q "\"name\": \"$name\"" "$name/release.json" || fail "$name is signed under another name"
-    while read -r sum path; do
-        grep -q "$sum" "$name/release.json" || fail "$name: $sum is not signed for"
-        found=$(tar -xOf "$name/image.tar" "$path" | sha256sum | cut -d ' ' -f 1)
-        [ "$found" = "$sum" ] || fail "$name: $path is not what was signed"
-    done < "$name/sums"
+    [ "$(said ' "name"')" = "$name" ] || fail "$name is signed under another name"
+    whole
     "$engine" load -q -i "$name/image.tar" > /dev/null || fail "$name: the engine does not take it"
-    read -r id manifest tag < "$name/image"
+    tag="stackyard/$(said ' "stack"'):$(said ' "base"')"
+    if grep -q '^  "sources": ' "$name/release.json"; then tag="$tag-$(said ' "version"')"; fi
     for known in "$id" "$manifest"; do
         if "$engine" image inspect "$known" > /dev/null 2>&1; then
             "$engine" tag "$known" "$tag" && echo "$name: here as $tag" && return

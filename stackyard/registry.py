@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -334,7 +335,8 @@ class Registry:
         scope = f"repository:{self.repository.name}:pull,push"
         query = {"service": wanted.get("service", ""), "scope": wanted.get("scope") or scope}
         realm = wanted.get("realm", "")
-        if not realm.startswith("https://") and not _LOCAL.match(realm.removeprefix("http://")):
+        there = urlsplit(realm)
+        if there.scheme != "https" and not _LOCAL.fullmatch(there.netloc):
             raise RegistryError(f"{self.repository.host} asks for our login at {shown(realm)}",
                                 why="that is not an encrypted connection")  # fmt: skip
         if login and login.token:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import SSHCertificateType
 
 from stackyard import mesh
-from stackyard.parcel import Parcel, path_of
+from stackyard.parcel import Parcel
 
 # In a chain every host sends as much as it receives; a host that starts a second chain sends twice.
 CHAIN = 32
@@ -134,12 +134,6 @@ class Keys:
             "ssh_config": "".join([*hosts, _EVERY.format(keys=keys)]).encode(),
             "known_hosts": known if after else b"",
         }
-
-
-def sums(carried: Sequence[tuple[str, int]]) -> bytes:
-    """What `sha256sum` must say of each file of the parcel."""
-    lines = [f"{digest.removeprefix('sha256:')} {path_of(digest)}\n" for digest, _ in carried]
-    return "".join(lines).encode()
 
 
 def plan(parcel: Parcel, *, in_parts: bool) -> dict[str, bytes]:

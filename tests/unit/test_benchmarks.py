@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cold_build, common, hand_build, mesh_nodes, one_package, private_engine
+from benchmarks import (
+    cold_build,
+    common,
+    hand_build,
+    mesh_nodes,
+    mutations,
+    one_package,
+    private_engine,
+)
 from stackyard import lock
 from stackyard.errors import StackyardError
 from stackyard.load import load_definitions
@@ -231,3 +239,63 @@ def test_a_mesh_may_take_its_seconds_or_so_many_times_docker_run():
     assert mesh_nodes.goal(2, bare=0.4) == 2.0
     assert mesh_nodes.goal(2, bare=4.0) == 10.0
     assert mesh_nodes.goal(4, bare=1.0) is None
+
+
+# mutations
+
+
+def mistake(**changes):
+    values = {"file": "a.py", "tests": ["t"], "breaks": "x", "old": "a < b", "new": "a <= b"}
+    return mutations.Mutation(**{**values, **changes})
+
+
+def test_a_mutation_is_made_where_its_text_is_found_once():
+    assert mutations.mutate("if a < b:\n    pass\n", mistake()) == "if a <= b:\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "why"),
+    [
+        ("if a > b: 1", {}, "is there 0 times"),
+        ("if a < b: a < b", {}, "is there 2 times"),
+        ("if a < b: 1", {"new": "a <"}, "is no Python there"),
+    ],
+)
+def test_a_mutation_that_would_show_nothing_cannot_be_made(text, changes, why):
+    with pytest.raises(ValueError, match=why):
+        mutations.mutate(text, mistake(**changes))
+
+
+def test_the_committed_mutations_are_read():
+    found = mutations.read_list(mutations.LIST.read_text())
+    assert len({(one.file, one.breaks) for one in found}) == len(found) >= 66
+
+
+@pytest.mark.parametrize(
+    ("changes", "unmet"),
+    [
+        ({"outcome": mutations.KILLED}, set()),
+        ({"outcome": mutations.LATE}, set()),
+        ({"outcome": mutations.SURVIVED, "survives": "y"}, set()),
+        ({"outcome": mutations.SURVIVED}, {"survivors without a reason"}),
+        ({"outcome": mutations.KILLED, "survives": "y"}, {"said to survive, but killed"}),
+        ({"outcome": mutations.BROKEN}, {"not to be made"}),
+        (
+            {"outcome": mutations.SURVIVED, "survives": "y", "file": "stackyard/judge.py"},
+            {"survivors in judge, verify and signing"},
+        ),
+    ],
+)
+def test_each_fault_of_tests_or_list_misses_a_goal(changes, unmet):
+    others = [mistake(outcome=mutations.KILLED) for _ in range(59)]
+    found = mutations.verdicts([mistake(**changes), *others])
+    assert {verdict.what for verdict in found if not verdict.met} == unmet
+
+
+def test_more_survivors_than_5_of_60_miss_the_goal():
+    def met(count):
+        left = [mistake(outcome=mutations.SURVIVED, survives="y")] * count
+        others = [mistake(outcome=mutations.KILLED)] * (60 - count)
+        return all(verdict.met for verdict in mutations.verdicts([*left, *others]))
+
+    assert met(5) and not met(6)
