@@ -26,7 +26,7 @@ for at in "$@"; do
     route=$(ip -o route get "$at" 2> /dev/null | head -n 1)
     if ! command -v ping > /dev/null; then ping=unknown
     elif ping -c 1 -W 2 "$at" > /dev/null 2>&1; then
-        ping=small; ping -c 1 -W 2 -M do -s "$size" "$at" > /dev/null 2>&1 && ping=whole
+        ping=small; ping -c 1 -W 2 -M 'do' -s "$size" "$at" > /dev/null 2>&1 && ping=whole
     else ping=silent; fi
     printf '%s|%s|%s\\n' "$at" "$ping" "$route"
 done"""

@@ -2,10 +2,15 @@
 
 import dataclasses
 import json
+import re
+import subprocess
+import sys
 
 import pytest
+import yaml
 
 from stackyard.launch import LAUNCHERS, LaunchRequest
+from tests.unit.standins import StandIns
 
 CASES = [(name, nodes) for name in sorted(LAUNCHERS) for nodes in (1, 2)
          if (name, nodes) != ("alone", 2)]  # fmt: skip
@@ -79,8 +84,117 @@ def test_a_launch_on_gpus_is_what_is_committed(golden, case, file):
     golden.check(file, written(LAUNCHERS[name](on_gpus(nodes, stage))))
 
 
+def by_options(case):
+    name, nodes, options, changes = OPTION_CASES[case]
+    return name, dataclasses.replace(request(nodes), options=options, **changes)
+
+
 @pytest.mark.parametrize("case", OPTION_CASES)
 def test_a_launch_by_options_is_what_is_committed(golden, case):
-    name, nodes, options, changes = OPTION_CASES[case]
-    asked = dataclasses.replace(request(nodes), options=options, **changes)
+    name, asked = by_options(case)
     golden.check(f"{case}.txt", written(LAUNCHERS[name](asked)))
+
+
+# What shells make of the texts: a stand-in for pdsh gives each node's shell its line.
+
+ALL = {
+    **{file: (name, request(nodes)) for file, (name, nodes) in zip(FILES, CASES, strict=True)},
+    **{file: (name, on_gpus(nodes, stage))
+       for file, (name, nodes, stage) in zip(GPU_FILES, GPU_CASES, strict=True)},
+    **{f"{case}.txt": by_options(case) for case in OPTION_CASES},
+}  # fmt: skip
+# Launchers that go to the other nodes themselves get a hostfile.
+EVERYWHERE = [
+    file for file, (name, asked) in ALL.items() if LAUNCHERS[name](asked).argv[0] == "pdsh"
+]
+EXPORTED = [
+    file for file, (name, asked) in ALL.items() if "DS_ENV_FILE" in LAUNCHERS[name](asked).env
+]
+NUMBERED = {"torchrun": "--node-rank={}", "deepspeed": "--node_rank={}",
+            "accelerate": "--machine_rank={}", "plain": "{}"}  # fmt: skip
+# pdsh(1): %n is the node's number, %% a percent sign.
+PDSH = """#!{python} -IS
+import argparse, re, subprocess, sys
+asked = argparse.ArgumentParser(allow_abbrev=False)
+for flag in "-b", "-S":
+    asked.add_argument(flag, action="store_true", required=True)
+asked.add_argument("-R", choices=["ssh"], required=True)
+asked.add_argument("-w", required=True)
+asked.add_argument("command")
+found = asked.parse_args()
+for number in range(len(found.w.split(","))):
+    names = {{"n": str(number), "%": "%"}}
+    line = re.sub("%(.)", lambda match: names[match[1]], found.command)
+    subprocess.run(["sh", "-c", line], check=True)
+"""
+
+
+@pytest.mark.usefixtures("allow_processes")
+@pytest.mark.parametrize("file", EVERYWHERE)
+def test_every_node_starts_the_program_with_its_words_and_environment(file, tmp_path):
+    name, asked = ALL[file]
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    launch = LAUNCHERS[name](dataclasses.replace(asked, folder=str(folder)))
+    programs = StandIns(tmp_path)
+    programs.recorder("torchrun", "deepspeed", "accelerate", "python3")
+    programs.program("pdsh", PDSH.format(python=sys.executable))
+    subprocess.run(launch.argv, env={"PATH": programs.path, **launch.env}, check=True, timeout=60)
+    calls = programs.calls()
+    assert len(calls) == len(asked.nodes) > 1
+    for call in calls:
+        assert tuple(call["argv"][-len(asked.program) :]) == asked.program
+        assert {name: call["env"].get(name) for name in asked.env} == asked.env
+        assert call["folder"] == str(folder)
+    # Nodes are told their number, and nothing else apart, or find it out by themselves.
+    first, second = (call["argv"] for call in calls)
+    apart = [pair for pair in zip(first, second, strict=True) if len(set(pair)) > 1]
+    own = "" if asked.options.get("rendezvous") == "c10d" else NUMBERED.get(name, "")
+    assert apart == ([(own.format(0), own.format(1))] if own else [])
+
+
+@pytest.mark.usefixtures("allow_processes")
+@pytest.mark.parametrize("file", EXPORTED)
+def test_what_deepspeed_exports_on_nodes_is_the_environment(file):
+    # DeepSpeed's launcher makes `export NAME="VALUE";` of each line, for the nodes' shells.
+    name, asked = ALL[file]
+    hostile = {"A": "`id` $(id) $HOME", "B": '"', "C": "\\ \\$x \\\\", "D": "a=b; exit 1"}
+    launch = LAUNCHERS[name](dataclasses.replace(asked, env={**asked.env, **hostile}))
+    lines = launch.files[launch.env["DS_ENV_FILE"]].splitlines()
+    exports = "".join('export {}="{}"; '.format(*line.split("=", 1)) for line in lines)
+    done = subprocess.run(
+        ["sh", "-c", f"{exports} exec env -0"], env={"PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    found = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+    assert {n: found.get(n) for n in launch.env if n in asked.env} == asked.env
+    assert {n: found.get(n) for n in hostile} == hostile
+
+
+def included(name, asked):
+    """The slots that DeepSpeed is to use, by node, and how many its hostfile says a node has."""
+    launch = LAUNCHERS[name](asked)
+    files = {path.rpartition("/")[2]: text for path, text in launch.files.items()}
+    hosts = dict(re.fullmatch(r"(\S+) slots=(\d+)", line).groups()
+                 for line in files["hostfile"].splitlines())  # fmt: skip
+    words = [*launch.argv, "--include", ""]
+    chosen = words[words.index("--include") + 1]
+    if "accelerate.yaml" in files:
+        config = yaml.safe_load(files["accelerate.yaml"])
+        chosen = config["deepspeed_config"]["deepspeed_inclusion_filter"]
+        assert config["num_processes"] == len(asked.nodes) * asked.per_node
+    parts = [part.split(":") for part in chosen.split("@") if part]
+    return {host: [int(slot) for slot in slots.split(",")] for host, slots in parts}, hosts
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in EXPORTED if "gpus-2" in file or "include" in file]
+)
+def test_slots_that_deepspeed_is_to_use_are_in_its_hostfile(file):
+    name, asked = ALL[file]
+    used, hosts = included(name, asked)
+    assert list(used) == list(hosts) == list(asked.nodes)
+    # It refuses a slot that a node does not have.
+    assert [n for n, slots in used.items() if max(slots) >= int(hosts[n])] == []
+    if asked.gpus:
+        assert [tuple(slots) for slots in used.values()] == list(asked.gpus)

@@ -59,10 +59,9 @@ ORDER = [
     "prove.play",
     # machines over ssh, and runs that live on several of them
     "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
-    "fleet.inspect",
     # Image --publish--> release --pull--> the same digest on every host
     "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
-    "releasing", "airgap", "fleet.receiver", "fleet.pull", "fleet.prune",
+    "releasing", "airgap", "fleet.receiver", "fleet.inspect", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
     "cli_compare", "cli_source", "cli_smoke", "cli_doctor",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stackyard import parcel, signing
-from stackyard.fleet import relay
-from stackyard.fleet.receiver import SCRIPT
+from stackyard.archive import pack
+from stackyard.fleet import receiver, relay
 from stackyard.fleet.relay import Keys, Stop, successors
 from stackyard.parcel import Parcel, make_parcel
 from tests.unit.releases import accept, image, make_key, state
@@ -118,6 +118,8 @@ class Host:
         self.sign(state(IMAGE))
         (self.keys / "signers").write_bytes(accept(folder, self.key).read_bytes())
         (self.keys / "namespace").write_text(signing.NAMESPACE)
+        for name in receiver.SCRIPTS:
+            (self.keys / name).write_bytes((receiver.HERE / name).read_bytes())
         self.program("docker", DOCKER)
         whole = make_parcel(IMAGE.config, IMAGE.said, [{e["diff_id"] for e in IMAGE.said}])
         self.parcel = whole
@@ -136,8 +138,16 @@ class Host:
         path.write_text(text)
         path.chmod(0o755)
 
-    def run(self, verb, *words, path="", plan=b""):
+    def run(self, verb, *, path="", plan=b""):
         """Run one of the script's functions; its exit code and output."""
+        return self._run(["/bin/sh", self.keys / "relay.sh", verb, self.keys], plan, path)
+
+    def own(self):
+        """Run a host's whole part in a pull, with the files of the folder as its archive."""
+        data = pack({path.name: path.read_bytes() for path in self.keys.iterdir()}, mode=0o600)
+        return self._run(receiver.own_words(len(data), "parcel", "/engine"), data)
+
+    def _run(self, words, given, path=""):
         own = {"PATH": path or f"{self.folder / 'bin'}:{os.environ['PATH']}", "socket": "/engine",
                "GIVEN": str(self.given), "into": str(self.into),
                "XDG_CACHE_HOME": str(self.folder / "cache")}  # fmt: skip
@@ -145,9 +155,8 @@ class Host:
         # Into a file: what the script started may hold its output a moment longer.
         with out.open("wb") as file:
             done = subprocess.run(
-                ["/bin/sh", SCRIPT, verb, self.keys, *words], env={**os.environ, **own},
-                input=plan, stdout=file, stderr=file, check=False,
-            )  # fmt: skip
+                words, env={**os.environ, **own}, input=given, stdout=file, stderr=file, check=False
+            )
         return done.returncode, out.read_text()
 
     def keep(self, *, in_parts=False, change=lambda plan: plan):
@@ -231,10 +240,10 @@ def test_a_host_takes_logins_only_for_a_release_that_it_believes(host, signed, s
         (host.keys / name).write_bytes(data)
     if not signed:
         (host.keys / "release.json").write_bytes(b"{}")
-    _, said = host.run("host", "parcel", "/engine")
+    _, said = host.own()
     assert ("serving" in said.split()) == Path(f"{host.given}-sshd").exists() == serves
     assert ("failed its signature is wrong" in said) != serves
-    assert not host.keys.exists()
+    assert not Path(said.partition("keys ")[2].split()[0]).exists()
 
 
 def whole_image(files):

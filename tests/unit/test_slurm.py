@@ -296,6 +296,27 @@ def test_a_file_that_cannot_be_written_is_named(node, tmp_path):
     assert f"cannot write {tmp_path}/file/x" in done.stderr
 
 
+def test_a_folder_that_cannot_be_had_is_named(node, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done, seen = node(job(folder=f"{tmp_path}/file/x y"))
+    assert (done.returncode, seen) == (1, None)
+    assert f"cannot work in {tmp_path}/file/x y" in done.stderr
+
+
+def test_a_node_from_which_nothing_leads_to_the_first_says_so(node, tmp_path):
+    (tmp_path / "bin/ip").write_text('#!/bin/sh\n[ "$3" = addr ]\n')
+    done, seen = node(job(folder=str(tmp_path)))
+    assert (done.returncode, seen) == (1, None)
+    assert "no route to 10.0.0.1, the first node" in done.stderr
+
+
+def test_preparing_reads_nothing_of_the_script(node, tmp_path):
+    # bash reads the script from the same input.
+    look = ("sh", "-c", 'test "$(readlink /proc/$$/fd/0)" = /dev/null')
+    done, _ = node(job(folder=str(tmp_path), prepare=(look,)))
+    assert done.returncode == 0
+
+
 def test_preparing_comes_first_and_its_failure_keeps_the_node_from_training(node, tmp_path):
     done, seen = node(job(folder=str(tmp_path), prepare=(("touch", "made it"), ("ls", "made it"))))
     assert (done.returncode, (tmp_path / "made it").exists()) == (0, True)
@@ -315,8 +336,11 @@ def test_the_code_of_a_training_that_fails_is_the_nodes_own(node, tmp_path):
 
 @pytest.mark.usefixtures("allow_processes")
 def test_a_signal_is_survived_until_the_training_has_ended_and_its_files_are_gone(tmp_path):
-    started, file = tmp_path / "started", tmp_path / "file.txt"
-    train = f"trap 'exit 9' TERM; touch {shlex.quote(str(started))}; while :; do sleep 0.05; done"
+    started, ended, file = (tmp_path / name for name in ("started", "ended", "file.txt"))
+    # Only while the node's script, its parent, is still there.
+    mine = "set -- $(cat /proc/$$/stat); [ $4 = $PPID ]"
+    last = f"sleep 0.2; {mine} && touch {shlex.quote(str(ended))}; exit 9"
+    train = f"trap '{last}' TERM; touch {shlex.quote(str(started))}; while :; do sleep 0.05; done"
     wanted = job(
         nodes=1, launcher="each", program=("bash", "-c", train), folder=str(tmp_path),
         files={str(file): b"x"},
@@ -336,4 +360,4 @@ def test_a_signal_is_survived_until_the_training_has_ended_and_its_files_are_gon
     child.stdout.close()
     assert child.wait(20) == 1
     assert "stopped by a signal" in said
-    assert not file.exists()
+    assert ended.exists() and not file.exists()
