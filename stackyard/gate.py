@@ -10,16 +10,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from stackyard.caller import Caller
+from stackyard.errors import EngineError
 from stackyard.gate_allowed import NOTHING, Allowed, read_allowed
-from stackyard.gate_content import CONFIGURATION, Piece, Readable, find_all, make_place, pieces
+from stackyard.gate_content import CONFIGURATION, Piece, find_all, make_place, pieces
 from stackyard.gate_rules import SECRETS, Hit, is_key_name, untidy
-from stackyard.gate_stream import LIMIT, PACKED, Section, Unreadable, members, unpack
+from stackyard.gate_stream import LIMIT, PACKED, Section, Unreadable, unpack
 from stackyard.gate_tokens import digest
+from stackyard.layer_stream import Readable, members
 
 __all__ = ["NOTHING", "Allowed", "Finding", "read_allowed", "scan_config", "scan_layer"]
 
@@ -89,20 +92,28 @@ def scan_layer(stream: IO[bytes], caller: Caller, allowed: Allowed = NOTHING) ->
         EngineError: the stream is not a whole archive.
     """
     layer = _Layer(caller=caller, allowed=allowed)
-    for member, content in members(stream):
-        if member is None:
-            _scan_rest(content, layer)
-            continue
-        path = "/" + member.name.removeprefix("./")
-        layer.add(path, untidy(path, member))
-        head = content.read(min(member.size, WHOLE)) if member.isfile() else b""
-        if is_key_name(path) and not member.isdir():
-            layer.add(path, [Hit(rule="key file", what="named as a key", digest=digest(head))])
-        if head.startswith(PACKED):
-            _scan_packed(path, Section(head, content, member.size), member.size, layer)
-        elif head:
-            _scan_file(path, head, Section(head, content, member.size), member.size, layer)
+    try:
+        for member, content in members(stream):
+            if member is None:
+                _scan_rest(content, layer)
+            else:
+                _scan_member(member, content, layer)
+    except tarfile.TarError as error:
+        hint = "save the image again"
+        raise EngineError("a layer is not a whole archive", why=str(error), hint=hint) from error
     return sorted(finding for finding in layer.found if not layer.proven(finding))
+
+
+def _scan_member(member: tarfile.TarInfo, content: Readable, layer: _Layer) -> None:
+    path = "/" + member.name.removeprefix("./")
+    layer.add(path, untidy(path, member))
+    head = content.read(min(member.size, WHOLE)) if member.isfile() else b""
+    if is_key_name(path) and not member.isdir():
+        layer.add(path, [Hit(rule="key file", what="named as a key", digest=digest(head))])
+    if head.startswith(PACKED):
+        _scan_packed(path, Section(head, content, member.size), member.size, layer)
+    elif head:
+        _scan_file(path, head, Section(head, content, member.size), member.size, layer)
 
 
 def _scan_packed(path: str, content: Section, size: int, layer: _Layer) -> None:

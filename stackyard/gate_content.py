@@ -12,11 +12,11 @@ import binascii
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from stackyard.caller import GAP, Caller, fingerprint, parse_certificates
 from stackyard.gate_rules import Hit
 from stackyard.gate_tokens import condense, digest, find_tokens, is_made_up
+from stackyard.layer_stream import Readable
 
 # A piece stays in the processor's cache while every rule passes over it.
 CHUNK = 256 * 2**10
@@ -108,13 +108,6 @@ class Piece:
         """Whether what begins at `start` is this piece's to tell, and not a neighbour's."""
         after = len(self.data) - OVERLAP + LEAD
         return (self.first or start >= LEAD) and (self.last or start < after)
-
-
-class Readable(Protocol):
-    """What is read in pieces."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; fewer only at the end."""
 
 
 def pieces(content: Readable) -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""Reading layers as streams, and looking into compressed files, one level deep.
+"""Reading long files in parts, and looking into compressed ones, one level deep.
 
 Owns the bounds of memory and time: nothing is written to disk, a compressed file is unpacked to
 at most `LIMIT` bytes. It must not know any rule.
@@ -16,9 +16,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, cast
 
-from stackyard.errors import EngineError
+from stackyard.layer_stream import BLOCK, Readable, members
 
-BLOCK = 2**20
 LIMIT = 64 * 2**20
 # As many as fit in memory with all that zipfile keeps of each.
 ZIP_MEMBERS = 50_000
@@ -34,67 +33,10 @@ _BROKEN = (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zli
            lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)  # fmt: skip
 
 
-class Forward(io.RawIOBase):
-    """A stream that `tarfile` may seek in: forward only, or back within what is at hand.
-
-    Its mode for streams copies what it holds for every header that it reads; this does not.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._held, self._start, self._at = b"", 0, 0
-
-    def tell(self) -> int:
-        """Where the next byte comes from."""
-        return self._at
-
-    def seekable(self) -> bool:
-        """Yes, within the limits of `seek`."""
-        return True
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place that was not left behind.
-
-        Raises:
-            OSError: it was.
-        """
-        if whence or offset < self._start:
-            raise OSError("a stream goes forward only")
-        self._at = offset
-        return offset
-
-    def read(self, size: int = -1) -> bytes:
-        """As many bytes as asked for, fewer at the end only."""
-        parts, wanted = [], size if size >= 0 else LIMIT
-        while wanted and self._fill():
-            begin = self._at - self._start
-            part = self._held[begin : begin + wanted]
-            parts.append(part)
-            self._at += len(part)
-            wanted -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _fill(self) -> bool:
-        """Hold the byte that comes next; False at the end."""
-        while self._at >= self._start + len(self._held):
-            following = self._stream.read(BLOCK)
-            if not following:
-                return False
-            # The last bytes stay: tarfile looks at the one before each header.
-            kept = self._held[-tarfile.BLOCKSIZE :]
-            self._start += len(self._held) - len(kept)
-            self._held = kept + following
-        return True
-
-
 class Section:
     """The next `size` bytes of a stream, beginning with those that were read already."""
 
-    def __init__(self, head: bytes, rest: IO[bytes] | Forward, size: int) -> None:
+    def __init__(self, head: bytes, rest: Readable, size: int) -> None:
         self._head, self._rest, self._left = io.BytesIO(head), rest, size - len(head)
 
     def read(self, size: int, /) -> bytes:
@@ -107,32 +49,6 @@ class Section:
         return found
 
 
-class _Archive(tarfile.TarFile):
-    members: list[tarfile.TarInfo]  # all that were read, which nobody needs here
-
-
-def members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo | None, IO[bytes] | Forward]]:
-    """Each member of a layer with a reader that stands at its content; None: behind the last.
-
-    Raises:
-        EngineError: the stream is not a whole archive.
-    """
-    forward = Forward(stream)
-    try:
-        with _Archive.open(fileobj=forward, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()
-                content = archive.extractfile(member) if member.issparse() else None
-                if content is None and member.isfile():
-                    forward.seek(member.offset_data)
-                yield member, content or forward
-            forward.seek(archive.offset)
-            yield None, forward
-    except tarfile.TarError as error:
-        hint = "save the image again"
-        raise EngineError("a layer is not a whole archive", why=str(error), hint=hint) from error
-
-
 class Unreadable(Exception):
     """Compressed content that is broken, encrypted, or too large to look into."""
 
@@ -143,6 +59,7 @@ def unpack(data: bytes) -> Iterator[tuple[str, bytes]]:
     Raises:
         Unreadable: at the end, when not all of them could be looked into.
     """
+    trouble = ""
     try:
         if data.startswith(_ZIP):
             yield from _unzip(data)
@@ -152,7 +69,7 @@ def unpack(data: bytes) -> Iterator[tuple[str, bytes]]:
             plain, trouble = _bounded(packed, LIMIT)
         yield from _files(plain)
     except _BROKEN as error:
-        raise Unreadable(str(error)) from error
+        raise Unreadable(trouble or str(error)) from error
     if trouble:
         raise Unreadable(trouble)
 
@@ -176,11 +93,11 @@ def _files(plain: bytes) -> Iterator[tuple[str, bytes]]:
     if plain[257:262] != b"ustar":
         yield "", plain
         return
-    with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as archive:
-        for member in archive:
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is not None:
-                yield member.name.removeprefix("./"), content.read()
+    for member, content in members(io.BytesIO(plain)):
+        if member is not None and member.isfile():
+            if member.size > LIMIT:  # a sparse file, or a lie
+                raise Unreadable(f"{member.size} bytes in one file")
+            yield member.name.removeprefix("./"), content.read(member.size)
 
 
 def _unzip(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -1,7 +1,8 @@
 """One layer of an image, read as a stream: facts about its files, and the texts of metadata.
 
-Owns the tar format of layers, OCI's whiteouts in it, and which small files are kept as text. It
-must not know an engine or a registry, and keeps no content of other files: layers are large.
+Owns the facts that are taken of a layer's members, OCI's whiteouts among these, and which small
+files are kept as text. It must not know an engine or a registry, and keeps no content of other
+files: layers are large.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import IO, TypeVar
+from typing import IO
 
 from stackyard.errors import EngineError
+from stackyard.layer_stream import Readable, members
 
-# Read at once. tarfile copies what is left of its buffer at every read: a small buffer is faster.
-_BUFFER = 32 * 2**10
 _CHUNK = 256 * 2**10
 
 _WHITEOUT, _OPAQUE, _OTHER = ".wh.", ".wh..wh..opq", ".wh..wh."
@@ -35,8 +35,6 @@ _KEPT = (
     (re.compile(r"(?:etc|usr/lib)/os-release"), 2**16, "replace"),
 )
 _HEAD_ONLY = _KEPT[0][0]
-
-_H = TypeVar("_H", bound="_Header")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,22 +78,6 @@ class LayerContents:
         return sum(entry.size for entry in self.files.values() if entry.kind == "file")
 
 
-class _Header(tarfile.TarInfo):
-    """A header. tarfile takes a damaged or missing one for the archive's end; this one does not."""
-
-    @classmethod
-    def frombuf(cls: type[_H], buf: bytes | bytearray, encoding: str, errors: str) -> _H:
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise  # the mark of the end
-            short = "it ends before the mark of an archive's end"
-            raise tarfile.ReadError(
-                short if len(buf) < tarfile.BLOCKSIZE else str(error)
-            ) from error
-
-
 class LayerReader:
     """Reads one layer, an uncompressed tar; `number` is its place, for messages."""
 
@@ -112,14 +94,17 @@ class LayerReader:
         Raises EngineError when it is no whole tar archive.
         """
         try:
-            self._members(stream)
-        except (tarfile.TarError, ValueError, OverflowError) as error:
+            for member, content in members(stream):
+                if member is None:
+                    while content.read(_CHUNK):
+                        pass
+                else:
+                    self._add(member, content)
+        except tarfile.TarError as error:
             raise EngineError(
                 f"layer {self._number} of the image cannot be read: it is damaged or cut off",
                 why=str(error),
             ) from error
-        while stream.read(_CHUNK):
-            pass
         return LayerContents(
             number=self._number,
             files=MappingProxyType(self._files),
@@ -128,22 +113,16 @@ class LayerReader:
             texts=MappingProxyType(self._texts),
         )
 
-    def _members(self, stream: IO[bytes]) -> None:
-        with tarfile.open(
-            fileobj=stream, mode="r|", bufsize=_BUFFER, tarinfo=_Header,
-            encoding="utf-8", errors="surrogateescape",
-        ) as archive:  # fmt: skip
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]
-                path = _normal(member.name)
-                folder, _, name = path.rpartition("/")
-                if name.startswith(_WHITEOUT):
-                    self._hide(folder, name)
-                elif path:
-                    # A path that is there twice is what came last, and in its place.
-                    self._files.pop(path, None)
-                    self._texts.pop(path, None)
-                    self._files[path] = self._entry(archive, member, path)
+    def _add(self, member: tarfile.TarInfo, content: Readable) -> None:
+        path = _normal(member.name)
+        folder, _, name = path.rpartition("/")
+        if name.startswith(_WHITEOUT):
+            self._hide(folder, name)
+        elif path:
+            # A path that is there twice is what came last, and in its place.
+            self._files.pop(path, None)
+            self._texts.pop(path, None)
+            self._files[path] = self._entry(member, content, path)
 
     def _hide(self, folder: str, name: str) -> None:
         if name == _OPAQUE:
@@ -151,7 +130,7 @@ class LayerReader:
         elif not name.startswith(_OTHER):  # aufs' own notes mean nothing here
             self._removed.add(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
 
-    def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> FileEntry:
+    def _entry(self, member: tarfile.TarInfo, content: Readable, path: str) -> FileEntry:
         mode, mtime = member.mode & 0o7777, int(member.mtime)
         if member.islnk():
             return self._hard_link(_normal(member.linkname), mode, mtime)
@@ -164,7 +143,7 @@ class LayerReader:
         limit, errors = _keeping(path)
         bytecode = path.endswith(".pyc")
         if member.size:
-            digest, head = _read(archive, member, 16 if bytecode else limit)
+            digest, head = _read(content, member.size, 16 if bytecode else limit)
             source = _source(head) if bytecode else None
             if limit:
                 self._texts[path] = _text(path, head, errors)
@@ -192,12 +171,12 @@ def _keeping(path: str) -> tuple[int, str]:
     return 0, ""
 
 
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, keep: int) -> tuple[str, bytes]:
-    """The SHA-256 of a file's content, and its first bytes."""
-    content = archive.extractfile(member)
+def _read(content: Readable, size: int, keep: int) -> tuple[str, bytes]:
+    """Return the SHA-256 of a file's content, and its first bytes."""
     digest, head = hashlib.sha256(), b""
-    while content is not None and (chunk := content.read(_CHUNK)):
+    while size and (chunk := content.read(min(size, _CHUNK))):
         digest.update(chunk)
+        size -= len(chunk)
         if len(head) < keep:
             head += chunk[: keep - len(head)]
     return digest.hexdigest(), head

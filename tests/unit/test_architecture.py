@@ -29,7 +29,7 @@ ORDER = [
     # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
     "catalog", "upstream", "dockerfile", "plan", "fork", "source_fit", "hostfiles",
     # layers --contents--> what is installed --> bill of materials, size report
-    "layer", "contents", "installed", "sbom", "sizes",
+    "layer_stream", "layer", "contents", "installed", "sbom", "sizes",
     # layers and configuration of an image --gate--> what must not be published
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     # Run --> raw logs --judge--> Outcome --> report
@@ -87,7 +87,7 @@ PURE = [
     "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
     "examples", "read_example", "own_copy", "fleet.hosts", "fleet.mounts", "fleet.survey",
     "fleet.plan", "fleet.jobs", "launch.plain",
-    "launch.each", "layer", "contents", "installed", "sbom", "sizes",
+    "launch.each", "layer_stream", "layer", "contents", "installed", "sbom", "sizes",
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     "bench.definition", "bench.flops", "bench.plan", "bench.result", "bench.judge", "bench.report",
     "read_fix", "prove.plan", "prove.judge", "prove.report", "prove.page",

@@ -212,9 +212,18 @@ def test_a_compressed_file_beyond_the_limit_is_said(monkeypatch):
         b"\x1f\x8b\x08 ghp_" + chars(36).encode(),
         b"PK\x03\x04 ghp_" + chars(36).encode(),
     ],
+    ids=["cut off", "more behind it", "no gzip", "no zip"],
 )
 def test_a_broken_archive_is_said_and_read_as_far_as_it_goes(content):
     found = scan(("usr/share/a", content))
+    assert {finding.rule for finding in found} == {"github", "unread"}
+
+
+def test_an_archive_within_whose_headers_lie_is_said_and_read_as_far_as_it_goes():
+    lie = tarfile.TarInfo("b")
+    lie.size = -512
+    start = tar(("a", b"ghp_" + chars(36).encode()))[:1024]
+    found = scan(("usr/share/a.tgz", gzip.compress(start + lie.tobuf(tarfile.GNU_FORMAT))))
     assert {finding.rule for finding in found} == {"github", "unread"}
 
 

@@ -1,0 +1,184 @@
+"""Which Pythons are promised, and which environments the scripts make, keep and run tests in."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from stackyard.project import ROOT
+
+PROJECT = """\
+requires-python = ">=3.10"
+classifiers = [
+  "Programming Language :: Python :: 3.97",
+  "Programming Language :: Python :: 3.98",
+  "Programming Language :: Python :: 3.99",
+]
+"""
+# An interpreter, as far as the scripts ask one.
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+  *executable*) echo "$0" ;;
+  *print*) echo {version} ;;
+  --version) echo Python {version} ;;
+esac
+"""
+UV = """\
+#!/bin/sh
+if [ "$1" = venv ]; then mkdir -p "$6/bin" && cp "$5" "$6/bin/python"; fi
+"""
+PYTEST = """\
+#!/bin/sh
+echo "pytest $*"
+exit {code}
+"""
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def interpreter(path, version):
+    program(path, PYTHON.format(version=version))
+
+
+@pytest.fixture
+def tree(tmp_path, allow_processes):
+    """A project with an environment of its own (3.98), and nothing else on this machine."""
+    for name in ("make-environment", "test-pythons"):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "requirements.lock").touch()
+    program(tmp_path / ".venv" / "bin" / "uv", UV)
+    interpreter(tmp_path / ".venv" / "bin" / "python", "3.98")
+    return tmp_path
+
+
+def run(tree, *argv, **env):
+    home = {"PATH": f"{tree}/bin:/usr/bin:/bin", "HOME": str(tree)}
+    return subprocess.run([tree / "scripts" / argv[0], *argv[1:]], env={**home, **env},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+
+
+def prepare(tree, version, code=0):
+    """An environment that was made before, of an interpreter on PATH."""
+    interpreter(tree / "bin" / f"python{version}", version)
+    folder = tree / f".venv-{version}"
+    interpreter(folder / "bin" / "python", version)
+    program(folder / "bin" / "pytest", PYTEST.format(code=code))
+    (folder / ".ready").touch()
+    later = (tree / "requirements.lock").stat().st_mtime + 10
+    os.utime(folder / ".ready", (later, later))
+    return folder
+
+
+def test_readme_classifiers_and_mypy_name_the_same_pythons():
+    text = (ROOT / "pyproject.toml").read_text()
+    named = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', text)
+    first, last = named[0], named[-1]
+    assert named == [str(number) for number in range(int(first), int(last) + 1)]
+    assert f'requires-python = ">=3.{first}"' in text
+    assert f'python_version = "3.{first}"' in text
+    assert f"Python 3.{first} to 3.{last}," in (ROOT / "README.md").read_text()
+
+
+# Environments
+
+
+def newer_lock(tree, folder):
+    later = (folder / ".ready").stat().st_mtime + 10
+    os.utime(tree / "requirements.lock", (later, later))
+
+
+@pytest.mark.parametrize(
+    ("asked", "change", "kept"),
+    [
+        (None, lambda tree, folder: None, True),
+        ("python3.97", lambda tree, folder: None, True),
+        ("python3.99", lambda tree, folder: None, False),
+        ("python3.97", newer_lock, False),
+        ("python3.97", lambda tree, folder: (folder / ".ready").unlink(), False),
+        ("python3.97", lambda tree, folder: (folder / "bin" / "python").unlink(), False),
+    ],
+    ids=["asked for nothing", "same Python", "another Python", "newer lock", "not finished",
+         "no interpreter"],
+)  # fmt: skip
+def test_an_environment_is_kept_while_lock_and_interpreter_are_those(tree, asked, change, kept):
+    folder = prepare(tree, "3.97")
+    interpreter(tree / "bin" / "python3.99", "3.99")
+    change(tree, folder)
+    done = run(tree, "make-environment", folder.name, **({"PYTHON": asked} if asked else {}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / "bin" / "pytest").exists() == kept
+    assert (folder / ".ready").exists()
+    version = (asked or "python3.97").removeprefix("python")
+    assert f"echo {version}" in (folder / "bin" / "python").read_text()
+
+
+def test_a_python_that_is_not_here_is_an_error_and_takes_nothing_away(tree):
+    folder = prepare(tree, "3.97")
+    done = run(tree, "make-environment", folder.name, PYTHON="python3.99")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "error: python3.99 is not here, or older than 3.10\n"
+    assert (folder / ".ready").exists()
+
+
+def test_a_python_older_than_promised_is_refused(tree):
+    (tree / "pyproject.toml").write_text(PROJECT.replace("3.10", "3.97"))
+    done = run(tree, "make-environment", "new", PYTHON=sys.executable)
+    assert done.returncode == 3
+    assert done.stderr.endswith(" is not here, or older than 3.97\n")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["bin/python3.99", "pyenv/versions/3.99.1/bin/python", ".pyenv/versions/3.99.1/bin/python",
+     ".local/share/uv/python/cpython-3.99.1-linux/bin/python"],
+)  # fmt: skip
+def test_a_python_is_found_where_it_is_kept(tree, place):
+    interpreter(tree / place, "3.99")
+    env = {"PYENV_ROOT": f"{tree}/pyenv"} if place.startswith("pyenv") else {}
+    done = run(tree, "make-environment", "new", PYTHON="python3.99", **env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tree / "new" / ".ready").exists()
+
+
+# Tests on other Pythons
+
+
+def test_the_oldest_and_the_newest_are_run_where_they_are_here(tree):
+    prepare(tree, "3.97")
+    done = run(tree, "test-pythons")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "== fast tests on Python 3.97",
+        "pytest tests/unit tests/golden -n 2",
+        "== Python 3.99 was not found here: not run",
+    ]
+
+
+def test_a_failure_on_another_python_fails(tree):
+    prepare(tree, "3.97", code=1)
+    assert run(tree, "test-pythons").returncode == 1
+
+
+def test_the_projects_own_python_is_not_run_again(tree):
+    interpreter(tree / ".venv" / "bin" / "python", "3.97")
+    done = run(tree, "test-pythons")
+    assert done.returncode == 0
+    assert done.stdout.startswith("== Python 3.97 has the project's own environment: not run again")
+
+
+def test_a_python_that_was_named_must_be_here(tree):
+    prepare(tree, "3.97")
+    done = run(tree, "test-pythons", "3.97", "3.99")
+    assert done.returncode == 3
+    assert "fast tests on Python 3.97" in done.stdout
+    assert "python3.99 is not here" in done.stderr
