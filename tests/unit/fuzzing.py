@@ -107,12 +107,15 @@ def broken_structure(draw, document):
     """A document with one or two of its values or keys replaced, removed, wrapped or renamed."""
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 2))):
-        *way, key = draw(st.sampled_from(list(places(document)) or [("a",)]))
+        found = list(places(document))
+        if not found:
+            break
+        *way, key = draw(st.sampled_from(found))
         holder = document
         for step in way:
             holder = holder[step]
         action = draw(st.sampled_from(("put", "put", "put", "remove", "wrap", "rename", "copy")))
-        value = holder.get(key) if isinstance(holder, dict) else holder[key]
+        value = holder[key]
         if action == "put":
             holder[key] = draw(nested())
         elif action == "wrap":

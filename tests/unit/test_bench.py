@@ -2,7 +2,6 @@
 
 import contextlib
 import operator
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,11 +17,13 @@ from stackyard.bench.plan import (
 )
 from stackyard.bench.read import load_bench, load_peaks, read_bench, read_peaks
 from stackyard.document import parse_document
+from stackyard.engine import ExecResult
 from stackyard.errors import DefinitionError, EngineError, UsageError
 from stackyard.project import ROOT, load_project
 from stackyard.record import take_line
 from tests.unit import benches
 from tests.unit.benches import MODEL, PEAK, plan
+from tests.unit.test_training_at_once import Node
 
 GOOD = """\
 what: a toy
@@ -395,21 +396,49 @@ def test_what_ends_earlier_ends_in_the_middle_of_the_curve():
         assert shortened(size, 50).bounds(side) == Tolerance(curve=most, end=most)
 
 
+class Refusing(Node):
+    """A mesh in which trainings end well, until its engine refuses: after so many of them."""
+
+    def __init__(self, labels, most):
+        super().__init__(dict.fromkeys(labels, 0))
+        self.containers = {"node1": self.first}
+        self.prepared, self._most = [], most
+
+    def wait_joined(self):
+        pass
+
+    def exec(self, container, argv, *, on_line=None, **more):
+        if on_line is not None:
+            return super().exec(container, argv, on_line=on_line)
+        self.prepared.append(argv[0])
+        return ExecResult(code=0, output="{}")
+
+    def strays(self, *, kill=False):
+        if len(self.ended) > self._most:
+            raise EngineError("docker exec failed", why="the engine has gone")
+        return super().strays(kill=kill)
+
+
 def test_what_was_played_stays_when_the_engine_refuses_in_the_middle(monkeypatch):
     made, told = plan(), []
-    turns = {turn.label: turn for turn in made.turns()}
-    node = SimpleNamespace(plan=SimpleNamespace(nodes=("node1",)), lease=SimpleNamespace(lost=""))
-
-    def train_all(mesh, starts, *, on_loss):
-        if len(told) == 2:
-            raise EngineError("docker exec failed", why="the engine has gone")
-        return tuple(benches.training(turns[one.plan.label]) for one in starts)
-
-    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(node))
-    monkeypatch.setattr(play.nodes, "wait_reachable", lambda mesh: None)
-    monkeypatch.setattr(play.training, "prepare", lambda *_: None)
-    monkeypatch.setattr(play.training, "train_all", train_all)
+    mesh = Refusing([turn.label for turn in made.turns()], most=4)
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
     seen = play.run_bench(None, made, None, run="toy-1", watcher=play.Watcher(so_far=told.append))
     assert seen.broken == "docker exec failed: the engine has gone"
     assert [len(one.played) for one in told] == [2, 4]
     assert seen.played == told[-1].played
+    assert [one.training.failed for one in seen.played] == [False] * 4
+    assert {one.turn.label for one in seen.played} == set(mesh.ended[:4])
+    assert mesh.prepared == ["python3", "prepare"]  # a login, then the data
+
+
+def test_a_bench_is_played_to_its_end_in_its_order(monkeypatch):
+    made, told = plan(), []
+    labels = [turn.label for turn in made.turns()]
+    mesh = Refusing(labels, most=len(labels))
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
+    seen = play.run_bench(None, made, None, run="toy-1", watcher=play.Watcher(so_far=told.append))
+    assert (seen.broken, seen.left_out) == ("", {})
+    assert [one.turn.label for one in seen.played] == labels
+    assert [phase.name for phase in seen.phases][:2] == ["start the node", "prepare data"]
+    assert seen.phases[-1].name == "remove the node"

@@ -1,15 +1,19 @@
 """What a build is made from: the caller's sources or a bundle, and what is refused at once."""
 
+import dataclasses
+import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from stackyard import build, builder, bundle, commands, foundation, hostbase, plan
+from stackyard import builder, commands, hostbase, plan
 from stackyard.errors import NothingToRunOn, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
 from tests.unit import samples
-from tests.unit.test_bundle import locks
+from tests.unit.standins import StandIns
+from tests.unit.test_bundle import locks, write_bundle
 
 BASE = "stackyard/base:far"
 
@@ -18,12 +22,28 @@ class Holding:
     """An engine that holds images by name."""
 
     def __init__(self, *names):
-        self.names = set(names)
+        self.names, self.imported, self.labels = set(names), [], {}
 
     def image(self, name):
         if name not in self.names:
             return None
-        return ImageInfo(id=f"id of {name}", tags=(), labels={}, env=(), size=1, layers=())
+        labels = self.labels.get(name, {})
+        return ImageInfo(id=f"id of {name}", tags=(), labels=labels, env=(), size=1, layers=())
+
+    def hold(self, words):
+        """Hold what a build with these words has named."""
+        said = [word for before, word in pairwise(words) if before == "--label"]
+        name = words[words.index("-t") + 1]
+        self.names.add(name)
+        self.labels[name] = dict(word.split("=", 1) for word in said)
+
+    def data_folder(self):
+        return "/no/such/folder"
+
+    def import_tar(self, path, reference, changes):
+        with tarfile.open(path) as archive:
+            self.imported.append((reference, set(archive.getnames()), changes))
+        self.names.add(reference)
 
 
 @pytest.fixture
@@ -40,66 +60,97 @@ def make(project, engine, offline=None):
     return builder.Builder(project, engine, lambda *_: None, offline)
 
 
+# It builds whatever it is asked to, and says by which id.
+DOCKER = """#!/bin/sh
+[ "$1" = --version ] && echo "Docker version 27.3.1, build x" && exit
+[ "$1 $2" = "buildx version" ] && exit
+cat > /dev/null
+for word in "$@"; do
+  echo "$word" >> {told}
+  [ "$before" = --iidfile ] && echo sha256:made > "$word"
+  before=$word
+done
+echo >> {told}
+"""
+
+
 @pytest.fixture
-def fitting(project, monkeypatch):
-    """A bundle that fits, the builds that were made with it, and how often it was read."""
-    made, read = [], []
-    image = builder.catalog.resolve(project.definitions, "toy", "far")
-    found = samples.manifest(locks=bundle.lock_digests([image]), packages=bundle.packages([image]))
+def builds(monkeypatch, tmp_path, allow_processes):
+    """The words of each build that a docker on PATH was asked for, beside a user's settings."""
+    told, programs = tmp_path / "told", StandIns(tmp_path)
+    programs.program("docker", DOCKER.format(told=told))
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:secret@index.example\n")
+    for name, value in {
+        "PATH": programs.path, "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "https_proxy": "http://proxy",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
 
-    def look(path):
-        read.append(path)
-        return found
+    def read():
+        text = told.read_text() if told.exists() else ""
+        return [one.splitlines() for one in text.split("\n\n") if one]
 
-    def built(plan, client, tools, caller, say, *, offline, fresh):
-        assert not fresh
-        made.append((plan.tag, tools, dict(caller.secrets), dict(caller.proxies), offline))
-        return BASE
-
-    monkeypatch.setattr(bundle, "read", look)
-    monkeypatch.setattr(foundation, "ensure_bundle", lambda engine, path, found: f"tools of {path}")
-    monkeypatch.setattr("stackyard.host.require_space", lambda engine: None)
-    monkeypatch.setattr(build, "find_client", lambda path: None)
-    monkeypatch.setattr(build, "build", built)
-    monkeypatch.setenv("https_proxy", "http://proxy")
-    return made, read
+    return read
 
 
-def test_a_build_from_a_bundle_takes_its_tools_and_none_of_the_callers_settings(project, fitting):
-    made, read = fitting
-    found = make(project, Holding(BASE), Path("far.tar"))
-    found.build("toy", "far")
-    found.build("toy", "far", again=True)
-    assert made == [("stackyard/toy:far", "tools of far.tar", {}, {}, True)] * 2
-    assert read == [Path("far.tar")]
+@pytest.fixture
+def packed(project, tmp_path):
+    """A bundle for an image of the project, with these changes to what it is locked to."""
+
+    def make(**changed):
+        found = dataclasses.replace(project.definitions, **changed)
+        path = tmp_path / "far.tar"
+        write_bundle(path, tmp_path / "content", builder.catalog.resolve(found, "toy", "far"))
+        return path
+
+    return make
 
 
-def test_a_base_whose_packages_are_unpacked_says_that_it_wants_a_bundle(project, fitting):
+def test_a_build_from_a_bundle_takes_its_tools_and_none_of_the_callers_settings(
+    project, builds, packed
+):
+    engine, path = Holding(BASE, "sha256:made"), packed()
+    found = make(project, engine, path)
+    assert found.build("toy", "far").info.id == "id of sha256:made"
+    path.unlink()  # it was read once, and what it holds is in the engine
+    engine.hold(builds()[0])
+    assert found.build("toy", "far").made is False
+    assert found.build("toy", "far", again=True).made is True
+    ((tools, names, _),) = engine.imported
+    assert {"uv", "wheels/alpha-1.2.0-py3-none-any.whl"} <= names
+    first, second = builds()
+    for words in (first, second):
+        assert words[words.index("-t") + 1] == "stackyard/toy:far"
+        assert words[words.index("--network") + 1] == "none"
+        args = [word for before, word in pairwise(words) if before == "--build-arg"]
+        assert args == [f"BASE={BASE}", f"TOOLS={tools}"]
+        assert not {"--secret", "--no-cache"} & set(words)
+
+
+def test_a_base_whose_packages_are_unpacked_says_that_it_wants_a_bundle(project, builds):
     with pytest.raises(UsageError, match="toy on far is built from a bundle") as caught:
         make(project, Holding(BASE)).build("toy", "far")
     assert "invoke build toy --base far --offline FILE" in caught.value.hint
     assert "invoke bundle --base far" in caught.value.hint
-    assert fitting[0] == []
+    assert builds() == []
 
 
-def test_a_bundle_that_does_not_fit_is_refused_before_anything_is_made(
-    project, fitting, monkeypatch
-):
-    monkeypatch.setattr(bundle, "read", lambda path: samples.manifest())
+def test_a_bundle_that_does_not_fit_is_refused_before_anything_is_made(project, builds, packed):
+    engine = Holding(BASE)
+    other = {**project.definitions.locks, "images/toy/far.lock": samples.locked("alpha==9")}
     with pytest.raises(UsageError, match=r"far\.tar does not fit toy on far"):
-        make(project, Holding(BASE), Path("far.tar")).build("toy", "far")
-    assert fitting[0] == []
+        make(project, engine, packed(locks=other)).build("toy", "far")
+    assert (engine.imported, builds()) == ([], [])
 
 
-def test_a_base_of_packages_cannot_be_built_from_a_bundle(project, fitting):
+def test_a_base_of_packages_cannot_be_built_from_a_bundle(project):
     with pytest.raises(UsageError, match="images on cpu cannot be built from a bundle"):
         make(project, Holding(), Path("far.tar")).build("toy", "cpu")
-    assert fitting[1] == []
 
 
-def test_a_base_out_of_files_that_was_not_made_says_what_to_type(project, fitting):
+def test_a_base_out_of_files_that_was_not_made_says_what_to_type(project, builds, packed):
     with pytest.raises(NothingToRunOn) as caught:
-        make(project, Holding(), Path("far.tar")).build("toy", "far")
+        make(project, Holding(), packed()).build("toy", "far")
     assert caught.value.hint == "invoke base far"
 
 

@@ -44,16 +44,20 @@ CONTENT = {
 }
 
 
-@pytest.fixture
-def made(tmp_path):
-    """A bundle: where it is, and what it says."""
-    folder = tmp_path / "content"
+def write_bundle(path, folder, of):
+    """Write a bundle for an image, out of a folder that is made; what it says."""
     for name in bundle.FOLDERS:
         (folder / name).mkdir(parents=True)
     for name, data in CONTENT.items():
         (folder / name).write_bytes(data)
+    return bundle.write(path, folder, [of])
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A bundle: where it is, and what it says."""
     path = tmp_path / "far.tar"
-    return path, bundle.write(path, folder, [image()])
+    return path, write_bundle(path, tmp_path / "content", image())
 
 
 def test_what_was_packed_is_read_again(made):

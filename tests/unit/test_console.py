@@ -35,14 +35,17 @@ def test_a_curve_is_drawn_between_its_own_lowest_and_highest(values, drawing):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_does_not_end_the_drawing(bad):
-    assert isinstance(console.spark([3.0, 2.0, bad, 1.0]), str)
+def test_a_loss_that_is_not_finite_is_left_out_of_the_drawing(bad):
+    assert console.spark([3.0, 2.0, bad, 1.0], width=3) == "█▅▁"
+    assert console.spark([3.0, bad]) == ""
 
 
 def test_a_nan_in_a_live_training_does_not_end_the_command(capsys):
     with console.Terminal(live=True) as terminal:
         for step, loss in enumerate([3.0, math.nan, 2.0], 1):
             terminal.loss("toy", "two", step, 40, loss)
+        terminal.done("toy", "all done")
+    assert "toy: all done" in capsys.readouterr().err
 
 
 def test_without_a_terminal_every_event_is_one_line_on_standard_error(capsys):

@@ -1,15 +1,21 @@
 """Making a base out of a machine's files: reading its Python, finding files, streaming them."""
 
-import contextlib
+import dataclasses
+import json
 import os
+import queue
+import re
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from stackyard import hostbase
 from stackyard.build import Client
 from stackyard.errors import EngineError, StackyardError
+from stackyard.exclusive import exclusive
 from stackyard.hostfiles import Rules
 from stackyard.image import ImageInfo
 from tests.unit import samples
@@ -111,53 +117,93 @@ class Holding:
         self.labels = self.labels or {}
 
 
+# What is carried of the machine that runs the tests: every one has it, where everybody may read.
+CARRIED = "/usr/bin/env"
+
+
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """A machine that is as declared; what is imported is kept."""
-    imported = []
-    monkeypatch.setattr(hostbase, "_require_machine", lambda base: None)
-    monkeypatch.setattr(hostbase, "probe", found)
-    monkeypatch.setattr(hostbase, "_require_given", lambda *_: None)
-    monkeypatch.setattr(hostbase, "exclusive", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(hostbase, "collect", lambda *_: (["/usr", "/usr/x"], 5))
-    monkeypatch.setenv("PATH", "/opt/env/bin:/usr/bin")
-
-    def keep(client, names, changes):
-        imported.append((client, names, changes))
-        return "sha256:new"
-
-    monkeypatch.setattr(hostbase, "_import", keep)
-    return imported
+def machine(monkeypatch, tmp_path, docker, allow_processes):
+    """A base that fits this machine, whose python3 answers as one that has torch."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    answer = json.dumps(dataclasses.asdict(found(prefixes=("/opt/none-of-this-name",))))
+    (programs / "python3").write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    (programs / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(hostbase, "running_as_root", lambda: True)
+    platform = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[os.uname().machine]
+    return samples.carried(platform=platform, paths=(CARRIED,), given_system=())
 
 
-def test_a_host_base_is_made_named_and_marked(machine):
+def ensured(engine, base, docker):
+    return hostbase.ensure(engine, base, lambda: docker, lambda text: None)
+
+
+def imports(tmp_path):
+    """What the engine's client was told, a line for each base that was made."""
+    told = tmp_path / "said"
+    return told.read_text().splitlines() if told.exists() else []
+
+
+def test_a_host_base_is_made_named_and_marked(machine, docker, tmp_path):
     engine = Holding()
-    hostbase.ensure(engine, samples.carried(), lambda: "client", lambda text: None)
-    ((client, names, changes),) = machine
-    assert (client, names) == ("client", ["/usr", "/usr/x"])
-    assert changes[:2] == ['ENV A="1"', 'ENV PATH="/opt/env/bin:/usr/bin"']
-    assert changes[2].startswith("LABEL stackyard.host=")
-    assert "LABEL stackyard.publish=never" in changes
-    assert engine.tagged == [("sha256:new", "stackyard/base:far")]
+    ensured(engine, machine, docker)
+    (told,) = imports(tmp_path)
+    assert told.startswith('import --change ENV A="1" --change ENV PATH="/usr/bin:/bin" --change ')
+    assert re.search(r" --change LABEL stackyard\.host=[0-9a-f]{64} ", told)
+    assert " --change LABEL stackyard.publish=never " in told
+    with tarfile.open(tmp_path / "root.tar") as archive:
+        files = [member.name for member in archive if not member.isdir()]
+        assert files == [CARRIED[1:]]
+        assert archive.extractfile(CARRIED[1:]).read() == Path(CARRIED).read_bytes()
+    assert engine.tagged == [("sha256:abc", "stackyard/base:far")]
 
 
-def test_a_host_base_that_is_current_is_not_made_again(machine):
-    engine = Holding()
-    hostbase.ensure(engine, samples.carried(), lambda: "client", print)
-    (key,) = [c.partition("=")[2] for c in machine[0][2] if "stackyard.host" in c]
-    hostbase.ensure(Holding({"stackyard.host": key}), samples.carried(), lambda: "client", print)
-    assert len(machine) == 1
-    hostbase.ensure(
-        Holding({"stackyard.host": "other"}), samples.carried(), lambda: "client", print
-    )
-    assert len(machine) == 2
+def test_a_host_base_that_is_current_is_not_made_again(machine, docker, tmp_path):
+    ensured(Holding(), machine, docker)
+    (told,) = imports(tmp_path)
+    key = re.search(r"stackyard\.host=(\S+)", told)[1]
+    ensured(Holding({"stackyard.host": key}), machine, docker)
+    assert len(imports(tmp_path)) == 1
+    ensured(Holding({"stackyard.host": "other"}), machine, docker)
+    assert len(imports(tmp_path)) == 2
 
 
-def test_without_room_nothing_is_imported(machine, monkeypatch):
+def test_without_room_nothing_is_imported(machine, docker, tmp_path, monkeypatch):
     monkeypatch.setattr(hostbase, "free_bytes", lambda folder: 1)
     with pytest.raises(EngineError, match="the base takes"):
-        hostbase.ensure(Holding(), samples.carried(), lambda: "client", print)
-    assert machine == []
+        ensured(Holding(), machine, docker)
+    assert imports(tmp_path) == []
+
+
+def test_a_machine_that_is_not_as_declared_is_refused(machine, docker, tmp_path, monkeypatch):
+    bare = json.dumps(dataclasses.asdict(found(torch="", why_no_torch="No module named 'torch'")))
+    (tmp_path / "bin/python3").write_text(f"#!/bin/sh\ncat <<'END'\n{bare}\nEND\n")
+    with pytest.raises(StackyardError, match="has no torch"):
+        ensured(Holding(), machine, docker)
+    monkeypatch.setattr(hostbase, "running_as_root", lambda: False)
+    with pytest.raises(StackyardError, match="only root can read"):
+        ensured(Holding(), machine, docker)
+    assert imports(tmp_path) == []
+
+
+def test_two_commands_make_a_base_one_after_the_other(machine, docker, tmp_path):
+    said = queue.Queue()
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive("base-far", lambda: None):
+            second = pool.submit(hostbase.ensure, Holding(), machine, lambda: docker, said.put)
+            assert said.get(timeout=20) == "another command is making it: waiting"
+            assert imports(tmp_path) == []
+        second.result(20)
+    assert len(imports(tmp_path)) == 1
+
+
+def test_a_machine_that_lacks_what_the_base_is_said_to_have_is_refused(machine, docker, tmp_path):
+    base = dataclasses.replace(machine, given_system=("no-package-of-this-name",))
+    with pytest.raises(StackyardError, match="this machine lacks packages"):
+        ensured(Holding(), base, docker)
+    assert imports(tmp_path) == []
 
 
 def test_only_root_can_make_one(monkeypatch):

@@ -6,16 +6,12 @@ import pytest
 
 from stackyard.engine import ExecResult
 from stackyard.errors import MeshError
-from stackyard.nodes import _json, run_label, session_environment
+from stackyard.nodes import _json, session_environment
 
 
 def test_the_environment_of_a_session_is_read_with_line_breaks_and_equals_signs():
     encoded = base64.b64encode(b"A=1\0B=two\nlines\0C=x=y\0nothing\0").decode()
     assert session_environment(encoded) == {"A": "1", "B": "two\nlines", "C": "x=y"}
-
-
-def test_everything_of_a_run_carries_its_label():
-    assert run_label("toy-1") == "stackyard.run=toy-1"
 
 
 def test_the_last_line_of_a_probe_is_its_answer():

@@ -1,5 +1,6 @@
 """Several launches at the same time in one mesh, but for its engine."""
 
+import re
 import threading
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ class Node:
         self.ended = []
 
     def exec(self, container, argv, *, on_line, **_):
-        label = next(label for label in LABELS if f"/launch/{label} " in argv[2])
+        label = re.search(r"/launch/(\S+) ", argv[2])[1]
         code = self._ends.get(label)
         if code is None:
             self._killed.wait()
