@@ -36,7 +36,8 @@ def test_a_curve_is_drawn_between_its_own_lowest_and_highest(values, drawing):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_does_not_end_the_drawing(bad):
-    assert isinstance(console.spark([3.0, 2.0, bad, 1.0]), str)
+    assert console.spark([3.0, 2.0, bad, 1.0], width=4) == "█▅▅▁"
+    assert console.spark([3.0, bad], width=4) == ""
 
 
 def test_a_nan_in_a_live_training_does_not_end_the_command(capsys):

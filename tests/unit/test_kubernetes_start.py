@@ -1,6 +1,9 @@
 """What a pod does from its start to its end."""
 
+import os
 import shlex
+import shutil
+import subprocess
 
 import pytest
 
@@ -126,3 +129,109 @@ def test_accelerate_on_one_pod_finds_its_configuration():
 def test_how_long_pods_wait_for_each_other_is_the_clusters_setting():
     assert "SECONDS + 60" in script(rendered(over_ssh(), site(wait_seconds=60)))
     assert "join_timeout=60,read_timeout=60" in script(rendered(job(), site(wait_seconds=60)))
+
+
+# The script in a real shell: what it waits for, in which order, and how it ends
+
+FAKE = """#!/bin/sh
+echo "$(basename "$0")${*:+ $*}" >> "$SAID"
+case $(basename "$0") in
+ssh) n=$(grep -c "^ssh $1" "$SAID"); [ "$n" -gt "${LATE:-0}" ] ;;
+deepspeed|torchrun) exit "${CODE:-0}" ;;
+esac
+"""
+
+
+class Pod:
+    """A pod: its programs are stand-ins that say with which words they were started."""
+
+    def __init__(self, folder):
+        self.folder, self.said = folder, folder / "said"
+        (folder / "bin").mkdir()
+        for name in ("ssh", "sleep", "pdsh", "python3", "deepspeed", "torchrun", "first", "second"):
+            (folder / "bin" / name).write_text(FAKE)
+            (folder / "bin" / name).chmod(0o755)
+        for name in ("mesh", "node", "run"):
+            (folder / "etc" / name).mkdir(parents=True)
+            (folder / "etc" / name / f"of-{name}").write_text(name)
+
+    def run(self, wanted, index, before="", **env):
+        """The exit code, what it printed, and the programs that it started."""
+        documents = rendered(wanted)
+        for name, text in documents["files.yaml"]["data"].items():
+            (self.folder / "etc" / "run" / name).write_text(text)
+        text = script(documents).replace("/etc/stackyard", f"{self.folder}/etc")
+        text = text.replace("/run/stackyard", f"{self.folder}/run")
+        self.said.write_text("")
+        own = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "SAID": str(self.said),
+               "STACKYARD_NODE_INDEX": index}  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", before + text], env={**os.environ, **own, **env},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        return done.returncode, done.stdout + done.stderr, self.said.read_text().splitlines()
+
+
+@pytest.fixture
+def shell(tmp_path, allow_processes):
+    return Pod(tmp_path)
+
+
+PREPARE = (("first", "two words"), ("second",))
+
+
+@pytest.mark.parametrize(("index", "keeps"), [("0", "1"), ("1", "0")])
+def test_each_pod_prepares_and_then_becomes_torchrun(shell, tmp_path, index, keeps):
+    wanted = job(prepare=PREPARE, folder=str(tmp_path / "my work"))
+    code, said, started = shell.run(wanted, index)
+    assert code == 0, said
+    assert [words.partition(" --")[0] for words in started] == [
+        "first two words", "second", "torchrun",
+    ]  # fmt: skip
+    assert f"is_host={keeps}," in started[-1]
+    assert f"--local-addr=toy-node-0-{index}.toy " in started[-1]
+    assert started[-1].endswith("train.py --data=/data")
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_the_first_pod_trains_when_all_are_reachable_and_then_ends_them(shell, tmp_path, late):
+    wanted = over_ssh(nodes=3, prepare=PREPARE, folder=str(tmp_path / "work"))
+    code, said, started = shell.run(wanted, "0", LATE=str(late))
+    assert code == 0 and "3 nodes are reachable and prepared" in said
+    # Its own sshd starts beside what follows.
+    order = [words.split()[0] for words in started if not words.startswith("python3")]
+    asked = (["ssh"] + ["sleep", "ssh"] * late) * 3
+    assert order == ["first", "second", *asked, "deepspeed", "pdsh"]
+    names = [words.split()[1] for words in started if words.startswith("ssh")]
+    assert list(dict.fromkeys(names)) == [f"toy-node-0-{n}.toy" for n in range(3)]
+    assert "-w toy-node-0-1.toy,toy-node-0-2.toy" in started[-1]
+
+
+def test_the_other_pods_wait_to_be_told(shell, tmp_path):
+    code, said, started = shell.run(over_ssh(folder=str(tmp_path / "work")), "1")
+    assert (code, len(started)) == (0, 1), said
+    assert started[0].startswith("python3 /usr/local/lib/stackyard/node.py")
+
+
+@pytest.mark.parametrize("make", [job, over_ssh])
+def test_a_training_that_fails_fails_its_pod_and_ends_no_other(shell, tmp_path, make):
+    code, _, started = shell.run(make(folder=str(tmp_path / "work")), "0", CODE="3")
+    assert code == 3
+    assert not [words for words in started if words.startswith("pdsh")]
+
+
+@pytest.mark.parametrize("make", [job, over_ssh])
+def test_a_pod_that_cannot_prepare_does_not_train(shell, tmp_path, make):
+    wanted = make(prepare=(("false",),), folder=str(tmp_path / "work"))
+    assert shell.run(wanted, "0")[::2] == (1, [])
+
+
+def test_a_pod_that_is_never_reachable_ends_the_first_with_its_name(shell, tmp_path):
+    # The shell's own clock, which goes on by a sleep only.
+    clock = "sleep() { SECONDS=$((SECONDS + 400)); }\n"
+    wanted = over_ssh(folder=str(tmp_path / "work"))
+    code, said, started = shell.run(wanted, "0", clock, LATE="99")
+    assert code == 1 and "toy-node-0-0.toy could not be reached within 900 s" in said
+    names = [words.split()[0] for words in started if not words.startswith("python3")]
+    assert names == ["ssh"] * 4
