@@ -59,15 +59,16 @@ def test_the_environment_has_the_origin_of_the_last_word():
     ]
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "value"),
-    [("base", "", "base"), ("base", "stack", "stack")],
-)
-def test_a_stacks_word_on_the_environment_goes_over_the_bases(earlier, later, value):
-    base = samples.base(env={"COLOUR": earlier})
-    stack = samples.stack(env={"COLOUR": later} if later else {})
-    found = image(bases={"cpu": base}, stacks={"toy": stack})
-    assert found.env["COLOUR"].value == value
+@pytest.mark.parametrize("says", range(1, 5))
+def test_of_the_environments_words_the_nearest_to_the_stack_holds(says):
+    """Common, base, stack, fix: the last of those that say something."""
+    common, base, stack, fix = ({"COLOUR": f"{n}"} if n < says else {} for n in range(4))
+    found = image(
+        common=samples.common(env=common), bases={"cpu": samples.base(env=base)},
+        stacks={"toy": samples.stack(env=stack)},
+        fixes={"alpha-old": samples.fix(remedy=samples.remedy(env=fix))},
+    )  # fmt: skip
+    assert found.env["COLOUR"].value == str(says - 1)
 
 
 @pytest.mark.parametrize(

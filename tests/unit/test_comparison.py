@@ -60,6 +60,15 @@ def test_the_tolerance_is_the_judges(two, gap, outcome):
     assert compare(before, after)["outcome"] == outcome
 
 
+@pytest.mark.parametrize(("gap", "outcome"), [(0.0009, "passed"), (0.0011, "failed")])
+def test_a_report_that_says_no_tolerance_is_held_to_the_usual_one(two, gap, outcome):
+    for report in two:
+        (parity,) = [c for c in report["checks"] if c["name"] == "parity"]
+        parity["expected"] = {"updates": 40}
+    set_loss(two[1], "one", 5, dict(two[0]["curves"]["one"])[5] + gap)
+    assert compare(*two)["outcome"] == outcome
+
+
 def test_a_layout_of_half_precision_has_its_own_tolerance(two):
     (parity,) = [c for c in two[1]["checks"] if c["name"] == "parity"]
     parity["expected"] = {"largest_difference": "<= 0.001", "updates": 40, "two": "<= 0.02"}

@@ -122,6 +122,13 @@ def test_the_evidence_is_the_first_line_that_shows_it_with_its_number():
     assert (found.evidence, found.line) == ("node1: out of memory at 3", 2)
 
 
+@pytest.mark.parametrize("patterns", [{"any_of": ("b", "a")}, {"any_of": (), "all_of": ("b", "a")},
+                                      {"any_of": ("b",), "all_of": ("a",)}])  # fmt: skip
+def test_of_several_lines_that_show_it_the_first_is_the_evidence(patterns):
+    (found,) = diagnose("x\na\nb\na\n", [failure(**patterns)])
+    assert (found.evidence, found.line) == ("a", 2)
+
+
 def test_colours_and_rewritten_lines_do_not_hide_a_failure():
     text = "one\n 10%\r 20%\rout of \x1b[31mmemory\x1b[0m\r\n"
     (found,) = diagnose(text, KNOWN)
@@ -147,6 +154,11 @@ def test_a_very_long_line_is_cut_around_what_was_found(before):
 def test_texts_of_one_run_are_looked_at_together():
     found = diagnose_all({"ddp": "closed by peer", "tp": "x\nout of memory"}, KNOWN)
     assert [(d.failure.id, d.where, d.line) for d in found] == [("oom", "tp", 2)]
+
+
+def test_of_causes_in_several_texts_those_of_the_first_text_come_first():
+    texts = {"ddp": "x\nx\nNo space left", "tp": "out of memory"}
+    assert [d.failure.id for d in diagnose_all(texts, KNOWN)] == ["disk", "oom"]
 
 
 def test_a_failure_in_several_texts_is_shown_once_where_it_was_first():

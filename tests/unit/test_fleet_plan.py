@@ -297,19 +297,25 @@ def test_nodes_of_one_host_are_told_apart_by_what_they_see():
     assert "CUDA_VISIBLE_DEVICES" not in node_environment(lone, {"a": gpu_facts()}, lone.nodes[0])
 
 
+ADAPTER, MODULE = "/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"
+
+
 @pytest.mark.parametrize(
-    ("devices", "hosts", "over"),
+    ("a", "b", "hosts", "over"),
     [
-        (("/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"), "ab", "IB"),
-        (("/dev/infiniband/rdma_cm",), "ab", None),  # the kernel's module, and no adapter
-        ((), "ab", None),
-        (("/dev/infiniband/uverbs0",), "aa", None),  # nothing leaves the host
+        ((ADAPTER, MODULE), (ADAPTER,), "ab", "IB"),
+        ((ADAPTER,), (), "ab", None),
+        ((), (ADAPTER,), "ab", None),
+        ((ADAPTER,), (MODULE,), "ab", None),  # the kernel's module, and no adapter
+        ((), (), "ab", None),
+        ((ADAPTER,), (), "aa", None),  # nothing leaves the host
     ],
 )
-def test_infiniband_is_asked_for_where_every_host_has_an_adapter(devices, hosts, over):
+def test_infiniband_is_asked_for_where_every_host_has_an_adapter(a, b, hosts, over):
     made = plan(*(node(f"n{i}", host, gpus=(i,)) for i, host in enumerate(hosts)))
-    found = {"a": gpu_facts("a", infiniband=devices), "b": gpu_facts("b", 2, infiniband=devices)}
-    assert node_environment(made, found, made.nodes[0]).get("NCCL_NET") == over
+    found = {"a": gpu_facts("a", infiniband=a), "b": gpu_facts("b", 2, infiniband=b)}
+    for one in made.nodes:
+        assert node_environment(made, found, one).get("NCCL_NET") == over
 
 
 def test_nodes_log_in_to_each_other_by_address_and_port():

@@ -18,6 +18,7 @@ from stackyard import gate, gate_content, gate_rules, gate_stream, gate_tokens
 from stackyard.caller import Caller
 from stackyard.errors import EngineError
 from tests.unit.gate_samples import (
+    EC_DER,
     JWT,
     MARK,
     PACKAGES,
@@ -198,6 +199,17 @@ def test_a_bomb_is_unpacked_to_its_limit_and_said(pack, monkeypatch):
     assert secrets(found) == {"github"}
 
 
+def test_the_limit_holds_for_all_files_of_a_zip_together(monkeypatch):
+    monkeypatch.setattr(gate_stream, "LIMIT", 10**6)
+    content = bytes(6 * 10**5)
+    assert scan(("usr/share/a", zipped("a", content))) == []
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(2):
+            archive.writestr(f"{number}", content)
+    assert [finding.rule for finding in scan(("usr/share/a", buffer.getvalue()))] == ["unread"]
+
+
 def test_a_compressed_file_beyond_the_limit_is_said(monkeypatch):
     monkeypatch.setattr(gate, "LIMIT", 1000)
     found = scan(("usr/share/a", zipped("a", SSH_KEY * 20, zipfile.ZIP_STORED)))
@@ -322,6 +334,16 @@ def test_what_only_looks_like_a_secret_is_let_through(path, content):
 def test_random_bytes_and_base64_hold_no_secret():
     text = "\n".join(chars(76, seed=number) for number in range(3000))
     assert secrets(scan(("etc/data.json", text.encode()))) == set()
+
+
+# An elliptic curve's, with its length in one byte, and the start of RSA's, with it in two.
+@pytest.mark.parametrize(
+    "key", [EC_DER, b"\x30\x82\x01\x00\x02\x01\x00\x02\x81" + bytes(251)], ids=["ec", "rsa"]
+)
+def test_a_key_in_der_is_as_long_as_it_says(key):
+    assert secrets(scan(("usr/share/a", key))) == {"key"}
+    for other in (key[:-1], key + b"x", key + key):
+        assert secrets(scan(("usr/share/a", other))) == set()
 
 
 def test_prose_behind_the_first_line_of_a_key_is_no_key():

@@ -378,6 +378,15 @@ def test_a_job_that_has_ended_well_is_not_stopped_any_more(mesh):
     assert state(mesh) == ("ended", 0, "")
 
 
+@pytest.mark.parametrize("named", [{"job": "another"}, {}])
+def test_a_job_is_not_stopped_by_whoever_names_another(mesh, named):
+    """Whoever was refused because of a job still says stop when it is interrupted."""
+    mesh.start()
+    mesh.ask("stop", **named)
+    assert state(mesh) == ("running", None, "")
+    assert not Launcher.started[0].killed
+
+
 def test_a_stop_without_a_job_does_nothing(mesh):
     assert mesh.ask("stop", job="any") == []
 

@@ -98,6 +98,16 @@ def test_dockers_own_way_may_use_sockets():
     assert one("transport", isolated, [trained(nccl=over("NET/Socket/0"))]).outcome == "passed"
 
 
+@pytest.mark.parametrize("name", ["bandwidth", "throughput"])
+def test_dockers_own_way_is_measured_and_not_held_against_nvlink(name):
+    slow = measured(0.01)
+    isolated = seen(placement=place(pair(), 2, name=ISOLATED, run="r"), measured=slow)
+    found = one(name, isolated)
+    assert found.outcome == "passed" and "ratio" not in found.measured
+    shared = one(name, seen(measured=slow))
+    assert shared.outcome == "failed" and shared.measured["ratio"] == 0.01
+
+
 def test_shared_memory_passes_only_where_there_is_no_peer_access():
     without = seen(placement=place((gpu(0), gpu(1)), 1, run="r"))
     shm = over("SHM/direct/direct")
@@ -136,7 +146,8 @@ def test_bandwidth_is_held_against_the_bare_host(ratio, outcome):
     assert found.measured["reference"] == "the bare host"
 
 
-@pytest.mark.parametrize(("copy", "outcome"), [(380.0, "passed"), (560.0, "failed")])
+# 330 GB/s against what a copy makes: NCCL's algorithm is to reach six tenths of it.
+@pytest.mark.parametrize(("copy", "outcome"), [(330 / 0.61, "passed"), (330 / 0.59, "failed")])
 def test_without_a_bare_host_bandwidth_is_held_against_a_plain_copy(copy, outcome):
     found = one("bandwidth", seen(bare={}, no_bare="no torch", measured=measured(copy_gb_s=copy)))
     assert found.outcome == outcome
@@ -171,15 +182,24 @@ def test_one_container_trains_as_fast_as_the_bare_host(ratio, outcome):
     assert one("throughput", together).outcome == outcome
 
 
+def test_a_trainings_first_updates_do_not_count_in_its_speed():
+    """They compile, allocate and wait for each other."""
+    times = {step: 100.0 + (30 * step if step < 10 else 270 + (step - 10) / 50)
+             for step in range(1, 41)}  # fmt: skip
+    found = one("throughput", trainings=[trained(ranks={0: on_gpu(0, times=times)})])
+    assert found.measured["updates_s"] == {"two": 50.0}
+
+
 def test_speed_is_not_compared_where_the_host_has_no_torch():
     found = one("throughput", seen(bare={}, no_bare="no torch"))
     assert (found.outcome, found.measured["not_compared"]) == ("passed", "no torch")
 
 
-def test_memory_that_is_still_held_fails():
-    held = {"GPU-00000000": 600 * MIB, "GPU-00000001": 900 * MIB}
+@pytest.mark.parametrize(("left", "why"), [(60, ""), (70, "70 MiB are still held on GPU-00000001")])
+def test_memory_that_is_still_held_fails_beyond_what_a_driver_may_keep(left, why):
+    held = {"GPU-00000000": 600 * MIB, "GPU-00000001": (600 + left) * MIB}
     found = one("memory", seen(used_after=held))
-    assert found.why == "300 MiB are still held on GPU-00000001"
+    assert (found.outcome, found.why) == ("failed" if why else "passed", why)
 
 
 def test_a_rank_that_ended_without_telling_its_peak_fails():

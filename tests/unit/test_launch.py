@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 
 import pytest
 import yaml
@@ -72,6 +73,13 @@ def test_torchrun_alone_runs_without_ssh_in_its_environment():
     assert dict(found.env) == {"A": "1", "B": "two words"}
 
 
+@pytest.mark.parametrize("nodes", [2, 32, 33, 100])
+def test_all_nodes_start_at_the_same_time(nodes):
+    """pdsh starts 32 at a time unless told otherwise, and the first wait for the last."""
+    argv = launch("torchrun", nodes).argv
+    assert int(argv[argv.index("-f") + 1] if "-f" in argv else 32) >= nodes
+
+
 def test_torchrun_gives_every_node_its_own_rank():
     found = launch("torchrun")
     assert found.argv[:-1] == ("pdsh", "-b", "-S", "-R", "ssh", "-w", "node1,node2")
@@ -123,6 +131,17 @@ def test_deepspeed_exports_this_launchs_environment_and_nothing_else():
     found = launch("deepspeed")
     assert found.files["/run/scratch/deepspeed_env"] == "A=1\nB=two words\n"
     assert found.env["DS_ENV_FILE"] == "/run/scratch/deepspeed_env"
+
+
+@pytest.mark.usefixtures("allow_processes")
+@pytest.mark.parametrize("value", ["`id`", "$(id)", "$HOME", 'a "b" c', "a\\b", "it's", "50% & ;#"])
+def test_deepspeeds_environment_reaches_a_nodes_shell_as_it_is(value):
+    """Its launcher writes each line as `export NAME="VALUE";` before the command."""
+    text = launch("deepspeed", env={"V": value}).files["/run/scratch/deepspeed_env"]
+    name, _, quoted = text.rstrip("\n").partition("=")
+    script = f'export {name}="{quoted}"; printenv V'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{value}\n"
 
 
 def test_deepspeed_without_environment_exports_an_empty_file():

@@ -143,6 +143,19 @@ def test_the_authoritys_key_is_an_ed25519_line(authority):
     assert line(load_ssh_public_key(authority.public)) == authority.public
 
 
+def test_runs_that_share_a_hosts_network_have_loopback_addresses_of_their_own():
+    nodes = ("node1", "node2")
+    runs = [f"toy-{number}" for number in range(50)]
+    found = [tuple(mesh.loopback_addresses(run, nodes).values()) for run in runs]
+    assert len(set(found)) == len(runs)
+    assert all(len({*addresses}) == 2 for addresses in found)
+    # 127.0.0.1 is the host's own, and systemd-resolved listens at 127.0.0.53.
+    assert all(address.startswith("127.") for addresses in found for address in addresses)
+    assert not any(address.startswith("127.0.") for addresses in found for address in addresses)
+    again = mesh.loopback_addresses(runs[0], nodes)
+    assert (tuple(again), tuple(again.values())) == (nodes, found[0])
+
+
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_up_to_8_nodes_every_pair_is_tried(count):
     nodes = [f"n{n}" for n in range(count)]

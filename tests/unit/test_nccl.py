@@ -42,6 +42,15 @@ def test_every_form_of_a_channel_is_read(line, pair, via):
     assert nccl.read_log([line]).transports == {pair: (via,)}
 
 
+def test_every_transport_that_two_ranks_take_is_seen():
+    """One channel over sockets beside others over NVLink is what is to be found."""
+    line = "n1:9:9 [0] NCCL INFO Channel {:02}/0 : 0[0] -> 1[1] via {}"
+    taken = ["P2P/IPC", "NET/Socket/0", "P2P/IPC"]
+    found = nccl.read_log([line.format(number, via) for number, via in enumerate(taken)])
+    assert found.transports == {"0>1": ("NET/Socket/0", "P2P/IPC")}
+    assert found.channels == 3
+
+
 def test_a_warning_is_kept_once_and_without_its_rank():
     lines = [f"n1:9:{n} [{n}] misc/socket.cc:58 NCCL WARN no interface ib7" for n in (0, 1)]
     assert nccl.read_log(lines).warnings == ("no interface ib7",)

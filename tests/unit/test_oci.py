@@ -58,6 +58,15 @@ def test_an_index_holds_each_artifact_once_in_one_order():
     assert len(found) == 2 and one in found and two in found
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "sha256:", DIGEST[:-1], f"{DIGEST}0", f"{DIGEST}/../x", f"{DIGEST}\n", f" {DIGEST}",
+     DIGEST.upper(), "sha512:" + "0" * 128],
+)  # fmt: skip
+def test_a_digest_is_that_and_nothing_more(text):
+    assert oci.is_digest(DIGEST) and not oci.is_digest(text)
+
+
 def broken(**changes):
     value = {"schemaVersion": 2, "config": oci.described(oci.CONFIG, b"").value(), "layers": []}
     return json.dumps({**value, **changes}).encode()

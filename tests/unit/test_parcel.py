@@ -75,6 +75,7 @@ LAYERS = ["a", "b", "c", "d"]
         ([["a", "b"]], "cd"),
         ([["a"], ["a", "b", "c", "x"]], "d"),
         ([["b", "a"]], "abcd"),  # not one on the other as here
+        ([["a", "x", "c", "d"]], "bcd"),
         ([["a", "b", "c", "d", "e"]], ""),
     ],
 )

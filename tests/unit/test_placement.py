@@ -66,7 +66,7 @@ def test_those_with_the_most_nvlinks_between_them_are_taken():
          "processes hold it: 7 (python train.py, 2048 MiB)"),
         ({"compute_mode": "exclusive process"}, "its compute mode is exclusive process"),
         ({"mig": True}, "it is split by MIG"),
-        ({"free_bytes": 100 * GIB}, "40960 MiB of it are in use, by processes not visible"),
+        ({"free_bytes": 138 * GIB}, "2048 MiB of it are in use, by processes not visible"),
     ],
 )  # fmt: skip
 def test_a_gpu_that_is_not_free_is_left_alone_and_the_reason_is_said(changes, why):
@@ -91,6 +91,13 @@ def test_gpus_that_the_caller_may_not_use_are_not_touched():
         choose_gpus(host(*pair()), 2, ["1"])
     with pytest.raises(NothingToRunOn, match="1 GPUs are wanted, 0 of 2"):
         choose_gpus(host(*pair()), 1, [""])
+
+
+def test_a_gpu_is_named_by_its_whole_number():
+    many = tuple(gpu(index) for index in range(13))
+    assert chosen(many, 1, ["12"]) == [12]
+    with pytest.raises(NothingToRunOn, match="2 GPUs are wanted, 1 of 13"):
+        choose_gpus(host(*many), 2, ["12"])
 
 
 def test_one_container_sees_all_gpus_and_keeps_its_ipc_to_itself():

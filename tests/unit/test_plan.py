@@ -85,6 +85,8 @@ def test_the_same_definitions_give_the_same_recipe():
         {"digest": "sha256:other"},
         {"change": {"stackyard/inside/build.sh": "another"}},
         {"change": {"images/toy/cpu.lock": "another"}},
+        # Only what the image says of itself: its version.
+        {"stacks": {"toy": samples.stack(packages={"alpha": "1.2.1"})}},
         {"stacks": {"toy": samples.stack(env={"TOY": "2"})}},
         {"stacks": {"toy": samples.stack(imports=("alpha", "beta"))}},
         {"fixes": {"alpha-old": samples.fix(remedy=samples.remedy(env={"A": "1"}))}},

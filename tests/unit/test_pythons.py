@@ -159,7 +159,7 @@ def test_the_oldest_and_the_newest_are_run_where_they_are_here(tree):
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "== fast tests on Python 3.97",
-        "pytest tests/unit tests/golden -n 2",
+        "pytest tests/unit tests/golden -n 2 -m not repeat",
         "== Python 3.99 was not found here: not run",
     ]
 

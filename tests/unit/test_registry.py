@@ -9,6 +9,7 @@ import requests
 from stackyard import oci, registry
 from stackyard.credentials import Login
 from stackyard.errors import RegistryError
+from tests.unit.gate_samples import certificate
 from tests.unit.releases import NAME, PLACE, Held, image, reply
 
 IMAGE = image("one", "two")
@@ -236,6 +237,12 @@ def test_trouble_that_stays_is_told_after_some_tries(held, asked):
     assert 1 < len(held.asked) < 10
 
 
+def test_a_registry_whose_trouble_stays_is_to_be_asked_later(held, asked):
+    first(held, *[reply(503) for _ in range(9)])
+    error = refused(lambda: asked.manifest(NAME), "refused GET .*: 503", passing=True)
+    assert "again later" in error.hint
+
+
 @pytest.mark.parametrize(("status", "text"), [(400, b""), (403, b""), (500, b"no space left")])
 def test_what_does_not_pass_is_not_asked_again(held, asked, status, text):
     first(held, reply(status, text))
@@ -247,6 +254,20 @@ def test_a_certificate_that_cannot_be_trusted_is_told_with_where_to_put_its_auth
     first(held, *[requests.exceptions.SSLError("[SSL: CERTIFICATE_VERIFY_FAILED]")] * 9)
     error = refused(lambda: asked.manifest(NAME), "certificate of registry .* cannot be trusted")
     assert "/etc/docker/certs.d/registry.example/ca.crt" in error.hint
+
+
+def test_a_registrys_own_authority_is_trusted_beside_the_systems(tmp_path):
+    usual = registry._Certificates(tmp_path)._context.cert_store_stats()["x509"]
+    (tmp_path / "ca.crt").write_bytes(certificate("Firm"))
+    assert registry._Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
+
+
+def test_a_certificate_that_cannot_be_read_is_told_with_its_folder(tmp_path):
+    (tmp_path / PLACE.host).mkdir()
+    (tmp_path / PLACE.host / "ca.crt").write_text("no certificate")
+    with registry.Registry(PLACE, certs=tmp_path) as found:
+        error = refused(lambda: found.manifest(NAME), "a certificate cannot be read")
+    assert str(tmp_path / PLACE.host) in error.what
 
 
 def test_a_registry_of_this_machine_is_asked_without_tls(monkeypatch):
@@ -319,6 +340,18 @@ def test_an_identity_token_is_exchanged_and_never_in_an_address(held, monkeypatc
         assert found.manifest(NAME) == IMAGE.manifest
     assert doors.wanted.method == "POST" and "mine" not in doors.wanted.url
     assert "refresh_token=mine" in doors.wanted.body
+
+
+def test_a_token_that_is_refused_is_told(held, monkeypatch):
+    doors = Doors(held, ASKS.format(REALM), "Bearer t0ken")
+
+    def before(request):
+        return reply(403) if "/token" in request.url else doors.before(request)
+
+    held.before = before
+    with held.open(monkeypatch, login=ANN) as found:
+        error = refused(lambda: found.manifest(NAME), "refused asking for a token: 403")
+    assert error.hint.startswith("docker login")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,17 @@ def test_what_was_compressed_is_not_compressed_again(tmp_path, monkeypatch):
     assert spool.save(saved(), {"one": read_all}).layers == first.layers
 
 
+def test_a_layer_that_only_begins_like_a_kept_one_is_not_taken_for_it(tmp_path):
+    """Known by its length and first megabyte, it is held against its whole digest."""
+    one, two = (tar({"a": bytes(2**20) + last}) for last in (b"one", b"two"))
+    spool = Spool(tmp_path)
+    spool.save(saved([one], diff_ids=[digest(one)]), {})
+    with pytest.raises(EngineError, match="is not the one that was kept"):
+        spool.save(saved([two], diff_ids=[digest(two)]), {})
+    (again,) = spool.save(saved([two], diff_ids=[digest(two)]), {}).layers
+    assert gzip.decompress(spool.path(again).read_bytes()) == two
+
+
 def test_a_file_that_is_not_whole_is_made_again(tmp_path):
     spool = Spool(tmp_path)
     layer = spool.save(saved(), {}).layers[0]
