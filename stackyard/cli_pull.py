@@ -25,7 +25,7 @@ from stackyard.fleet import prune as pruning
 from stackyard.fleet.link import Link, on_each
 from stackyard.fleet.muster import muster
 from stackyard.fleet.pull import Puller, name_image
-from stackyard.fleet.receiver import Progress
+from stackyard.fleet.receiver import Progress, sweep
 from stackyard.fleet.runs import Reached, reached
 from stackyard.fleet.survey import choose_network
 from stackyard.layer_source import LayerSource
@@ -125,6 +125,7 @@ def _pull_hosts(
     started = time.monotonic()
     fetched = 0
     place = str(registry.repository)
+    on_each(hosts.links, sweep)
     if not given.release:
         held, _ = on_each(hosts.links, lambda link: _tags(link.engine, place))
         _require_no_way_back(held, entry.name)

@@ -13,6 +13,7 @@ from stackyard.fleet.hosts import Fleet
 from stackyard.fleet.link import Link, on_each
 from stackyard.fleet.muster import Muster
 from stackyard.fleet.plan import FIRST_PORT, SKEW_WARNING, usable_gpus
+from stackyard.fleet.receiver import leftovers
 from stackyard.fleet.runs import Reached
 from stackyard.fleet.survey import Network, choose_network
 
@@ -59,6 +60,9 @@ def inspect(hosts: Reached, found: Muster, tag: str) -> dict[str, Any]:
     held = {image for image in images.values() if image}
     if len(held) > 1:
         remarks.append(f"hosts hold different images as {tag}")
+    left, _ = on_each({name: hosts.links[name] for name in found.facts}, leftovers)
+    remarks += [f"{name}: a pull that broke off left keys in {folder}: the next `invoke pull` removes"
+                " it" for name, folders in left.items() for folder in folders]  # fmt: skip
     if network.why:
         remarks.append(f"network between nodes: {network.why}")
     remarks += _pair_remarks(routes)

@@ -75,7 +75,11 @@ class Puller:
             return
         layers = self._verified.release.layers
         parcel = parcels.make_parcel(config, layers, lacking.values())
-        with self._telling():
+        with (
+            _each_second(lambda: self._told(self.progress)),
+            # Beside what is shown: a terminal that does not take it must not end the pull.
+            _each_second(self._beat),
+        ):
             try:
                 self._start(list(lacking), parcel)
                 for number in range(ROUNDS):
@@ -87,6 +91,10 @@ class Puller:
             finally:
                 self._end()
         self._see_images()
+
+    def _beat(self) -> None:
+        for receiver in [*self._receivers.values()]:
+            receiver.beat()
 
     def _lacking(self) -> dict[str, set[str]]:
         """What each host lacks; hosts that hold the image are done."""
@@ -257,21 +265,23 @@ class Puller:
         for name, error in failed.items():
             self.progress[name].fail(error.what.removeprefix(f"{name}: "), error.why)
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        over = threading.Event()
 
-        def tell() -> None:
-            while not over.wait(1.0):
-                self._told(self.progress)
+@contextlib.contextmanager
+def _each_second(action: Callable[[], object]) -> Iterator[None]:
+    """Do something once a second, in a thread of its own."""
+    over = threading.Event()
 
-        thread = threading.Thread(target=tell, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join(5)
+    def repeat() -> None:
+        while not over.wait(1.0):
+            action()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5)
 
 
 def name_image(

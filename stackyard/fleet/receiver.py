@@ -1,7 +1,7 @@
 """One host in a pull: its part in passing the parcel on, and how far it is.
 
-Owns the program that runs on the host as long as the pull (`relay.sh`, over the host's link) and
-what its lines mean. It must not decide who passes the parcel to whom.
+Owns the program that runs on the host as long as the pull (`owner.sh` and `relay.sh`, over the
+host's link) and what its lines mean. It must not decide who passes the parcel to whom.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from stackyard.fleet.link import HostError, Link
 from stackyard.fleet.relay import Stop
 from stackyard.parcel import Parcel
 
-SCRIPT = Path(__file__).resolve().parent / "relay.sh"
+HERE = Path(__file__).resolve().parent
+SCRIPTS = ("owner.sh", "relay.sh")
+OWNER = (HERE / "owner.sh").read_text(encoding="utf-8")
 START_SECONDS, END_SECONDS = 30.0, 10.0
-# Keys lie in memory where there is a file system for that.
-_START = (
-    'for at in /dev/shm "${TMPDIR:-/tmp}"; do d=$(mktemp -d "$at/stackyard-pull.XXXXXXXXXX"'
-    ' 2> /dev/null) && break; done; head -c "$1" | tar -x -C "$d" || { rm -rf "$d"; exit 1; };'
-    ' exec sh "$d/relay.sh" host "$d" "$2" "$3"'
-)
+# A host that hears nothing from the pull for so long ends its part: its keys and its server go.
+LEASE_SECONDS = 8
 OVER = ("held", "pulled", "failed")
 
 
@@ -87,6 +85,7 @@ class Receiver:
         self._answers: dict[str, str] = {}
         self._said: list[str] = []
         self._serving = threading.Event()
+        self._given = False
         self._process: process.Companion | None = None
 
     def start(self, files: Mapping[str, bytes], parcel: Parcel, address: str, port: int) -> None:
@@ -95,12 +94,13 @@ class Receiver:
         Raises:
             HostError: it lacks a program, or cannot.
         """
-        data = pack({"relay.sh": SCRIPT.read_bytes(), **files}, mode=0o600)
-        socket = self.link.host.engine
-        words = ("sh", "-c", _START, "sh", str(len(data)), parcel.name, socket)
+        scripts = {name: (HERE / name).read_bytes() for name in SCRIPTS}
+        data = pack({**scripts, **files}, mode=0o600)
         self.progress.become("receiving")
+        words = own_words(len(data), parcel.name, self.link.host.engine)
         self._process = process.Companion(self.link.words(*words), on_line=self._heard, held=True)
         self._process.write(data)
+        self._given = True
         until = time.monotonic() + START_SECONDS
         while not self._serving.wait(0.05) and self._process.running and time.monotonic() < until:
             pass
@@ -135,13 +135,19 @@ class Receiver:
         """What it said last."""
         return self._said[-1] if self._said else ""
 
+    def beat(self) -> None:
+        """Let it know that the pull lives: it ends its part after `LEASE_SECONDS` without."""
+        running = self._process
+        if running is not None and self._given:
+            running.write(b"\n")
+
     def route(self, files: Mapping[str, bytes]) -> None:
         """Tell it to whom it passes the parcel.
 
         Raises:
             HostError: it does not answer.
         """
-        self.link.send(pack(files, mode=0o600), "tar", "-x", "-C", self.keys)
+        self.link.send(pack(files, mode=0o600), "timeout", "30", "tar", "-x", "-C", self.keys)
 
     @property
     def keys(self) -> str:
@@ -176,6 +182,30 @@ class Receiver:
                 self.progress.at = int(rest)
         else:
             self._said = [*self._said[-20:], line]
+
+
+def own_words(count: int, parcel: str, socket: str) -> tuple[str, ...]:
+    """Return the command that owns a pull's folder on a host, and reads `count` bytes for it."""
+    started = f'{OWNER}own "$@"'
+    return ("sh", "-c", started, "sh", str(LEASE_SECONDS), str(count), parcel, socket)
+
+
+def sweep(link: Link) -> None:
+    """Remove what broken pulls left on a host: their keys, and the servers that used them.
+
+    Raises:
+        HostError: the host does not answer.
+    """
+    link.shell(f"{OWNER}sweep\n")
+
+
+def leftovers(link: Link) -> list[str]:
+    """List the folders on a host that broken pulls left, with keys in them.
+
+    Raises:
+        HostError: the host does not answer.
+    """
+    return link.shell(f"{OWNER}left\n").splitlines()
 
 
 def read_answer(line: str, told: dict[str, str]) -> bool:

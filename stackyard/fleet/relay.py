@@ -70,6 +70,9 @@ PermitTTY no
 PermitUserRC no
 PermitUserEnvironment no
 ForceCommand sh @KEYS@/relay.sh receive @KEYS@ $SSH_ORIGINAL_COMMAND
+LoginGraceTime 10
+ClientAliveInterval 3
+ClientAliveCountMax 2
 LogLevel ERROR
 """
 _CLIENT = """\

@@ -1,14 +1,13 @@
 # A host's part in passing a parcel from host to host, in POSIX sh. Nothing is installed: it needs what a
 # host that takes logins has (sshd, ssh, ssh-keygen, coreutils).
-#   sh relay.sh host KEYS PARCEL SOCKET  as long as its input is open; KEYS: this pull's folder here
-#   sh relay.sh receive KEYS START       the parcel from byte START on, by the sshd that `host` starts
+#   host KEYS PARCEL SOCKET         as long as lines come on the input; read by owner.sh's `own`, which owns KEYS
+#   sh relay.sh receive KEYS START  the parcel from byte START on, by the sshd that `host` starts
 # The parcel grows in SPOOL/PARCEL; it stays after a broken pull, and the next one goes on there.
 # Names of hosts hold no blanks, and lists of them are meant to be split.
-# shellcheck disable=SC2013,SC2046,SC2086
-LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"; export LC_ALL PATH
-umask 077
+# shellcheck disable=SC1091,SC2013,SC2046,SC2086,SC2154
 verb=$1 keys=$2
 shift 2
+. "$keys/owner.sh"
 spool="${XDG_CACHE_HOME:-$HOME/.cache}/stackyard/pull"
 
 # $1: file. Sets `size`. One process and no more: it is asked several times a second (some pad what they print).
@@ -29,12 +28,9 @@ else
 fi
 
 # $1: parcel. $2: the engine's socket. Say what there is; take logins of this pull's other hosts; give the
-# engine what has come, once it is checked; until our input ends: then nothing is left but the parcel.
+# engine what has come, once it is checked; until our input ends.
 host() {
-    into="$spool/$1" socket=$2 server='' ticker='' keeper=''
-    trap 'kill $server $ticker $keeper 2> /dev/null; wait; if [ -e "$keys/over" ]; then rm -f "$into"; fi
-        rm -rf "$keys"' EXIT
-    trap 'exit 1' HUP INT TERM
+    into="$spool/$1" socket=$2
     mkdir -p "$spool" || exit 1
     find "$spool" -type f -mtime +1 ! -name "$1" -exec rm -f {} +
     echo "$1" > "$keys/parcel"
@@ -48,16 +44,30 @@ host() {
     echo "keys $keys"
     authentic || exit 1
     sed "s|@KEYS@|$keys|g; s|@USER@|$(id -un)|g" "$keys/sshd_config" > "$keys/sshd_config.here"
-    "$(command -v sshd)" -D -e -f "$keys/sshd_config.here" > "$keys/sshd.log" 2>&1 &
+    # Noted before it runs: there is no moment at which it serves and nobody knows of it.
+    { note server "$(exec sh -c 'echo $PPID')" && exec "$(command -v sshd)" -D -e -f "$keys/sshd_config.here"; } \
+        > "$keys/sshd.log" 2>&1 &
     server=$!
     sleep 0.3
     kill -0 $server 2> /dev/null || { sed 's/^/sshd: /' "$keys/sshd.log"; exit 1; }
     echo serving
-    (while sleep 1; do measure "$into"; echo "at $size"; done) &
-    ticker=$!
+    follow &
+    note follower $!
     keep < "$keys/plan" &
-    keeper=$!
-    cat > /dev/null
+    note keeper $!
+    beats=0
+    while read -r _; do
+        beats=$((beats + 1))
+        echo $beats > "$keys/beat" || exit 1
+    done
+}
+
+# Say every second how much of the parcel is there.
+follow() {
+    while sleep 1; do
+        measure "$into"
+        echo "$size" > "$keys/size" && echo "at $size" || exit 1
+    done
 }
 
 # See that the release is signed by somebody who may.
@@ -73,50 +83,54 @@ authentic() {
 
 # Follow the plan on our input: check each layer when it is there, and give the engine what is checked.
 keep() {
-    stages=''
-    trap 'trap "" HUP INT TERM; for one in $stages; do drop "$one"; done' EXIT
-    trap 'exit 1' HUP INT TERM
+    stages='' giver=''
+    trap 'trap "" HUP INT TERM PIPE; kill $giver 2> /dev/null; for one in $stages; do drop "$one"; done' EXIT
+    trap 'exit 1' HUP INT TERM PIPE
     while read -r step a b c d; do
         case $step in
         sum)
             until_there $((b + c))
             grep -q "$a" "$keys/release.json" || { echo "failed $a is not signed for"; exit 1; }
             [ "$(slice "$b" "$c" | sha256)" = "$a" ] ||
-                { : > "$keys/over"; echo "failed sha256:$a is not what was signed"; exit 1; }
+                { echo "$into" > "$keys/over"; echo "failed sha256:$a is not what was signed"; exit 1; }
             ;;
         stage)
             until_there $((b + c))
             stages="$d $stages"
             # What the engine does not take in parts it takes as a whole.
-            { cat "$keys/head-$a"; slice "$b" "$c"; } | give > /dev/null 2>&1
+            { cat "$keys/head-$a"; slice "$b" "$c"; } | give > /dev/null 2>&1 &
+            given
             ;;
         image)
             until_there "$c"
-            { slice 0 "$a"; slice "$b" $((c - b)); } | give > /dev/null 2>&1 || give < "$into" ||
-                { echo "failed its engine did not take the image"; exit 1; }
+            { slice 0 "$a"; slice "$b" $((c - b)); } | give > /dev/null 2>&1 &
+            given || { give < "$into" & given; } || { echo "failed its engine did not take the image"; exit 1; }
             ;;
         esac
     done
     for one in $stages; do drop "$one"; done
     stages=''
     # Those behind us may still be sent it: it goes when the pull ends.
-    : > "$keys/over"
+    echo "$into" > "$keys/over"
     echo loaded
 }
 
 # $1: how many bytes.
-until_there() { until measure "$into"; [ "$size" -ge "$1" ]; do sleep 0.5; done; }
+until_there() { until measure "$into"; [ "$size" -ge "$1" ]; do [ -d "$keys" ] && sleep 0.5 || exit 1; done; }
 
-# An archive on our input, to the engine.
+# Wait for `give` in the background, its exit code being ours: a signal reaches a shell that waits at once.
+given() { giver=$!; wait "$giver"; }
+
+# An archive on our input, to the engine. Never returns.
 give() {
     if [ -n "$(command -v docker)" ]; then
-        docker -H "unix://$socket" load -q
+        exec docker -H "unix://$socket" load -q
     elif [ -n "$(command -v curl)" ]; then
-        curl -sS --fail-with-body --unix-socket "$socket" -X POST -H 'Content-Type: application/x-tar' \
+        exec curl -sS --fail-with-body --unix-socket "$socket" -X POST -H 'Content-Type: application/x-tar' \
             -T - 'http://engine/images/load?quiet=1'
     else
         echo "neither docker's client nor curl is here to hand the image to the engine"
-        return 1
+        exit 1
     fi
 }
 
@@ -133,8 +147,12 @@ drop() {
 # as fast as it takes it.
 receive() {
     case $1 in '' | *[!0-9]*) exit 2 ;; esac
-    if [ -e "$keys/receiver" ]; then kill "$(cat "$keys/receiver")" 2> /dev/null; fi
-    echo $$ > "$keys/receiver"
+    # An earlier one, which a broken way may have left waiting, goes.
+    { read -r pid birth < "$keys/pid-receiver"; } 2> /dev/null && look_up "${pid#-}" &&
+        [ "$born" = "$birth" ] && kill -s TERM -- "$pid" 2> /dev/null
+    # Our sshd gives every login a group of its own; a shell of the user's may stand before us in it.
+    look_up $$
+    if [ "$group" = $$ ] || [ "$group" = "$PPID" ]; then note receiver "-$group"; else note receiver $$; fi
     into="$spool/$(cat "$keys/parcel")"
     # Two pulls of the same must not write into each other's parcel.
     exec 9>> "$into"
@@ -143,7 +161,7 @@ receive() {
     have=$size
     [ "$have" -ge "$1" ] || exit 3
     senders=''
-    trap ': > "$keys/ended-$$"; kill $senders 2> /dev/null; exit 1' HUP INT TERM
+    trap ': > "$keys/ended-$$"; kill $senders 2> /dev/null; exit 1' HUP INT TERM PIPE
     for name in $(cat "$keys/next"); do
         forward "$1" 9>&- | ssh -F "$keys/ssh_config" "$name" "$1" 2>> "$keys/log-$name" 9>&- &
         senders="$senders $!"
@@ -151,7 +169,7 @@ receive() {
     { head -c $((have - $1)) > /dev/null; cat; } >> "$into"
     : > "$keys/ended-$$"
     wait
-    rm -f "$keys/ended-$$" "$keys/receiver"
+    rm -f "$keys/ended-$$" "$keys/pid-receiver"
 }
 
 # $1: from which byte on. What is there of the parcel and what comes, until it is whole or nothing comes any more.
