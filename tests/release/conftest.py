@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -115,11 +116,35 @@ class Site:
         lines = host.run("docker", "images", "--digests", "--no-trunc", "--format", form)
         return set(lines.split()) - {"<none>"}
 
+    def require_nothing_left(
+        self, *hosts: emulated.EmulatedHost, parcels: bool = True, seconds: float = 10
+    ) -> None:
+        """See that a while after a pull nothing of it is on hosts: no key, server or process.
+
+        Args:
+            hosts: all where none is named.
+            parcels: whether parcels count, too; a pull that broke off keeps its own for the next.
+        """
+        end = time.monotonic() + seconds
+        for host in hosts or self.yard.hosts.values():
+            while left := left_of_pulls(host, parcels=parcels):
+                assert time.monotonic() < end, f"{host.name}: {left}"
+                time.sleep(0.2)
+
     def forget(self) -> None:
         """Take everything from the hosts' engines, and what broke off from their caches."""
+        self.require_nothing_left(parcels=False)
         for host in self.yard.hosts.values():
             host.run("sh", "-c", "docker rmi -f $(docker images -aq) > /dev/null 2>&1;"
                      " rm -rf /root/.cache/stackyard; true")  # fmt: skip
+
+
+def left_of_pulls(host: emulated.EmulatedHost, *, parcels: bool) -> list[str]:
+    """List what pulls left on a host: folders with keys, parcels, processes that use them."""
+    folders = "/root/.cache/stackyard/pull/*" if parcels else ""
+    script = f"ls -d /dev/shm/stackyard-pull.* /tmp/stackyard-pull.* {folders} 2> /dev/null"
+    found = host.run("sh", "-c", script, check=False).splitlines()
+    return [*found, *host.processes("stackyard-pull.")]
 
 
 def make_publisher(site: Site) -> None:

@@ -42,6 +42,16 @@ def publishing(site, image):
             str(site.cache / "spool")]  # fmt: skip
 
 
+def pulling(site):
+    return [str(ROOT / ".venv/bin/invoke"), "pull", "accelerate", "--base", "cpu", "--from",
+            site.place, "--signers", str(site.signers), "--hosts", site.yard.inventory,
+            "--json"]  # fmt: skip
+
+
+def unshape(container):
+    docker("exec", container, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+
+
 def only_whole_images_have_names(site):
     """Every tag that names an image: all blobs there, a statement that can be believed."""
     registry = site.asked()
@@ -119,10 +129,7 @@ def test_a_pull_that_is_cut(site, number, monkeypatch):
         done = driver.publish(site.place, image, site.key, site.folder / "spool")
         for host in site.yard.hosts.values():
             shape(host.container, 160)
-        words = [str(ROOT / ".venv/bin/invoke"), "pull", "accelerate", "--base", "cpu", "--from",
-                 site.place, "--signers", str(site.signers), "--hosts", site.yard.inventory,
-                 "--json"]  # fmt: skip
-        running = start(site, *words)
+        running = start(site, *pulling(site))
         time.sleep(chance.uniform(1.0, 8.0))
         victim = chance.choice(list(site.yard.hosts.values()))
         cut(site, ("controller", "registry", "host", "network")[number % 4], victim, running)
@@ -143,7 +150,35 @@ def test_a_pull_that_is_cut(site, number, monkeypatch):
         for host in site.yard.hosts.values():
             assert site.images(host)["stackyard/accelerate:cpu"] == done_id(done, site)
             assert len(set(site.images(host).values())) == 1  # stages are gone, too
-            docker("exec", host.container, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+            unshape(host.container)
+
+
+PHASES = {
+    "its keys come": "ls -d /dev/shm/stackyard-pull.*",
+    "it takes logins": "pgrep -f 'sshd.*stackyard-pull[.]'",
+    "the parcel comes": "find /root/.cache/stackyard/pull -size +1M | grep .",
+    "the engine takes a part": "pgrep -f 'docker.*[l]oad'",
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_hosts_keep_nothing_of_a_pull_that_is_killed_when(site, phase, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+    with small_image(3, 12) as image:
+        driver.publish(site.place, image, site.key, site.folder / "spool")
+    for host in site.yard.hosts.values():
+        shape(host.container, 80)
+    running = start(site, *pulling(site))
+    host = next(iter(site.yard.hosts.values()))
+    while not host.run("sh", "-c", f"{PHASES[phase]} 2> /dev/null; true"):
+        assert running.poll() is None
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    site.require_nothing_left(parcels=False)
+    for host in site.yard.hosts.values():
+        assert host.run("docker", "images", "-aq", "--filter", f"label={PARTIAL}") == ""
+        unshape(host.container)
 
 
 def done_id(done, site) -> str:
@@ -165,10 +200,10 @@ def cut(site, kind, victim, running):
         running.wait(180)
     else:
         victim.cut()
-        running.wait(180)
-        victim.mend()
+        try:
+            site.require_nothing_left(victim, parcels=False)
+        finally:
+            running.wait(180)
+            victim.mend()
     running.wait(180)
-    end = time.monotonic() + 30
-    while any(host.processes("relay.sh") for host in site.yard.hosts.values()):
-        assert time.monotonic() < end, "something of the pull is left on a host"
-        time.sleep(0.3)
+    site.require_nothing_left(parcels=False)

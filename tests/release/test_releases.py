@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 
 import pytest
 
@@ -51,7 +50,7 @@ def test_a_proven_image_comes_to_four_hosts_as_it_was_signed(site, proven, stack
         assert names[f"stackyard/{stack}:cpu"] == proven[stack]
         assert names[f"{site.place}:{done['name']}"] == proven[stack]
         assert site.digests(host) == {done["digest"]}
-        require_nothing_left(host)
+    site.require_nothing_left()
     before = site.registry.sent()
     again = site.pull(stack)
     assert {mark["state"] for mark in again["hosts"].values()} == {"held"}
@@ -59,15 +58,6 @@ def test_a_proven_image_comes_to_four_hosts_as_it_was_signed(site, proven, stack
     ran = host.run("docker", "run", "--rm", "--entrypoint", "python3", f"stackyard/{stack}:cpu",
                    "-c", "import torch; print(torch.__version__)")  # fmt: skip
     assert ran.startswith("2.")
-
-
-def require_nothing_left(host):
-    """No keys, no server, no parcel of a pull."""
-    end = time.monotonic() + 10
-    script = "ls -A /dev/shm /root/.cache/stackyard/pull; pgrep -fa '[r]elay.sh'"
-    while left := host.run("sh", "-c", script, check=False).split()[2:]:
-        assert time.monotonic() < end, left
-        time.sleep(0.3)
 
 
 def release_claim(done):
@@ -117,7 +107,7 @@ def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, small):
         assert not pulled["proven"]
         for host in site.yard.hosts.values():
             assert site.images(host)["stackyard/accelerate:cpu"] == image
-            require_nothing_left(host)
+            site.require_nothing_left(host)
         assert done.name.endswith(f"-r{number + 1}")
     listed = site.invoke("releases", "--from", site.place, "--signers", str(site.signers), "--json")
     rows = json.loads(listed.stdout)["releases"]
