@@ -64,14 +64,7 @@ class Field:
     def ours(self, count: int) -> dict[str, float]:
         """`invoke pull` onto so many hosts, from a machine that has nothing."""
         self._forget()
-        yard = self._site.yard
-        text = (yard.folder / "hosts.yml").read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines()
-                 if not any(line.startswith(f"  {name}:") for name in HOSTS[count:])]  # fmt: skip
-        some = yard.folder / f"of-{count}"
-        some.mkdir(exist_ok=True)
-        (some / "hosts.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        site = dataclasses.replace(self._site, yard=dataclasses.replace(yard, folder=some))
+        site = dataclasses.replace(self._site, yard=self._site.yard.only(*HOSTS[:count]))
         before, started = site.registry.sent(), time.monotonic()
         pulled = site.pull(self._stack, seconds=900)
         seconds = time.monotonic() - started

@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -46,8 +47,6 @@ MANIFEST_KINDS = (
 )
 LONGEST_MANIFEST = 8 * 2**20
 CHUNK = 2**20
-TRIES = 4
-PAUSE_SECONDS = 0.5
 # As words, or as distribution passes the system's error on: 28 is ENOSPC, 122 EDQUOT.
 _NO_SPACE = re.compile(r'space|quota|"Err":\s*(28|122)\b', re.IGNORECASE)
 _PASSING = {408, 429, 500, 502, 503, 504}
@@ -72,6 +71,28 @@ class _Certificates(HTTPAdapter):
         super().init_poolmanager(*args, **given, ssl_context=self._context)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a registry in trouble is waited for.
+
+    Attributes:
+        silent_seconds: how long it may be silent.
+        tries: how often it is asked while its trouble may pass.
+        pause_seconds: between the first two tries; each later pause is twice as long.
+    """
+
+    silent_seconds: float = 60.0
+    tries: int = 4
+    pause_seconds: float = 0.5
+
+    def pause(self, attempt: int) -> None:
+        """Wait after a try that was in vain; the first one is number 0."""
+        time.sleep(self.pause_seconds * 2**attempt)
+
+
+PATIENT = Patience()
+
+
 class Registry:
     """One repository of a registry; may be used by several threads.
 
@@ -79,7 +100,7 @@ class Registry:
         repository: which one.
         login: who we are; None: nobody.
         certs: the folder that holds a folder of certificates for each registry.
-        seconds: how long the registry may be silent.
+        patience: how long it is waited for.
     """
 
     def __init__(
@@ -88,10 +109,11 @@ class Registry:
         login: Login | None = None,
         *,
         certs: Path = CERTS,
-        seconds: float = 60.0,
+        patience: Patience = PATIENT,
     ) -> None:
         self.repository = repository
-        self._login, self._seconds = login, seconds
+        self._login, self._patience = login, patience
+        self._timeout = (10, patience.silent_seconds)
         scheme = "http" if _LOCAL.fullmatch(repository.host) else "https"
         self._root = f"{scheme}://{repository.host}"
         self._base = f"{self._root}/v2/{repository.name}"
@@ -184,22 +206,23 @@ class Registry:
         """
         if self.has(descriptor.digest):
             return False
-        for attempt in range(TRIES):
+        for attempt in range(self._patience.tries):
             body = _Counted(opened(), descriptor.size, sent)
             try:
                 self._upload(descriptor, body)
                 return True
             except RegistryError as error:
                 sent(-body.told)
-                if attempt == TRIES - 1 or not error.passing:
+                if attempt == self._patience.tries - 1 or not error.passing:
                     raise
-                time.sleep(PAUSE_SECONDS * 2**attempt)
+                self._patience.pause(attempt)
             finally:
                 body.close()
         raise AssertionError
 
     def _upload(self, descriptor: Descriptor, body: _Counted) -> None:
-        begun = self._ask("POST", "/blobs/uploads/", {202})
+        # Once: `upload` tries the whole again.
+        begun = self._ask("POST", "/blobs/uploads/", {202}, tries=1)
         place = begun.headers.get("Location", "")
         place = place if "://" in place else f"{self._root}{place}"
         joint = "&" if "?" in place else "?"
@@ -280,17 +303,18 @@ class Registry:
         return session
 
     def _ask(
-        self, method: str, path: str, good: set[int], *, tries: int = TRIES, **given: Any
+        self, method: str, path: str, good: set[int], *, tries: int = 0, **given: Any
     ) -> requests.Response:
         """One request, again while the registry's trouble may pass."""
         url = path if "://" in path else f"{self._base}{path}"
+        tries = tries or self._patience.tries
         for attempt in range(tries):
             try:
                 return self._once(method, url, good, given)
             except RegistryError as error:
                 if attempt == tries - 1 or not error.passing:
                     raise
-                time.sleep(PAUSE_SECONDS * 2**attempt)
+                self._patience.pause(attempt)
         raise AssertionError
 
     def _once(
@@ -302,14 +326,14 @@ class Registry:
         doing = f"{method} {url.partition('?')[0]}"
         with self._told(doing):
             answer = self._session.request(
-                method, url, timeout=(10, self._seconds), **{**given, "headers": headers}
+                method, url, timeout=self._timeout, **{**given, "headers": headers}
             )
             if answer.status_code == 401 and self._answer(answer):
                 if isinstance(body := given.get("data"), _Counted):
                     body.restart()
                 headers["Authorization"] = self._authorization
                 answer = self._session.request(
-                    method, url, timeout=(10, self._seconds), **{**given, "headers": headers}
+                    method, url, timeout=self._timeout, **{**given, "headers": headers}
                 )
         if answer.status_code not in good:
             raise self._refused(answer, doing)
@@ -342,10 +366,10 @@ class Registry:
         if login and login.token:
             form = {**query, "grant_type": "refresh_token", "refresh_token": login.token,
                     "client_id": "stackyard"}  # fmt: skip
-            answer = self._session.post(realm, data=form, timeout=(10, self._seconds))
+            answer = self._session.post(realm, data=form, timeout=self._timeout)
         else:
             auth = (login.user, login.password) if login else None
-            answer = self._session.get(realm, params=query, auth=auth, timeout=(10, self._seconds))
+            answer = self._session.get(realm, params=query, auth=auth, timeout=self._timeout)
         if answer.status_code != 200:
             raise self._refused(answer, "asking for a token")
         value = self._json(answer)

@@ -1,8 +1,12 @@
 """Hosts for the tests: containers with an address, an sshd and a container engine of their own.
 
 Each is what a bare machine is to Stackyard: something that ssh reaches and that has a docker
-socket. Images are loaded into one engine's folder once; every host gets that folder by hard links,
-which is instant and takes no space (an engine never writes into a layer's files).
+socket. Images are loaded into one engine's folder once, the seed; every host has a folder of its
+own whose layers are links into the seed, which takes a moment and no space (an engine never writes
+into a layer's files).
+
+Everything made here has a label with its owner, and the next run removes what a dead owner left.
+The image of a machine and the current seed are a cache for the next run; `drop_cache` removes them.
 """
 
 from __future__ import annotations
@@ -11,25 +15,26 @@ import dataclasses
 import hashlib
 import os
 import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import testinfra
 
 from stackyard import guard, settings
 from stackyard.engine import Engine
-from stackyard.foundation import ensure_base
+from stackyard.exclusive import exclusive
+from stackyard.foundation import base_reference, ensure_base
 from stackyard.project import ROOT, load_project
-from stackyard.spec import Bootstrap
+from tests.fleet.images import CACHE, build_image
 
 LABEL = "stackyard-test-hosts"
 OWNER = "stackyard-test-owner"
-PACKAGES = (
-    "docker.io", "openssh-server", "iproute2", "iptables", "iputils-ping", "ca-certificates",
-    "procps", "mount",
-)  # fmt: skip
+MACHINE = "stackyard-test-machine"
 # What a nested engine needs where --privileged is refused.
 CAPABILITIES = (
     "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH",
@@ -40,6 +45,19 @@ CAPABILITIES = (
 START = r"""
 for at in /sys/fs/cgroup /sys/fs/cgroup/*; do mount -o remount,bind,rw "$at" 2> /dev/null; done
 mount -o remount,rw /proc/sys 2> /dev/null
+if [ -d /seed/image ] && [ ! -d /var/lib/docker/image ]; then
+    mkdir /var/lib/docker/overlay2
+    cp -a /seed/image /var/lib/docker
+    cp -a /seed/overlay2/l /var/lib/docker/overlay2
+    for at in /seed/overlay2/*/link; do
+        layer=${at%/link}; own=/var/lib/docker/overlay2/${layer##*/}
+        mkdir "$own" "$own/work"
+        ln -s "$layer/diff" "$own/diff"
+        cp "$layer/link" "$own"
+        [ ! -e "$layer/lower" ] || cp "$layer/lower" "$own"
+        [ ! -e "$layer/committed" ] || cp "$layer/committed" "$own"
+    done
+fi
 mkdir -p /run/sshd /root/.ssh && cp /keys/authorized_keys /root/.ssh/ && chmod 700 /root/.ssh
 cp /keys/host_key /etc/ssh/ssh_host_ed25519_key && chmod 600 /etc/ssh/ssh_host_ed25519_key
 printf '%s\n' 'HostKey /etc/ssh/ssh_host_ed25519_key' 'PermitRootLogin prohibit-password' \
@@ -47,6 +65,25 @@ printf '%s\n' 'HostKey /etc/ssh/ssh_host_ed25519_key' 'PermitRootLogin prohibit-
 dockerd --storage-driver overlay2 > /var/log/dockerd.log 2>&1 &
 exec /usr/sbin/sshd -D -e
 """
+START_SEED = r"""
+for at in /sys/fs/cgroup /sys/fs/cgroup/*; do mount -o remount,bind,rw "$at" 2> /dev/null; done
+exec dockerd --storage-driver overlay2 > /var/log/dockerd.log 2>&1
+"""
+# Every process of a container, by its shim's control group and not by its name.
+PROCESSES = r"""
+for at in $(grep -lE '/docker/[0-9a-f]+/docker/' /proc/[0-9]*/cgroup 2> /dev/null); do
+    at=${at%/cgroup}
+    state=$(awk '/^State/ { print $2 }' "$at/status" 2> /dev/null)
+    [ "${state:-Z}" = Z ] || echo "${at#/proc/} $(tr '\0' ' ' < "$at/cmdline" | cut -c1-150)"
+done 2> /dev/null"""
+CONTAINERS = "pidof dockerd > /dev/null && docker ps -a --format '{{.Names}}' | grep stackyard-"
+# Processes that a launcher gave a RANK, less those that they started.
+RANKS = r"""
+with=" $(grep -lz '^RANK=' /proc/[0-9]*/environ 2> /dev/null | tr -dc '0-9\n' | tr '\n' ' ')"
+for pid in $with; do
+    parent=$(awk '/^PPid/ { print $2 }' "/proc/$pid/status" 2> /dev/null)
+    case $with in *" ${parent:-gone} "*) ;; *) echo "$pid" ;; esac
+done"""
 
 
 def docker(*words: str, check: bool = True, **more) -> str:
@@ -57,19 +94,14 @@ def docker(*words: str, check: bool = True, **more) -> str:
     return done.stdout.strip()
 
 
-def machine_image(name: str, packages: tuple[str, ...]) -> str:
-    """The image of a machine of the tests: Debian with some packages, bootstrapped once."""
+def machine_image() -> str:
+    """The image of a machine of the tests; its name."""
     project = load_project()
-    base = dataclasses.replace(
-        project.definitions.bases["cpu"],
-        name=name,
-        reference=f"stackyard/test-{name}:debian",
-        bootstrap=Bootstrap(suite="bookworm", packages=packages, exclude=("/usr/share/doc/*",)),
-    )
-    common = dataclasses.replace(project.definitions.common, system=())
+    base, common = project.definitions.bases["cpu"], project.definitions.common
     caller = settings.collect(os.environ, distribution=base.distribution)
     with Engine() as engine:
-        return ensure_base(engine, base, common, caller, print).id
+        ensure_base(engine, base, common, caller, print)
+    return build_image(MACHINE, "machine", base_reference(base, common))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -79,6 +111,11 @@ class EmulatedHost:
     name: str
     container: str
     address: str
+
+    @cached_property
+    def infra(self) -> Any:
+        """The host, for testinfra: its files, processes, sockets, mounts."""
+        return testinfra.get_host(f"docker://{self.container}")
 
     def run(self, *words: str, check: bool = True) -> str:
         """A command on the host, as root, without ssh."""
@@ -95,27 +132,19 @@ class EmulatedHost:
 
     def up(self) -> bool:
         """Whether its engine runs."""
-        return bool(self.run("pidof", "dockerd", check=False))
+        return bool(self.infra.process.filter(comm="dockerd"))
 
     def of_containers(self) -> list[str]:
-        """Processes of the containers on it, by PID and command; by their shims, not by names."""
-        script = r"""
-        for at in /proc/[0-9]*; do
-            grep -qE '/docker/[0-9a-f]+/docker/' $at/cgroup 2> /dev/null || continue
-            state=$(awk '/^State/ { print $2 }' $at/status 2> /dev/null)
-            [ "$state" = Z ] || echo "${at#/proc/} $(tr '\0' ' ' < $at/cmdline | cut -c1-150)"
-        done 2> /dev/null"""
-        return [line for line in self.run("sh", "-c", script, check=False).splitlines() if line]
+        """Processes of the containers on it, by PID and command."""
+        return self.run("sh", "-c", PROCESSES, check=False).splitlines()
+
+    def left(self) -> list[str]:
+        """What of runs is on it: their containers, if its engine runs, and their processes."""
+        return self.run("sh", "-c", f"{CONTAINERS}; {PROCESSES}", check=False).splitlines()
 
     def ranks(self) -> list[int]:
         """PIDs of training ranks on it: processes that a launcher gave a RANK."""
-        script = r"""
-        has() { tr '\0' '\n' < /proc/$1/environ 2> /dev/null | grep -q '^RANK='; }
-        for at in /proc/[0-9]*; do
-            pid=${at#/proc/}; parent=$(awk '/^PPid/ { print $2 }' $at/status 2> /dev/null)
-            has $pid && ! has $parent && echo $pid
-        done; true"""
-        return [int(word) for word in self.run("sh", "-c", script).split()]
+        return [int(word) for word in self.run("sh", "-c", RANKS).split()]
 
     def kill(self, pid: int, signal: str = "KILL") -> None:
         """Send a signal to a process on it."""
@@ -167,6 +196,15 @@ class Yard:
         """The path of their hosts.yml."""
         return str(self.folder / "hosts.yml")
 
+    def only(self, *names: str) -> Yard:
+        """Some of the hosts, with an inventory of their own."""
+        folder = self.folder / f"only-{'-'.join(names)}"
+        folder.mkdir(exist_ok=True)
+        others = tuple(f"  {name}: " for name in self.hosts if name not in names)
+        lines = Path(self.inventory).read_text().splitlines(keepends=True)
+        (folder / "hosts.yml").write_text("".join(x for x in lines if not x.startswith(others)))
+        return Yard(folder=folder, hosts={name: self.hosts[name] for name in names})
+
     def invoke(self, *words: str, check: bool = True, seconds: float = 240, **more):
         """`invoke COMMAND --hosts ...` as a user types it."""
         rest = list(words)
@@ -181,15 +219,9 @@ class Yard:
             raise AssertionError(f"invoke {' '.join(rest)} ended with {done.returncode}: {said}")
         return done
 
-    def left(self, run: str = "") -> dict[str, list[str]]:
-        """What of runs (or of one) is on the hosts: containers, and processes of containers."""
-        found = {}
-        for host in self.hosts.values():
-            names = [n for n in host.containers() if f"stackyard-{run}" in n] if host.up() else []
-            names += host.of_containers()
-            if names:
-                found[host.name] = names
-        return found
+    def left(self) -> dict[str, list[str]]:
+        """What of runs is on the hosts: containers, and processes of containers."""
+        return {name: left for name, host in self.hosts.items() if (left := host.left())}
 
     def until_gone(self, seconds: float) -> tuple[float, dict[str, list[str]]]:
         """Wait until nothing is left on any host: how long that took, and what is left."""
@@ -201,75 +233,70 @@ class Yard:
             time.sleep(0.1)
 
 
-def seed(image: str, images: Sequence[str]) -> Path:
-    """An engine's folder that holds `images`; made once for the same ones."""
-    ids = [docker("image", "inspect", "--format", "{{.Id}}", name) for name in images]
-    key = hashlib.sha256(" ".join([image, *ids]).encode()).hexdigest()[:12]
+def seed(image: str, images: Sequence[str]) -> str:
+    """A volume with an engine's folder that holds `images`; made once for the same ones."""
+    ids = [docker("image", "inspect", "--format", "{{.Id}}", name) for name in (image, *images)]
+    key = hashlib.sha256(" ".join(ids).encode()).hexdigest()[:12]
     volume = f"{LABEL}-{key}"
-    made = docker("volume", "create", "--label", LABEL, volume)
-    place = Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", made))
-    if (place / "seed.done").exists():
-        return place
-    _drop_old_seeds(volume)
-    shutil.rmtree(place / "seed", ignore_errors=True)
-    (place / "seed").mkdir()
+    for other in _seeds():
+        if other != volume:
+            docker("volume", "rm", other, check=False)  # stays where hosts still use it
+    docker("volume", "create", "--label", CACHE, volume)
+    whole = Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume)) / "whole"
+    if whole.exists():
+        return volume
     name = f"{LABEL}-seed-{secrets.token_hex(4)}"
     try:
-        _start(name, image, place / "seed", [])
-        host = EmulatedHost(name="seed", container=name, address="")
-        host.wait_engine()
+        _start(name, image, START_SEED, "-v", f"{volume}:/var/lib/docker")
+        EmulatedHost(name="seed", container=name, address="").wait_engine()
         load = ["docker", "exec", "-i", name, "docker", "load"]
-        if images:
-            with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as save:
-                subprocess.run(load, stdin=save.stdout, check=True, stdout=subprocess.DEVNULL)
-            assert save.returncode == 0
+        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as save:
+            subprocess.run(load, stdin=save.stdout, check=True, stdout=subprocess.DEVNULL)
+        assert save.returncode == 0
         docker("stop", "-t", "30", name)
     finally:
         docker("rm", "-f", "-v", name, check=False)
-    for folder in ("network", "containerd", "buildkit", "plugins", "tmp", "swarm", "containers",
-                   "volumes", "trust", "runtimes"):  # fmt: skip
-        shutil.rmtree(place / "seed" / folder, ignore_errors=True)
-    (place / "seed.done").touch()
-    return place
+    whole.touch()
+    return volume
 
 
-def sweep(label: str) -> None:
+def _seeds() -> list[str]:
+    return docker("volume", "ls", "-q", "--filter", f"label={CACHE}").split()
+
+
+def drop_cache() -> None:
+    """Remove what is kept for the next run, where nothing uses it."""
+    for kind in ("volume", "image"):
+        for name in docker(kind, "ls", "-q", "--filter", f"label={CACHE}").split():
+            docker(kind, "rm", name, check=False)
+
+
+def owned() -> tuple[str, ...]:
+    """The label of what this process makes, as an option."""
+    return ("--label", f"{OWNER}={guard.owner()}")
+
+
+def sweep() -> None:
     """Remove what a killed process left: its pytest can have no last word."""
-    form = '{{.ID}} {{.Label "' + OWNER + '"}}'
-    for kind, remove in (("ps -a", "rm -f -v"), ("network ls", "network rm")):
-        listing = docker(*kind.split(), "--filter", f"label={label}", "--format", form)
-        for line in listing.splitlines():
-            found, _, owner = line.partition(" ")
-            if guard.owner_is_gone(owner):
-                docker(*remove.split(), found, check=False)
+    of_owner = f"label={OWNER}"
+    for kind, every, rm in (
+        ("container", ("-a",), ("-f", "-v")), ("network", (), ()), ("volume", (), ()),
+        ("image", (), ("-f",)),
+    ):  # fmt: skip
+        for found in docker(kind, "ls", "-q", *every, "--filter", of_owner).split():
+            at = ".Config.Labels" if kind in ("container", "image") else ".Labels"
+            form = f'{{{{index {at} "{OWNER}"}}}}'
+            # Another process may have removed it meanwhile; its owner is then unknown.
+            if guard.owner_is_gone(docker(kind, "inspect", "--format", form, found, check=False)):
+                docker(kind, "rm", *rm, found, check=False)
 
 
-def _drop_folders(place: Path) -> None:
-    """Remove the data of hosts that are gone."""
-    used = docker("network", "ls", "--filter", f"label={LABEL}", "--format", "{{.Name}}").split()
-    for own in place.glob("*-*"):
-        if f"{LABEL}-{own.name.rpartition('-')[2]}" not in used:
-            shutil.rmtree(own, ignore_errors=True)
-
-
-def _drop_old_seeds(keep: str) -> None:
-    """Remove what was made for other images and no host uses: gigabytes each."""
-    for volume in docker("volume", "ls", "-q", "--filter", f"label={LABEL}").split():
-        place = Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume))
-        if volume != keep and {path.name for path in place.iterdir()} <= {"seed", "seed.done"}:
-            docker("volume", "rm", volume, check=False)
-
-
-def _start(name: str, image: str, data: Path, more: Sequence[str]) -> None:
+def _start(name: str, image: str, script: str, *more: str) -> None:
     docker(
-        "run", "-d", "--init", "--name", name, "--label", LABEL,
-        "--label", f"{OWNER}={guard.owner()}", "--cap-drop", "ALL",
+        "run", "-d", "--init", "--name", name, *owned(), "--cap-drop", "ALL",
         *(word for cap in CAPABILITIES for word in ("--cap-add", cap)),
         "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
-        "--device-cgroup-rule", "a *:* rwm", "--tmpfs", "/run", "-v", f"{data}:/var/lib/docker",
-        *more, image, "sh", "-c", START if more else "mount -o remount,bind,rw /sys/fs/cgroup;"
-        " for at in /sys/fs/cgroup/*; do mount -o remount,bind,rw $at; done; exec dockerd"
-        " --storage-driver overlay2 > /var/log/dockerd.log 2>&1",
+        "--device-cgroup-rule", "a *:* rwm", "--tmpfs", "/run", *more, image, "sh", "-c", script,
     )  # fmt: skip
 
 
@@ -283,57 +310,39 @@ def hosts(
         folder: gets `hosts.yml`, `ssh_config`, keys, and `shared`, one folder for all hosts.
     """
     token = secrets.token_hex(4)
-    image = machine_image("host", PACKAGES)
-    place = seed(image, images)
-    sweep(LABEL)
-    _drop_folders(place)
-    labels = ("--label", LABEL, "--label", f"{OWNER}={guard.owner()}")
-    network = docker("network", "create", *labels, f"{LABEL}-{token}")
+    sweep()
+    network = docker("network", "create", *owned(), f"{LABEL}-{token}")
     shared = folder / "shared"
     shared.mkdir(exist_ok=True)
     _key(folder / "login")
-    found: list[EmulatedHost] = []
-    data = [place / f"{name}-{token}" for name in names]
+    containers = {name: f"{LABEL}-{name}-{token}" for name in names}
+    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     try:
-        for name, own in zip(names, data, strict=True):
-            subprocess.run(["cp", "-al", str(place / "seed"), str(own)], check=True)
-            keys = folder / f"{name}.keys"
-            keys.mkdir()
-            _key(keys / "host_key")
-            (keys / "authorized_keys").write_text((folder / "login.pub").read_text())
-            container = f"{LABEL}-{name}-{token}"
-            _start(
-                container,
-                image,
-                own,
-                [
-                    "--hostname",
-                    name,
-                    "--network",
-                    network.strip(),
-                    "-v",
-                    f"{keys}:/keys:ro",
-                    "-v",
-                    f"{shared}:/mnt/shared",
-                ],
-            )
-            address = docker(
-                "inspect",
-                "--format",
-                "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
-                container,
-            )
-            found.append(EmulatedHost(name=name, container=container, address=address))
+        # The lock is held until the hosts use the seed: no other process removes it before.
+        with exclusive(LABEL, lambda: None):
+            image = machine_image()
+            seeded = ("-v", f"{seed(image, images)}:/seed:ro") if images else ()
+            for name, container in containers.items():
+                keys = folder / f"{name}.keys"
+                keys.mkdir()
+                _key(keys / "host_key")
+                (keys / "authorized_keys").write_text((folder / "login.pub").read_text())
+                _start(
+                    container, image, START, *seeded, "-v", "/var/lib/docker", "--hostname", name,
+                    "--network", network, "-v", f"{keys}:/keys:ro", "-v", f"{shared}:/mnt/shared",
+                )  # fmt: skip
+        found = [
+            EmulatedHost(name=name, container=container,
+                         address=docker("inspect", "--format", form, container))
+            for name, container in containers.items()
+        ]  # fmt: skip
         for host in found:
             host.wait_engine()
         _inventory(folder, found)
         yield found
     finally:
-        for name in names:
-            docker("rm", "-f", "-v", f"{LABEL}-{name}-{token}", check=False)
+        docker("rm", "-f", "-v", *containers.values(), check=False)
         docker("network", "rm", network, check=False)
-        for own in data:
-            shutil.rmtree(own, ignore_errors=True)
 
 
 def _key(path: Path) -> None:

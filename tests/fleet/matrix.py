@@ -25,15 +25,6 @@ START_SECONDS = 150.0
 TARGETS = ("controller", "launcher", "agent", "rank", "container", "engine", "network")
 EXAMPLES = {"fairseq": "gpt2-fsdp", "megatron": "gpt-tp", "accelerate": "llama-zero2"}
 NODES = "study@train"
-# What ends each stack's training: all of them with MATRIX=full, else each in one stack.
-CHOSEN = {
-    stack: [
-        target
-        for at, target in enumerate(TARGETS)
-        if os.environ.get("MATRIX") == "full" or at % len(EXAMPLES) == turn
-    ]
-    for turn, stack in enumerate(EXAMPLES)
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,13 +143,13 @@ def struck(yard: Yard, run: Attached, target: str) -> None:
     elif target == "launcher":
         first.kill(_launcher(first))
     elif target == "agent":
-        second.kill(_parent(second, second.ranks()[0]))
+        second.kill(second.infra.process.get(pid=second.ranks()[0]).ppid)
     elif target == "rank":
         second.kill(second.ranks()[0])
     elif target == "container":
         second.run("docker", "kill", f"stackyard-{run.name}-train")
     elif target == "engine":
-        second.kill(int(second.run("pidof", "dockerd").split()[0]))
+        second.kill(second.infra.process.get(comm="dockerd").pid)
     elif target == "network":
         second.cut()
     else:
@@ -167,16 +158,11 @@ def struck(yard: Yard, run: Attached, target: str) -> None:
 
 def _launcher(host: EmulatedHost) -> int:
     """The supervisor's child that is neither its agent nor its ssh: the job's launcher."""
-    found = [line.split(None, 2) for line in
-             host.run("ps", "-eo", "pid,ppid,args", "--no-headers").splitlines()]  # fmt: skip
-    supervisor = next(pid for pid, _, args in found
-                      if args.startswith("python3 /srv/stackyard/supervisor.py hold"))  # fmt: skip
-    children = [(pid, args) for pid, parent, args in found if parent == supervisor]
-    launchers = [pid for pid, args in children
-                 if "agent.py" not in args and not args.startswith("ssh ")]  # fmt: skip
+    process = host.infra.process
+    (supervisor,) = (
+        found for found in process.filter(comm="python3") if "supervisor.py hold" in found.args
+    )
+    children = process.filter(ppid=supervisor.pid)
+    launchers = [c for c in children if c.comm != "ssh" and "agent.py" not in c.args]
     assert len(launchers) == 1, children
-    return int(launchers[0])
-
-
-def _parent(host: EmulatedHost, pid: int) -> int:
-    return int(host.run("ps", "-o", "ppid=", "-p", str(pid)))
+    return int(launchers[0].pid)

@@ -8,20 +8,15 @@ programs named like Slurm's own call them in `ctl`: the client runs here as it w
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stackyard import build, guard, settings
-from stackyard.project import ROOT
-from tests.fleet.emulated import docker
+from tests.fleet.emulated import docker, owned, sweep
 
-HERE = Path(__file__).resolve().parent
 LABEL = "stackyard-test-slurm"
 USER = "trainer"
 NODES = ("node1", "node2")
@@ -33,30 +28,6 @@ POWERS = (
 )
 # Everything that is not one of these belongs to a job.
 DAEMONS = ("docker-init", "slurmd", "slurmctld", "munged", "slurmstepd")
-
-
-def image_with_slurm(reference: str, stack: str, distribution: str) -> str:
-    """A stack's image with Slurm beside it; from the caller's package sources."""
-    name = f"{LABEL}:{stack}"
-    client = build.find_client(os.environ["PATH"])
-    caller = settings.collect(os.environ, distribution=distribution)
-    command = [client.path, *(["buildx"] if client.buildx else []), "build", "--tag", name,
-               "--build-arg", f"IMAGE={reference}"]  # fmt: skip
-    command += [word for proxy in sorted(caller.proxies) for word in ("--build-arg", proxy)]
-    with guard.folder("slurm") as folder:
-        context = folder / "context"
-        shutil.copytree(HERE / "slurm", context)
-        shutil.copy(ROOT / "stackyard" / "inside" / "build.sh", context)
-        for secret in ("ca.pem", "apt.sources"):
-            if secret in caller.secrets:
-                (folder / secret).write_bytes(caller.secrets[secret])
-                command += ["--secret", f"id={secret},src={folder / secret}"]
-        env = {**os.environ, **caller.proxies, "DOCKER_BUILDKIT": "1"}
-        done = subprocess.run(
-            [*command, str(context)], env=env, capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +87,13 @@ def running_cluster(image: str, shared: Path, volume: str) -> Iterator[SlurmClus
     run = f"{LABEL}-{secrets.token_hex(4)}"
     cluster = SlurmCluster(run=run, shared=shared, commands=shared.parent / f"{run}-commands")
     shared.chmod(0o777)
+    sweep()
     try:
-        docker("network", "create", "--internal", "--label", LABEL, run)
-        docker("volume", "create", "--label", LABEL, run)
+        docker("network", "create", "--internal", *owned(), run)
+        docker("volume", "create", *owned(), run)
         for host in ("ctl", *NODES):
             docker(
-                "run", "--detach", "--init", "--label", LABEL, "--name", f"{run}-{host}",
+                "run", "--detach", "--init", *owned(), "--name", f"{run}-{host}",
                 "--hostname", host, "--network", run, "--network-alias", host, *POWERS,
                 "--volume", f"{run}:/cluster", "--volume", f"{volume}:{IMAGES}",
                 "--volume", f"{shared}:{shared}", "--entrypoint", "slurm-node", image,
@@ -154,9 +126,9 @@ def _write_commands(cluster: SlurmCluster) -> None:
 def unpacked(reference: str, name: str) -> Iterator[str]:
     """A volume that holds an image unpacked, as an ordinary user would have it, below `name`."""
     volume = f"{LABEL}-{secrets.token_hex(4)}"
-    docker("volume", "create", "--label", LABEL, volume)
+    docker("volume", "create", *owned(), volume)
     try:
-        command = ["docker", "run", "--rm", "--user=0", "--volume", f"{volume}:{IMAGES}",
+        command = ["docker", "run", "--rm", *owned(), "--user=0", "--volume", f"{volume}:{IMAGES}",
                    "--entrypoint=sh", reference, "-euc"]  # fmt: skip
         script = (
             f"cp -dRx --preserve=mode,timestamps,links / /images/{name} 2> /dev/null || true;"

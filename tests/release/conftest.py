@@ -1,10 +1,14 @@
-"""A registry, four emulated hosts with empty engines, and a publisher's key, for all tests here."""
+"""A registry, four emulated hosts with empty engines, and a publisher, once for all tests here.
+
+Each test has a repository of its own in the registry, and a copy of the publisher's folder.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -12,16 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import dockerfile, signing
+from stackyard import oci, signing
 from stackyard.builder import Builder
+from stackyard.credentials import Login
 from stackyard.engine import Engine
+from stackyard.image import ImageInfo
 from stackyard.project import ROOT, load_project
-from stackyard.registry import Registry
+from stackyard.registry import PATIENT, Patience, Registry
 from tests.fleet import emulated
-from tests.release.registry import RealRegistry, registry
+from tests.release.registry import PASSWORD, USER, RealRegistry, registry
 
 STACKS = ("accelerate", "fairseq", "megatron")
 NAMES = ("study", "train", "depot", "forge")
+TWO = NAMES[:2]
 
 
 def pytest_collection_modifyitems(items):
@@ -35,8 +42,10 @@ class Site:
     """Everything that a publisher and a cluster have.
 
     Attributes:
+        folder: the publisher's home: key, list of signers, login.
         cache: where this machine keeps layers; another one is another machine.
         project: the definitions that commands are run with.
+        repository: its name in the registry.
     """
 
     folder: Path
@@ -44,11 +53,12 @@ class Site:
     yard: emulated.Yard
     cache: Path
     project: Path = ROOT
+    repository: str = "team/stackyard"
 
     @property
     def place(self) -> str:
         """The repository."""
-        return f"{self.registry.host}/team/stackyard"
+        return f"{self.registry.host}/{self.repository}"
 
     @property
     def signers(self) -> Path:
@@ -61,9 +71,19 @@ class Site:
         return self.folder / "publisher"
 
     @property
+    def logins(self) -> Path:
+        """Docker's configuration, with a login."""
+        return self.folder / "docker"
+
+    @property
+    def layers(self) -> Path:
+        """Where commands keep compressed layers."""
+        return self.cache / "stackyard" / "layers"
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a command is run with."""
-        own = {"DOCKER_CONFIG": str(self.registry.folder / "docker"), "HOME": str(self.folder),
+        own = {"DOCKER_CONFIG": str(self.logins), "HOME": str(self.folder),
                "XDG_CACHE_HOME": str(self.cache)}  # fmt: skip
         return {**os.environ, **own}
 
@@ -96,13 +116,10 @@ class Site:
         found = self.asked().tags()
         return sorted(tag for tag in found if not tag.startswith("sha256-") and "-r" in tag)
 
-    def asked(self) -> Registry:
+    def asked(self, patience: Patience = PATIENT) -> Registry:
         """The registry, asked directly."""
-        from stackyard import oci
-        from stackyard.credentials import Login
-        from tests.release.registry import PASSWORD, USER
-
-        return Registry(oci.parse_repository(self.place), Login(user=USER, password=PASSWORD))
+        login = Login(user=USER, password=PASSWORD)
+        return Registry(oci.parse_repository(self.place), login, patience=patience)
 
     def images(self, host: emulated.EmulatedHost) -> dict[str, str]:
         """Ids of a host's images by their names."""
@@ -152,6 +169,7 @@ def make_publisher(site: Site) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "x", "-f",
                     str(site.key)], check=True)  # fmt: skip
     site.signers.write_text(f"{signing.signer_line(site.key, 'publisher@site')}\n")
+    shutil.copytree(site.registry.folder / "docker", site.logins)
     for host in site.yard.hosts.values():
         certs = f"/etc/docker/certs.d/{site.registry.host}"
         emulated.docker("exec", host.container, "mkdir", "-p", certs)
@@ -160,23 +178,31 @@ def make_publisher(site: Site) -> None:
 
 
 @pytest.fixture(scope="session")
-def images():
-    """The stacks' images on the cpu base, built where they are not current; ids by stack."""
+def image():
+    """A stack's image on the cpu base, built where it is not current."""
     with Engine() as engine:
-        built = Builder(load_project(), engine, lambda stack, text: None)
-        return {b.image.stack.name: b.info.id for b in built.build_all(list(STACKS), "cpu")}
+        builder = Builder(load_project(), engine, lambda stack, text: None)
+
+        def built(stack: str) -> ImageInfo:
+            return builder.build(stack, "cpu").info
+
+        yield built
 
 
 @pytest.fixture(scope="session")
-def proven(images):
-    """The images, each with a passed smoke."""
-    for stack, image in images.items():
+def proven(image):
+    """The id of a stack's image, which has a passed smoke."""
+
+    def seen(stack: str) -> str:
+        found = image(stack).id
         path = ROOT / "reports" / stack / "cpu" / "smoke.json"
         report = json.loads(path.read_text()) if path.is_file() else {}
-        if report.get("outcome") != "passed" or report["image"]["id"] != image:
+        if report.get("outcome") != "passed" or report["image"]["id"] != found:
             subprocess.run([ROOT / ".venv/bin/invoke", "smoke", stack, "--gpus", "0"], cwd=ROOT,
                            check=True, capture_output=True, timeout=300)  # fmt: skip
-    return images
+        return found
+
+    return seen
 
 
 @pytest.fixture(scope="session")
@@ -196,21 +222,26 @@ def hosts(programs, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def publisher_cache(tmp_path_factory):
-    """Layers that were compressed by an earlier test."""
-    return tmp_path_factory.mktemp("cache")
+def make_site(hosts, tmp_path_factory):
+    """Give a site: a repository that is empty, a publisher's folder, some of the hosts."""
+    with registry(tmp_path_factory.mktemp("registry"), hosts.network) as running:
+        folder = tmp_path_factory.mktemp("publisher")
+        first = Site(folder=folder, registry=running, yard=hosts, cache=folder)
+        make_publisher(first)
+
+        def make(place: Path, *names: str) -> Site:
+            shutil.copytree(folder, place / "publisher")
+            return dataclasses.replace(
+                first, folder=place / "publisher", cache=place / "cache", yard=hosts.only(*names),
+                repository=f"team/{secrets.token_hex(4)}",
+            )  # fmt: skip
+
+        yield make
 
 
 @pytest.fixture
-def site(hosts, publisher_cache, tmp_path):
-    """An empty registry, empty engines, a publisher with a key."""
-    with registry(tmp_path / "registry", hosts.network) as running:
-        found = Site(folder=tmp_path, registry=running, yard=hosts, cache=publisher_cache)
-        make_publisher(found)
-        yield found
-        found.forget()
-
-
-def image_tag(stack: str) -> str:
-    """The name of a stack's image here."""
-    return dockerfile.image_tag(stack, "cpu")
+def site(make_site, tmp_path):
+    """An empty repository, two hosts with empty engines, a publisher with a key."""
+    found = make_site(tmp_path, *TWO)
+    yield found
+    found.forget()

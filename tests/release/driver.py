@@ -10,27 +10,30 @@ import sys
 from pathlib import Path
 
 from stackyard import guard, process
-from stackyard.credentials import find_login
+from stackyard.credentials import Login
 from stackyard.engine import Engine
 from stackyard.oci import parse_repository
 from stackyard.publish import Published, Publisher, Wanted
-from stackyard.registry import Registry
+from stackyard.registry import PATIENT, Patience, Registry
 from stackyard.release import LOCK, Attached, Subject
 from stackyard.spool import Spool
+from tests.release.registry import PASSWORD, USER
 
 SUBJECT = Subject(stack="accelerate", version="1.0", base_name="cpu", base_release="cpu")
 
 
-def publish(place: str, image: str, key: Path, spool: Path, attached: int = 3) -> Published:
+def publish(
+    place: str, image: str, key: Path, spool: Path, patience: Patience = PATIENT
+) -> Published:
     """One publication."""
-    repository = parse_repository(place)
-    with Registry(repository, find_login(repository.host)) as registry, Engine() as engine:
+    repository, login = parse_repository(place), Login(user=USER, password=PASSWORD)
+    with Registry(repository, login, patience=patience) as registry, Engine() as engine:
         info = engine.image(image)
         assert info is not None
         store = Spool(spool)
         files = [
             Attached(title=f"{number}.lock", media_type=LOCK, data=f"lock {number}".encode())
-            for number in range(attached)
+            for number in range(3)
         ]
         wanted = Wanted(
             subject=SUBJECT, info=info, created="2026-01-01T00:00:00+00:00", proof=None,

@@ -23,12 +23,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from stackyard import guard
 from stackyard.registry import CERTS
-from tests.fleet.emulated import OWNER, docker, machine_image, sweep
+from tests.fleet.emulated import docker, machine_image, owned
 
 LABEL = "stackyard-test-registry"
-PACKAGES = ("docker-registry", "apache2-utils", "iproute2", "ca-certificates")
 USER, PASSWORD = "publisher", "only-for-tests"
 CONFIG = """
 version: 0.1
@@ -99,6 +97,11 @@ class RealRegistry:
     host: str
     folder: Path
 
+    @property
+    def address(self) -> str:
+        """Where it is, without its port."""
+        return self.host.partition(":")[0]
+
     def sent(self) -> int:
         """Bytes it has sent since it started, by its network interface."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
@@ -154,17 +157,15 @@ def registry(
     folder: Path, network: str = "bridge", *, megabytes: int = 0
 ) -> Iterator[RealRegistry]:
     """Start a registry, with so much space for its store; nothing of it is left at the end."""
-    image = machine_image("registry", PACKAGES)
-    sweep(LABEL)
+    image = machine_image()
     name = f"{LABEL}-{secrets.token_hex(4)}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yml").write_text(CONFIG.replace("READONLY", "false"))
     certs: Path | None = None
     store = ["--tmpfs", f"/var/lib/registry:size={megabytes}m"] if megabytes else []
-    labels = ("--label", LABEL, "--label", f"{OWNER}={guard.owner()}")
     try:
         docker(
-            "create", "--init", "--name", name, *labels, *store, "--network", network,
+            "create", "--init", "--name", name, *owned(), *store, "--network", network,
             "--cap-add", "NET_ADMIN", "-e", f"REGISTRY_TEST_USER={USER}",
             "-e", f"REGISTRY_TEST_PASSWORD={PASSWORD}",
             "-v", f"{folder}:/keys:ro", image, "sh", "-c",

@@ -13,26 +13,29 @@ from tests.release.small import small_image
 
 
 @pytest.fixture(scope="module")
-def small():
+def folder(make_site, tmp_path_factory):
+    """A folder with a release, made where there is a network; its site, the image, the release."""
+    site = make_site(tmp_path_factory.mktemp("carried"), "forge")
     with small_image(3, 2) as image:
-        yield image
-
-
-@pytest.fixture
-def carried(site, small, monkeypatch):
-    """A folder with a release, on a host that has no network but its engine."""
-    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
-    done = driver.publish(site.place, small, site.key, site.cache)
+        done = driver.publish(site.place, image, site.key, site.cache)
     out = site.folder / "carried"
     site.invoke("bundle", "accelerate", "--images", "--base", "cpu", "--from", site.place,
                 "--signers", str(site.signers), "--out", str(out))  # fmt: skip
+    return site, image, done
+
+
+@pytest.fixture
+def carried(folder):
+    """A copy of the folder on a host that has no network but its engine."""
+    site, _, done = folder
     host = site.yard.hosts["forge"]
     host.run("rm", "-rf", "/carried")
-    docker("cp", str(out), f"{host.container}:/carried")
+    docker("cp", str(site.folder / "carried"), f"{host.container}:/carried")
     docker("cp", str(site.signers), f"{host.container}:/own_signers")
     host.cut()
     yield site, host, done
     host.mend()
+    site.forget()
 
 
 def install(host, *words: str) -> tuple[int, str]:
@@ -41,12 +44,13 @@ def install(host, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_carried_release_is_installed_without_a_network(carried, small):
+def test_a_carried_release_is_installed_without_a_network(carried, folder):
     site, host, done = carried
+    _, image, _ = folder
     code, said = install(host, "/own_signers")
     assert code == 0, said
     assert f"{done.name}: signed by publisher@site" in said
-    assert site.images(host) == {"stackyard/accelerate:cpu": small}
+    assert site.images(host) == {"stackyard/accelerate:cpu": image}
     code, said = install(host, "/own_signers")  # again: nothing to do, and no harm
     assert code == 0, said
 
@@ -85,15 +89,12 @@ def test_a_stranger_s_release_is_refused(carried):
     assert site.images(host) == {}
 
 
-def test_the_archive_is_an_oci_image_layout_too(site, small, monkeypatch, tmp_path):
-    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
-    done = driver.publish(site.place, small, site.key, site.cache)
-    out = tmp_path / "out"
-    site.invoke("bundle", "accelerate", "--images", "--base", "cpu", "--from", site.place,
-                "--signers", str(site.signers), "--out", str(out))  # fmt: skip
+def test_the_archive_is_an_oci_image_layout_too(folder, tmp_path):
+    site, _, done = folder
+    archive = site.folder / "carried" / done.name / "image.tar"
     tree = tmp_path / "tree"
     tree.mkdir()
-    subprocess.run(["tar", "-xf", str(out / done.name / "image.tar"), "-C", str(tree)], check=True)
+    subprocess.run(["tar", "-xf", str(archive), "-C", str(tree)], check=True)
     index = json.loads((tree / "index.json").read_text())
     (entry,) = index["manifests"]
     assert entry["digest"] == done.digest

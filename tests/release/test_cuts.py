@@ -1,6 +1,6 @@
 """Cuts at random points of publish and pull: never a wrong or half-visible image.
 
-Seven of them; CUTS=full plays twenty, CUTS_SEED others.
+Twenty of them; CUTS_SEED plays others.
 
 After each cut every name in the registry leads to a whole, signed image, every image on a host is
 the one that was signed, and the repeat ends well and moves only what was missing.
@@ -27,7 +27,19 @@ from tests.release.registry import shape
 from tests.release.small import small_image
 
 SEED = int(os.environ.get("CUTS_SEED", "20261121"))
-PUBLISHED, PULLED = (10, 10) if os.environ.get("CUTS") == "full" else (3, 4)
+
+
+def once(*chosen):
+    """Ten numbers of cuts; all but those that are chosen are repetition."""
+    return [pytest.param(n, marks=() if n in chosen else pytest.mark.repeat) for n in range(10)]
+
+
+@pytest.fixture
+def site(make_site, tmp_path):
+    """Three hosts: one only gets, one passes on, one only gives."""
+    found = make_site(tmp_path, "study", "train", "depot")
+    yield found
+    found.forget()
 
 
 def start(site, *words):
@@ -75,9 +87,8 @@ def seconds():
     return {}
 
 
-@pytest.mark.parametrize("number", range(PUBLISHED))
-def test_a_publication_that_is_cut(site, seconds, number, monkeypatch):
-    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+@pytest.mark.parametrize("number", once(0, 1))  # the registry dies; the publisher dies
+def test_a_publication_that_is_cut(site, seconds, number):
     chance = random.Random(SEED + number)
     spool = site.cache / "spool"
     if not seconds:
@@ -121,10 +132,10 @@ def whole_images(host) -> list[str]:
     return [image for image in every.split() if image not in partial.split()]
 
 
-@pytest.mark.parametrize("number", range(PULLED))
-def test_a_pull_that_is_cut(site, number, monkeypatch):
+# Without power, without a network; below, without whoever pulls.
+@pytest.mark.parametrize("number", once(2, 3))
+def test_a_pull_that_is_cut(site, number):
     chance = random.Random(SEED + 100 + number)
-    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
     with small_image(4, 18) as image:  # layers that engines are given before the rest is there
         done = driver.publish(site.place, image, site.key, site.folder / "spool")
         for host in site.yard.hosts.values():
@@ -162,8 +173,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_hosts_keep_nothing_of_a_pull_that_is_killed_when(site, phase, monkeypatch):
-    monkeypatch.setenv("DOCKER_CONFIG", site.environment["DOCKER_CONFIG"])
+def test_hosts_keep_nothing_of_a_pull_that_is_killed_when(site, phase):
     with small_image(3, 12) as image:
         driver.publish(site.place, image, site.key, site.folder / "spool")
     for host in site.yard.hosts.values():

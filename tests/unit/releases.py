@@ -123,7 +123,7 @@ class Held(BaseAdapter):
         monkeypatch.setattr(registry, "_Certificates", lambda folder: self)
         # Whatever address it is: nobody else is asked.
         monkeypatch.setattr(requests.Session, "get_adapter", lambda session, url: self)
-        monkeypatch.setattr(registry, "PAUSE_SECONDS", 0)
+        given.setdefault("patience", registry.Patience(pause_seconds=0))
         return registry.Registry(PLACE, **given)
 
     def put(self, found: Image, *tags: str) -> str:

@@ -384,3 +384,21 @@ def test_a_login_in_the_middle_of_an_upload_begins_it_anew(held, monkeypatch):
         blob = oci.described("a/b", b"new")
         assert found.upload(blob, lambda: io.BytesIO(b"new"), told.append)
     assert body == [b"new", b"new"] and sum(told) == 3
+
+
+def test_a_registry_is_waited_for_as_long_as_there_is_patience(held, monkeypatch):
+    pauses = []
+    monkeypatch.setattr("stackyard.registry.time.sleep", pauses.append)
+    first(held, *[LOST] * 99)
+    patience = registry.Patience(tries=3, pause_seconds=2.0)
+    with held.open(monkeypatch, patience=patience) as asked, pytest.raises(RegistryError):
+        asked.tags()
+    assert (len(held.asked), pauses) == (3, [2.0, 4.0])
+
+
+def test_each_try_of_an_upload_begins_it_once(held, asked):
+    only(held, "POST", "/uploads/", lambda: reply(503))
+    blob = oci.described("application/x", b"1")
+    refused(lambda: asked.upload(blob, lambda: io.BytesIO(b"1"), lambda count: None), "503",
+            passing=True)  # fmt: skip
+    assert len([line for line in held.asked if line.startswith("POST")]) == 4
