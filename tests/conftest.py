@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("tests.shared",)
 TESTS = Path(__file__).resolve().parent
 FUSED = (TESTS / "unit", TESTS / "golden")
 

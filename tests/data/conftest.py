@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from stackyard import data_run, dataset, guard
-from stackyard.builder import Builder
-from stackyard.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
-from stackyard.project import ROOT, load_project
+from stackyard.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec
+from stackyard.project import ROOT
 
 HERE = Path(__file__).parent
 CHUNK = 20_000
@@ -24,12 +23,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engine)
-
-
-@pytest.fixture(scope="session")
-def engine():
-    with Engine() as held:
-        yield held
 
 
 class Box:
@@ -50,21 +43,7 @@ class Box:
 
 
 @pytest.fixture(scope="session")
-def images(engine):
-    """The current image of a stack, by its id: a name may be given to another one meanwhile."""
-    builder = Builder(load_project(), engine, lambda stack, text: None)
-    found = {}
-
-    def image(stack):
-        if stack not in found:
-            found[stack] = builder.build(stack, "cpu").info.id
-        return found[stack]
-
-    return image
-
-
-@pytest.fixture(scope="session")
-def box(engine, images, place):
+def box(engine, stack_images, place):
     with contextlib.ExitStack() as stack:
         found = {}
 
@@ -74,8 +53,8 @@ def box(engine, images, place):
                 stack.enter_context(guard.undoing(guard.RUN, run))
                 stack.callback(engine.remove_run, f"{RUN_LABEL}={run}")
                 spec = ContainerSpec(
-                    name=f"stackyard-{run}", image=images(name), hostname="box", network="none",
-                    env={"PYTHONDONTWRITEBYTECODE": "1"},
+                    name=f"stackyard-{run}", image=stack_images[name].info.id, hostname="box",
+                    network="none", env={"PYTHONDONTWRITEBYTECODE": "1"},
                     labels={RUN_LABEL: run, OWNER_LABEL: guard.owner()}, volumes={},
                     capabilities=("DAC_OVERRIDE",), shm_bytes=64 << 20,
                     tmpfs={"/small": "rw,size=64k", "/data": "rw"}, command=("sleep", "3600"),
@@ -105,7 +84,7 @@ def material(box, place):
 
 
 @pytest.fixture
-def make(engine, images, material, tmp_path):
+def make(engine, stack_images, material, tmp_path):
     """Make data as `invoke data` does; gives the folder."""
 
     def made(
@@ -130,9 +109,9 @@ def make(engine, images, material, tmp_path):
         asked = dataset.Request(
             stack=stack, inputs=inputs, vocabulary=vocabulary, places=places, **request
         )
-        target = tmp_path / out
+        target, image = tmp_path / out, stack_images[stack].info.id
         quiet = [].append
-        done = data_run.prepare(engine, images(stack), asked, target, workers, quiet, quiet, CHUNK)
+        done = data_run.prepare(engine, image, asked, target, workers, quiet, quiet, CHUNK)
         if heard is not None:
             heard.append(f"{done['kept']} kept")
         return target

@@ -4,18 +4,24 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from stackyard.project import ROOT
+from tests.shared import until
 
 
 @pytest.fixture(scope="module")
-def begin(images, material):
+def begin(stack_images, material):
     text = material / "long.txt"
     text.write_bytes((material / "text.txt").read_bytes() * 60)
-    words = [sys.executable, "-m", "tests.data.one_run", images("megatron"), str(text)]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.data.one_run",
+        stack_images["megatron"].info.id,
+        str(text),
+    ]
 
     def started(out):
         words_ = [*words, str(material / "bpe"), str(out)]
@@ -33,13 +39,6 @@ def whole(begin, place):
     _, said = child.communicate(timeout=120)
     assert child.returncode == 0, said
     return place / "whole"
-
-
-def until(true, seconds):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

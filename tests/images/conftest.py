@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import testinfra
+from testinfra.host import Host
 
-from stackyard import foundation, mesh, nodes, plan, settings, smoke
-from stackyard.builder import Builder
+from stackyard import builder, foundation, mesh, nodes, plan, settings, smoke
 from stackyard.caller import Caller, make_caller
 from stackyard.catalog import ResolvedImage
 from stackyard.engine import Engine
-from stackyard.gate import Allowed, Finding, read_allowed
+from stackyard.gate import Allowed, read_allowed
 from stackyard.image import ImageInfo
 from stackyard.project import Project, load_project
-from tests.images.saved import SavedImage, scan_image
+from tests.images.saved import SavedImage, read_saved, save
+from tests.shared import BASE, inside
 
-BASE = "cpu"
 PROJECT = load_project()
 
 
@@ -40,23 +38,8 @@ def project() -> Project:
     return PROJECT
 
 
-@pytest.fixture(scope="session")
-def engine() -> Engine:
-    return Engine()
-
-
-@pytest.fixture(scope="session")
-def builder(project: Project, engine: Engine) -> Builder:
-    return Builder(project, engine, lambda name, text: print(f"{name}: {text}"))
-
-
-# Every stack of the catalog; tests of one image run together, so one node runs at a time.
-@pytest.fixture(scope="session", params=sorted(PROJECT.definitions.stacks))
-def built(
-    request: pytest.FixtureRequest, project: Project, engine: Engine, builder: Builder
-) -> Built:
-    """The image, built first if what is there is not current."""
-    done = builder.build(request.param, BASE)
+def planned(project: Project, engine: Engine, done: builder.Built) -> Built:
+    """An image with the plan that it was built from."""
     reference = foundation.base_reference(done.image.base, done.image.common)
     base = engine.image(reference)
     assert base is not None
@@ -64,6 +47,18 @@ def built(
     files = {path: (project.root / path).read_text(encoding="utf-8") for path in paths}
     made = plan.make_plan(done.image, files, base_image=reference, base_digest=base.id)
     return Built(image=done.image, info=done.info, plan=made)
+
+
+# Every stack of the catalog; tests of one image run together, so one node runs at a time.
+@pytest.fixture(scope="session", params=sorted(PROJECT.definitions.stacks))
+def built(
+    request: pytest.FixtureRequest,
+    project: Project,
+    engine: Engine,
+    stack_images: Mapping[str, builder.Built],
+) -> Built:
+    """The image of one stack."""
+    return planned(project, engine, stack_images[request.param])
 
 
 @pytest.fixture(scope="session")
@@ -79,13 +74,13 @@ def node(engine: Engine, built: Built) -> Iterator[nodes.Mesh]:
 
 
 @pytest.fixture(scope="session")
-def host(node: nodes.Mesh) -> Any:
+def host(node: nodes.Mesh) -> Host:
     """The node, for testinfra."""
-    return testinfra.get_host(f"docker://{node.first}")
+    return inside(node.first)
 
 
 @pytest.fixture(scope="session")
-def said(host: Any) -> Callable[[str], str]:
+def said(host: Host) -> Callable[[str], str]:
     """Runs a shell command in the node that must succeed; its output without the line's end."""
 
     def run(command: str) -> str:
@@ -97,9 +92,9 @@ def said(host: Any) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def caller(built: Built) -> Caller:
-    """What this machine's package settings hold, to be looked for in the image."""
-    base = built.image.base
+def caller(project: Project) -> Caller:
+    """What this machine's package settings hold, to be looked for in images."""
+    base = project.definitions.bases[BASE]
     found = settings.collect(os.environ, distribution=base.distribution)
     return make_caller(found, own=[base.torch_index])
 
@@ -112,24 +107,22 @@ def allowed(project: Project) -> Allowed:
 
 
 @pytest.fixture(scope="session")
-def scanned() -> dict[str, tuple[Finding, ...]]:
-    """Findings by layer: what images share is scanned once."""
-    return {}
+def all_saved(
+    stack_images: Mapping[str, builder.Built],
+    caller: Caller,
+    allowed: Allowed,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, SavedImage]:
+    """Every stack's image as it is saved, by id: four fifths of their bytes they share."""
+    path = tmp_path_factory.mktemp("saved") / "images.tar"
+    try:
+        save(path, *(done.info.id for done in stack_images.values()))
+        return read_saved(path, caller, allowed)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")
-def saved(
-    engine: Engine,
-    built: Built,
-    caller: Caller,
-    allowed: Allowed,
-    scanned: dict[str, tuple[Finding, ...]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> SavedImage:
+def saved(built: Built, all_saved: Mapping[str, SavedImage]) -> SavedImage:
     """The image's configuration and what its layers hold."""
-    path = tmp_path_factory.mktemp("saved") / "image.tar"
-    try:
-        engine.save(built.info.id, path)
-        return scan_image(path, caller, scanned, allowed)
-    finally:
-        path.unlink(missing_ok=True)
+    return all_saved[built.info.id]

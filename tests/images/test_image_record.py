@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stackyard.nodes import NODE_PROGRAM
+from tests.shared import until
 
 pytestmark = pytest.mark.engine
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,15 +46,14 @@ def test_the_configuration_starts_the_node_under_an_init(built, saved):
     assert not config.get("ExposedPorts") and not config.get("Volumes")
 
 
-def test_the_first_process_is_tini(said):
-    assert said("cat /proc/1/comm") == "tini"
-    assert said("tr '\\0' ' ' < /proc/1/cmdline") == f"/usr/bin/tini -- python3 {NODE_PROGRAM} "
+def test_the_first_process_is_tini(host):
+    first = host.process.get(pid=1)
+    assert (first.comm, first.args) == ("tini", f"/usr/bin/tini -- python3 {NODE_PROGRAM}")
 
 
-def test_tini_reaps_orphans(said):
-    said("sh -c 'sleep 0.1 & exit 0'")
-    said("sleep 0.3")
-    assert "defunct" not in said("ps -e -o comm=")
+def test_tini_reaps_orphans(host, said):
+    orphan = said("sh -c 'sleep 0.1 > /dev/null 2>&1 & echo $!'")
+    until(lambda: not host.process.filter(pid=orphan), 10)
 
 
 def test_inside_files_are_the_projects(host, built):

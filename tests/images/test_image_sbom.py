@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import tarfile
-from pathlib import Path
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
-from stackyard.contents import Contents, LayerReader, merge
+from stackyard.contents import Contents, merge
 from stackyard.lock import base_lock_path, lock_path, parse_lock
 from stackyard.sbom import Subject, sbom
 from stackyard.sizes import LayerSize, size_report
@@ -35,30 +33,14 @@ ADDED = {".dockerenv", "etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab
 
 
 @pytest.fixture(scope="module")
-def layers(engine, built, tmp_path_factory) -> tuple[dict, Contents]:
-    """The image's configuration and contents, read from its saved layers."""
-    path: Path = tmp_path_factory.mktemp("layers") / "image.tar"
-    try:
-        engine.save(built.info.id, path)
-        with tarfile.open(path, "r:") as outer:
-            manifest = json.load(outer.extractfile("manifest.json"))[0]
-            config = json.load(outer.extractfile(manifest["Config"]))
-            read = [LayerReader(n).read(outer.extractfile(name))
-                    for n, name in enumerate(manifest["Layers"])]  # fmt: skip
-    finally:
-        path.unlink(missing_ok=True)
-    return config, merge(read)
+def contents(saved) -> Contents:
+    return merge([layer.contents for layer in saved.layers])
 
 
 @pytest.fixture(scope="module")
-def contents(layers) -> Contents:
-    return layers[1]
-
-
-@pytest.fixture(scope="module")
-def text(layers, built, project) -> str:
+def text(saved, contents, built, project) -> str:
     """The bill, as the publisher makes it."""
-    config, contents = layers
+    config = saved.config
     files = (base_lock_path(built.plan.base), lock_path(built.plan.stack, built.plan.base))
     locks = [pin for file in files for pin in parse_lock((project.root / file).read_text())]
     subject = Subject(
@@ -136,9 +118,9 @@ def test_files_are_those_that_a_container_sees(engine, built, contents):
     assert {p: mine.get(p) for p in mine.keys() | seen.keys() if mine.get(p) != seen.get(p)} == {}
 
 
-def test_the_size_report_accounts_for_every_byte_that_is_seen(layers):
-    config, contents = layers
-    sizes = [LayerSize(digest=digest, compressed=0) for digest in config["rootfs"]["diff_ids"]]
+def test_the_size_report_accounts_for_every_byte_that_is_seen(saved, contents):
+    digests = saved.config["rootfs"]["diff_ids"]
+    sizes = [LayerSize(digest=digest, compressed=0) for digest in digests]
     report = size_report(contents, sizes, 1)
     packages = report["packages"]
     parts = [packages[kind]["bytes"] for kind in ("python", "debian", "unowned")]

@@ -12,12 +12,12 @@ import pytest
 
 from stackyard import fetch, lock, resolve, settings
 from stackyard.engine import Engine
-from stackyard.process import last_lines
 from stackyard.project import ROOT, Project
+from tests.shared import own_name
 
 pytestmark = pytest.mark.engine
 
-TAG = "stackyard/fairseq:test-own-source"
+TAG = f"stackyard/fairseq:{own_name('source')}"
 NORM = "total_norm = total_norm.cuda().float() ** 2"
 REPAIRED = "total_norm = total_norm.to(self.device).float() ** 2"
 SEEN = """
@@ -89,10 +89,8 @@ def test_a_dirty_tree_is_built_with_the_fixes_that_it_lacks(fork: Path, engine: 
         info = engine.image(TAG)
         assert info is not None
         assert json.loads(info.labels["stackyard.sources"]) == [source]
-        words = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", info.id]
-        said = subprocess.run([*words, "-c", SEEN], capture_output=True, text=True, check=False)
-        assert said.returncode == 0, last_lines(said.stderr, 10)
-        seen = json.loads(said.stdout.splitlines()[-1])
+        said = engine.run_once(info.id, ["python3", "-c", SEEN], seconds=60)
+        seen = json.loads(said.splitlines()[-1])
         assert seen["edited"] == 7
         assert seen["trainer"].count(REPAIRED) == 1
         assert '[args.device_id] if device.type == "cuda" else None' in seen["model"]
@@ -102,7 +100,7 @@ def test_a_dirty_tree_is_built_with_the_fixes_that_it_lacks(fork: Path, engine: 
         assert json.loads(again.stdout)["images"][0]["made"] is False
         assert engine.image("stackyard/fairseq:cpu") == before
     finally:
-        subprocess.run(["docker", "rmi", "-f", TAG], capture_output=True, check=False)
+        engine.remove_image(TAG)
         git(fork, "checkout", "-q", ".")
 
 

@@ -84,19 +84,27 @@ def test_in_effect_at_the_client(client, name, value):
     assert client[name] == value
 
 
-def test_keys_are_in_memory_and_for_root_only(said):
-    assert said(f"stat -f -c %T {FOLDER}") == "tmpfs"
-    assert said(f"stat -c %a {FOLDER} {FOLDER}/host_key {FOLDER}/user_key").split() == [
-        "700",
-        "600",
-        "600",
-    ]
+def test_keys_are_in_memory_and_for_root_only(host):
+    """In /run, which is memory with nothing mounted over it."""
+    above = [m for m in host.mount_point.get_mountpoints() if f"{FOLDER}/".startswith(f"{m.path}/")]
+    assert [(m.path, m.filesystem) for m in above] == [("/run", "tmpfs")]
+    for path, mode in (
+        (FOLDER, 0o700),
+        (f"{FOLDER}/host_key", 0o600),
+        (f"{FOLDER}/user_key", 0o600),
+    ):
+        assert (host.file(path).mode, host.file(path).user) == (mode, "root"), path
 
 
-def test_the_listening_sshd_is_the_node_program(said):
-    pid = said("cat /run/stackyard/sshd.pid")
-    assert said(f"cat /proc/{pid}/comm") == "sshd"
-    assert said(f"ps -o ppid= -p {pid}").strip() == "1"
+def test_sshd_is_the_node_program_and_listens_alone(host):
+    (sshd,) = host.process.filter(comm="sshd", ppid=1, user="root")
+    assert host.file("/run/stackyard/sshd.pid").content_string == str(sshd.pid)
+    listening = host.socket.get_listening_sockets()
+    # The engine's own name server has its sockets in every container.
+    assert {one for one in listening if "://127.0.0.11:" not in one} == {
+        "tcp://0.0.0.0:2222",
+        "tcp://:::2222",
+    }
 
 
 def test_a_login_sees_the_images_environment(node, built):

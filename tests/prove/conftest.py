@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from stackyard import lock
-from stackyard.engine import Engine
 from stackyard.load import load_definitions
 from stackyard.project import ROOT, Project, load_project
+from tests.shared import own_name
 
 COPIED = ("images/common.yml", "images/bases/cpu.yml", "images/bases/cpu.lock")
 
+NAME = own_name("tiny")
 STACK = """\
-name: tiny
+name: %s
 summary: einops alone
 packages: {einops: "%s"}
 fixes: [%s]
@@ -107,20 +108,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     declared = fixes(found.version)
     for name, text in declared.items():
         _write(root / f"images/fixes/{name}.yml", text)
-    _write(root / "images/tiny/stack.yml", STACK % (found.version, ", ".join(declared)))
+    stack = STACK % (NAME, found.version, ", ".join(declared))
+    _write(root / f"images/{NAME}/stack.yml", stack)
     loaded = load_definitions(root, locks_required=False)
-    inputs = lock.stack_inputs(loaded.stacks["tiny"], loaded.bases["cpu"], loaded.fixes)
-    made = lock.render_lock([found], inputs=inputs, command="invoke lock tiny")
-    _write(root / "images/tiny/cpu.lock", made)
+    inputs = lock.stack_inputs(loaded.stacks[NAME], loaded.bases["cpu"], loaded.fixes)
+    made = lock.render_lock([found], inputs=inputs, command=f"invoke lock {NAME}")
+    _write(root / f"images/{NAME}/cpu.lock", made)
     return load_project(root)
 
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def engine():
-    with Engine() as held:
-        yield held

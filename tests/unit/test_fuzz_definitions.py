@@ -1,13 +1,13 @@
 """Whatever lies in the definitions' folder is loaded or refused with its place, in bounded time.
 
-Examples are the same at every run; the number and the seed come from the environment:
-FUZZ=full for the 10,000 of `scripts/test`, FUZZ=fresh for as many others, new at each run (what
-fails says how to get it again).
+Some examples of the smallest stack's files, and with the marker `repeat` 10,000 of all files; the
+same at every run. FUZZ=fresh takes others, new at each run (what fails says how to get it again).
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shutil
 import time
@@ -34,19 +34,21 @@ from tests.unit.fuzzing import (
     written,
 )
 
-EXAMPLES = {"fast": 40, "full": 1700, "fresh": 1700}
-CHOSEN = os.environ.get("FUZZ", "fast")
+FEW, MANY = 40, 1700
 SECONDS = 2.0  # of processor time for one example; a good project takes 0.02
 INSIDE = {path: (ROOT / path).read_text(encoding="utf-8") for path in plan.INSIDE}
 
-examples = settings(
-    max_examples=EXAMPLES[CHOSEN],
-    derandomize=CHOSEN != "fresh",
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+
+def examples(number):
+    """Settings of a test of so many examples."""
+    return settings(
+        max_examples=number,
+        derandomize=os.environ.get("FUZZ") != "fresh",
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 
 
 # The property
@@ -128,16 +130,38 @@ def check_places(root, error):
 # The places
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """A copy of this project's definitions."""
-    root = tmp_path_factory.mktemp("real")
-    for path in files():
+def copy_of(root, paths):
+    """A copy of some of this project's definitions."""
+    for path in paths:
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, target)
     assert outcome(root) == "accepted"
     return root
+
+
+@pytest.fixture(scope="module")
+def smallest(tmp_path_factory):
+    """The stack with the fewest fixes, alone."""
+    return copy_of(tmp_path_factory.mktemp("smallest"), files_of_the_smallest())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """All of this project."""
+    return copy_of(tmp_path_factory.mktemp("whole"), REAL)
+
+
+@pytest.fixture
+def real(request, number):
+    """This project, as much of it as goes with the number of examples."""
+    return request.getfixturevalue("smallest" if number == FEW else "whole")
+
+
+@pytest.fixture
+def files(number):
+    """The paths of `real`."""
+    return files_of_the_smallest() if number == FEW else REAL
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +175,8 @@ def toy(tmp_path_factory):
 
 
 @cache
-def files():
-    """This project's files; in the fast run those that its smallest stack needs."""
-    if CHOSEN != "fast":
-        return REAL
+def files_of_the_smallest():
+    """This project's files that the stack with the fewest fixes needs."""
     found = load_project().definitions
     stack = min(found.stacks.values(), key=lambda one: len(one.fixes))
     fixes = {*stack.fixes, *(fix for name in stack.builds for fix in found.wheels[name].fixes)}
@@ -218,40 +240,48 @@ def grammar(path):
 # What holds of it
 
 
-@examples
-@given(st.data())
-def test_bytes_of_a_file_may_be_anything(real, data):
-    path = data.draw(st.sampled_from(files()))
+def fuzzed(holds):
+    """Make a test of what holds of fixtures and drawn data: of few examples, and of many."""
+    wanted = [name for name in inspect.signature(holds).parameters if name != "data"]
+
+    @pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.repeat)])
+    def test(request, number):
+        fixtures = {name: request.getfixturevalue(name) for name in wanted}
+        examples(number)(given(data=st.data())(holds))(**fixtures)
+
+    test.__name__ = holds.__name__
+    return test
+
+
+@fuzzed
+def test_bytes_of_a_file_may_be_anything(real, files, data):
+    path = data.draw(st.sampled_from(files))
     with holding(real / path, data.draw(broken_bytes((ROOT / path).read_bytes()))):
         outcome(real)
 
 
-@examples
-@given(st.data())
-def test_lines_of_a_file_may_be_anything(real, data):
-    path = data.draw(st.sampled_from(files()))
+@fuzzed
+def test_lines_of_a_file_may_be_anything(real, files, data):
+    path = data.draw(st.sampled_from(files))
     with holding(real / path, data.draw(broken_lines((ROOT / path).read_text()))):
         outcome(real)
 
 
-@examples
-@given(st.data())
-def test_keys_and_values_may_be_anything(real, data):
-    path = data.draw(st.sampled_from([p for p in files() if p.endswith(".yml")]))
+@fuzzed
+def test_keys_and_values_may_be_anything(real, files, data):
+    path = data.draw(st.sampled_from([p for p in files if p.endswith(".yml")]))
     with holding(real / path, data.draw(broken_structure(document(path)))):
         outcome(real)
 
 
-@examples
-@given(st.data())
+@fuzzed
 def test_a_document_may_say_anything_in_known_words(toy, data):
     path = data.draw(st.sampled_from(TOY))
     with holding(toy / path, written(data.draw(grown(grammar(path))))):
         outcome(toy, locks_required=data.draw(st.booleans()))
 
 
-@examples
-@given(st.data())
+@fuzzed
 def test_a_file_may_be_any_document(toy, data):
     path = data.draw(st.sampled_from([*TOY, "images/toy/cpu.lock", "images/bases/cpu.lock"]))
     text = data.draw(st.one_of(st.sampled_from(DOCUMENTS), st.text(max_size=60)))
@@ -260,8 +290,7 @@ def test_a_file_may_be_any_document(toy, data):
         outcome(toy)
 
 
-@examples
-@given(st.data())
+@fuzzed
 def test_the_folder_may_hold_anything(tmp_path_factory, toy, data):
     root = tmp_path_factory.getbasetemp() / "folder"
     shutil.rmtree(root, ignore_errors=True)
@@ -294,5 +323,5 @@ def test_documents_in_known_words_are_accepted_and_refused(toy, path, wanted):
         with holding(toy / path, written(value)):
             return outcome(toy, locks_required=False) == wanted
 
-    some = settings(examples, max_examples=500, phases=[Phase.generate])
+    some = settings(examples(500), phases=[Phase.generate])
     find(grown(grammar(path)), answered, settings=some)

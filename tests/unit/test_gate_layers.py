@@ -15,7 +15,7 @@ from stackyard.caller import fingerprint, make_caller, parse_certificates
 from stackyard.errors import DefinitionError
 from stackyard.project import ROOT
 from stackyard.settings import CallerSettings
-from tests.images.saved import scan_image
+from tests.images.saved import read_saved
 from tests.unit.gate_samples import MARK, PACKAGES, SSH_KEY, TOKENS, certificate, chars, tar
 
 PUBLIC_CA, OWN_CA, OTHER_CA = certificate("Public"), certificate("Firm"), certificate("Other")
@@ -325,30 +325,33 @@ def test_a_good_entry_lets_through_what_it_names_only():
 # Saved images, as the tests of images read them
 
 
-def saved_image(folder, *layers):
-    config = {"rootfs": {"diff_ids": [hashlib.sha256(layer).hexdigest() for layer in layers]}}
-    names = [f"{number}/layer.tar" for number in range(len(layers))]
-    manifest = json.dumps([{"Config": "config.json", "Layers": names}]).encode()
-    path = folder / "image.tar"
-    path.write_bytes(
-        tar(
-            ("config.json", json.dumps(config).encode()),
-            *zip(names, layers, strict=True),
-            ("manifest.json", manifest),
-        )
-    )
+def saved_images(folder, *images):
+    """An archive of images, each of some layers; a layer's bytes lie there once."""
+    files = {}
+    manifest = []
+    for number, layers in enumerate(images):
+        digests = [hashlib.sha256(layer).hexdigest() for layer in layers]
+        names = [f"{number}-{at}/layer.tar" for at in range(len(layers))]
+        files |= {n: b for n, b in zip(names, layers, strict=True) if b not in files.values()}
+        files[f"{number}.json"] = json.dumps({"rootfs": {"diff_ids": digests}}).encode()
+        manifest.append({"Config": f"{number}.json", "Layers": names})
+    files["manifest.json"] = json.dumps(manifest).encode()
+    path = folder / "images.tar"
+    path.write_bytes(tar(*files.items()))
     return path
 
 
 def test_a_file_that_a_later_layer_deletes_is_still_found(tmp_path):
     layers = tar(("etc/token", SSH_KEY)), tar(("etc/.wh.token", b""))
-    image = scan_image(saved_image(tmp_path, *layers), CALLER, {})
+    (image,) = read_saved(saved_images(tmp_path, layers), CALLER).values()
     assert image.of_rule("key")[0].startswith("/etc/token: a private key ")
     assert image.of_rule("left over") == ["/etc/.wh.token: deleted here, still in an earlier layer"]
+    assert list(image.layers[0].contents.files) == ["etc/token"]
 
 
-def test_a_layer_that_was_scanned_is_not_read_again(tmp_path):
-    shared = tar(("etc/token", SSH_KEY))
-    known = {hashlib.sha256(shared).hexdigest(): ()}
-    image = scan_image(saved_image(tmp_path, shared), CALLER, known)
-    assert image.of_rule("key") == []
+def test_a_layer_that_images_share_is_read_once(tmp_path):
+    """The second image names a file for it that is not in the archive."""
+    shared, own = tar(("etc/token", SSH_KEY)), tar(("etc/other", b""))
+    found = read_saved(saved_images(tmp_path, (shared,), (shared, own)), CALLER)
+    assert list(found) == ["sha256:0", "sha256:1"]
+    assert all(len(image.of_rule("key")) == 1 for image in found.values())
