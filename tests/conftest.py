@@ -34,6 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: -files.index(item.path))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def swept(request: pytest.FixtureRequest) -> None:
+    """Remove what a killed session left, before the first test that is not a fast one."""
+    paths = {item.path for item in request.session.items}
+    if not all(any(path.is_relative_to(folder) for folder in FUSED) for path in paths):
+        from tests import leftovers
+
+        leftovers.sweep_all()
+
+
 class Fuse:
     """Blows when a fast test starts a process or opens a connection."""
 
