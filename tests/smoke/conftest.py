@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from stackyard import mesh, nodes, smoke
-from stackyard.builder import Builder
 from stackyard.document import parse_document
-from stackyard.engine import Engine
-from stackyard.project import ROOT, load_project
+from stackyard.project import ROOT
 from stackyard.read import read_stack
 
 EXAMPLE = ROOT / "examples" / "ddp"
@@ -26,15 +24,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def engine():
-    with Engine() as held:
-        yield held
-
-
-@pytest.fixture(scope="session")
-def built(engine):
+def built(stack_images):
     """An image that has what the example needs: torch and einops."""
-    return Builder(load_project(), engine, lambda stack, text: None).build("megatron", "cpu")
+    return stack_images["megatron"]
 
 
 @pytest.fixture(scope="session")

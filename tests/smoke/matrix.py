@@ -30,15 +30,16 @@ TARGETS = ("invoke", "launcher", "agent", "rank", "container")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
 CUT = ("network", "cut")
 CELLS = (*((target, name) for target in TARGETS for name in SIGNALS), CUT)
-# All in every stack with MATRIX=full; else each in one stack, all targets and signals in each.
-CHOSEN = {
-    stack: [
-        cell
-        for at, cell in enumerate(CELLS)
-        if os.environ.get("MATRIX") == "full" or (at // len(SIGNALS) + at) % len(STACKS) == turn
-    ]
-    for turn, stack in enumerate(STACKS)
-}
+# What is seen in every run of the tests: each target once, in turns of the stacks, so that two of
+# each stack are played beside those of the others.
+FIRST = (
+    ("accelerate", "invoke", "SIGINT"),
+    ("fairseq", "launcher", "SIGTERM"),
+    ("megatron", "agent", "SIGINT"),
+    ("accelerate", "rank", "SIGKILL"),
+    ("fairseq", "container", "SIGKILL"),
+    ("megatron", *CUT),
+)
 ALLOWED_SECONDS = 10.0
 START_SECONDS = 150.0
 MARK = "STACKYARD_KILL_MATRIX"
@@ -123,7 +124,7 @@ class Run:
 
     def __init__(self, engine: Engine, tree: Path, stack: str) -> None:
         self.engine, self.stack, self.token = engine, stack, secrets.token_hex(8)
-        self.scratch = Path(tempfile.mkdtemp(prefix="kill-matrix-"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=tree.parent))
         self.lines: list[str] = []
         self.run = ""
         self._training = threading.Event()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from stackyard.project import ROOT, load_project
+from tests.shared import own_name
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
+NAME = own_name("added")  # in place of the README's `ddp`, which a user may have added as well
 
 
 def blocks(readme):
@@ -27,7 +31,7 @@ def commands(readme):
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory):
+def copied(tmp_path_factory, engine):
     folder = tmp_path_factory.mktemp("tree") / "stackyard"
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -39,10 +43,11 @@ def copied(tmp_path_factory):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target)
     for path, text in blocks((ROOT / "README.md").read_text()).items():
-        target = folder / path
+        target = folder / path.replace("/ddp/", f"/{NAME}/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    return folder
+        target.write_text(text.replace("name: ddp\n", f"name: {NAME}\n"))
+    yield folder
+    engine.remove_image(f"stackyard/{NAME}:cpu")
 
 
 def run(folder, words, timeout=600):
@@ -63,27 +68,36 @@ def test_the_readme_shows_the_example_as_it_is():
 def test_a_stack_added_by_the_readme_is_built_and_passes(copied):
     typed = commands((ROOT / "README.md").read_text())
     assert typed == ["lock ddp", "smoke ddp --gpus 0"]
-    for line in typed[:-1]:
-        run(copied, line.split())
-    answer = json.loads(run(copied, [*typed[-1].split(), "--json"]))
+    first, last = ([NAME if word == "ddp" else word for word in line.split()] for line in typed)
+    run(copied, first)
+    answer = json.loads(run(copied, [*last, "--json"]))
     assert answer["outcome"] == "passed"
-    assert [report["stack"] for report in answer["reports"]] == ["ddp"]
-    assert (copied / "images/ddp/cpu.Dockerfile").is_file()
-    assert (copied / "reports/ddp/cpu/smoke.html").is_file()
+    assert [report["stack"] for report in answer["reports"]] == [NAME]
+    assert (copied / f"images/{NAME}/cpu.Dockerfile").is_file()
+    assert (copied / f"reports/{NAME}/cpu/smoke.html").is_file()
 
 
 @pytest.fixture(scope="module")
-def again(copied):
-    """The same stack smoked again, held against its own report of before; both records."""
-    path = copied / "reports/ddp/cpu/smoke.json"
-    before = json.loads(path.read_text())
-    words = ["smoke", "ddp", "--gpus", "0", "--against", str(path), "--json"]
-    (after,) = json.loads(run(copied, words))["reports"]
-    return before, after
+def again(copied, tmp_path_factory):
+    """Two smokes of it beside each other, held against its report of before; all three records."""
+    report = copied / f"reports/{NAME}/cpu/smoke.json"
+    earlier = Path(shutil.copy(report, tmp_path_factory.mktemp("earlier")))
+    words = [INVOKE, "smoke", NAME, "--gpus", "0", "--against", str(earlier), "--json"]
+    how = {"cwd": copied, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    children = [subprocess.Popen(words, **how) for _ in range(2)]
+    ended = [(*child.communicate(timeout=300), child.returncode) for child in children]
+    assert [code for *_, code in ended] == [0, 0], ended
+    records = [json.loads(output)["reports"][0] for output, *_ in ended]
+    return json.loads(earlier.read_text()), *records
+
+
+def test_smokes_of_one_stack_do_not_disturb_each_other(again):
+    assert len({record["run"] for record in again}) == 3
+    assert [record["outcome"] for record in again] == ["passed"] * 3
 
 
 def test_a_smoke_is_the_same_training_as_its_own_earlier_report(copied, again):
-    before, after = again
+    before, after, _ = again
     found = after["against"]
     assert found["outcome"] == "passed"
     assert found["before"]["run"] == before["run"] != after["run"]
@@ -96,24 +110,24 @@ def test_a_smoke_is_the_same_training_as_its_own_earlier_report(copied, again):
     installed = after["image"]["installed"]
     assert installed["python"]["torch"] == after["image"]["packages"]["torch"]
     assert installed["debian"]["openssh-server"]
-    page = (copied / "reports/ddp/cpu/smoke.html").read_text()
+    page = (copied / f"reports/{NAME}/cpu/smoke.html").read_text()
     assert "Against an earlier smoke" in page
 
 
 def load_layouts(folder):
-    smoke = load_project(folder).definitions.stacks["ddp"].smoke
+    smoke = load_project(folder).definitions.stacks[NAME].smoke
     return {layout.name for layout in smoke.layouts}
 
 
 def test_an_altered_loss_and_a_moved_package_are_named(copied, again, tmp_path):
-    before, _ = again
+    before = copy.deepcopy(again[0])
     name = list(before["curves"])[-1]
     step = before["curves"][name][3][0]
     before["curves"][name][3][1] += 0.25
     before["image"]["installed"]["python"]["einops"] = "0.7.0"
     altered = tmp_path / "altered.json"
     altered.write_text(json.dumps(before))
-    later = copied / "reports/ddp/cpu/smoke.json"
+    later = copied / f"reports/{NAME}/cpu/smoke.json"
     done = subprocess.run(
         [INVOKE, "compare", str(altered), str(later)],
         cwd=copied, capture_output=True, text=True, timeout=60,
@@ -124,9 +138,9 @@ def test_an_altered_loss_and_a_moved_package_are_named(copied, again, tmp_path):
 
 
 def test_a_report_of_another_stack_is_refused_before_anything_is_started(copied):
-    report = copied / "reports/ddp/cpu/smoke.json"
+    report = copied / f"reports/{NAME}/cpu/smoke.json"
     words = ["smoke", "fairseq", "--gpus", "0", "--against", str(report)]
     done = subprocess.run([INVOKE, *words], cwd=copied, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "is of ddp, not of fairseq" in done.stderr
+    assert f"is of {NAME}, not of fairseq" in done.stderr
     assert "start nodes" not in done.stderr

@@ -14,9 +14,13 @@ from tests.smoke.test_main_job import INVOKE, invoke
 from tests.smoke.trees import copy_tree
 
 STACKS = sorted(load_project().definitions.stacks)
+FIRST = "fairseq"  # the one with the fewest sides
 
 
-@pytest.fixture(scope="module", params=STACKS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(s, marks=() if s == FIRST else pytest.mark.repeat) for s in STACKS],
+)
 def played(request):
     done = invoke("bench", request.param, "--gpus", "0", "--rounds", "1", "--json", timeout=600)
     return request.param, done

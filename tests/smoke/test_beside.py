@@ -1,4 +1,4 @@
-"""Commands beside each other: smokes, builds, and what a killed one leaves for the next."""
+"""Builds beside each other, and what a killed command leaves for the next."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import secrets
 import signal
 import subprocess
-import time
 
 import pytest
 
 from stackyard import guard, nodes
 from stackyard.engine import OWNER_LABEL, RUN_LABEL
 from stackyard.project import ROOT
+from tests.shared import own_name, until
 from tests.smoke import matrix
 from tests.smoke.trees import copy_tree, rename_stack
 
@@ -27,27 +27,23 @@ def start(tree, *words, **env):
 
 
 @pytest.fixture
-def never_built(tmp_path):
-    """A tree with a stack whose last build step nobody has run before."""
-    tree = copy_tree(tmp_path)
-    fresh = rename_stack(tree, "megatron", "fresh")
-    with (fresh / "cpu.lock").open("a") as lock:
+def never_built(tmp_path, engine):
+    """A tree with a stack whose last build step nobody has run before; the stack's name."""
+    tree, name = copy_tree(tmp_path), own_name("beside")
+    with (rename_stack(tree, "megatron", name) / "cpu.lock").open("a") as lock:
         lock.write(f"# {secrets.token_hex(8)}\n")
-    yield tree
-    subprocess.run(["docker", "rmi", "-f", "stackyard/fresh:cpu"], capture_output=True, check=False)
+    yield tree, name
+    engine.remove_image(f"stackyard/{name}:cpu")
 
 
-def test_two_smokes_of_one_stack_and_a_build_do_not_disturb_each_other(never_built):
-    children = [
-        start(ROOT, "smoke", "fairseq", "--gpus", "0"),
-        start(ROOT, "smoke", "fairseq", "--gpus", "0"),
-        start(never_built, "build", "fresh", "--base", "cpu"),
-        start(never_built, "build", "fresh", "--base", "cpu"),
-    ]
+def test_builds_of_one_stack_do_not_disturb_each_other(never_built):
+    tree, name = never_built
+    children = [start(tree, "build", name, "--base", "cpu") for _ in range(2)]
     said = [child.communicate(timeout=400)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0, 0, 0], "\n".join(said)
+    assert [child.returncode for child in children] == [0, 0], "\n".join(said)
 
 
+@pytest.mark.bounded
 def test_a_bootstrap_that_is_killed_leaves_nothing(tmp_path):
     tree, scratch, token = copy_tree(tmp_path), tmp_path / "scratch", secrets.token_hex(8)
     scratch.mkdir()
@@ -60,16 +56,11 @@ def test_a_bootstrap_that_is_killed_leaves_nothing(tmp_path):
         for line in child.stdout:
             if "bootstrapping" in line:
                 break
-        time.sleep(3)
-        assert list(scratch.iterdir())
-        assert len(matrix.marked(token)) > 2
+        # Itself, its warden, and what unpacks the packages.
+        until(lambda: list(scratch.iterdir()) and len(matrix.marked(token)) > 2)
         child.send_signal(signal.SIGKILL)
-        end = time.monotonic() + 10
-        while (matrix.marked(token) or list(scratch.iterdir())) and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: not matrix.marked(token) and not list(scratch.iterdir()), 10)
         child.stdout.read()
-    assert matrix.marked(token) == []
-    assert list(scratch.iterdir()) == []
 
 
 def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine):
@@ -93,6 +84,7 @@ def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine)
         nodes.remove(engine, alive)
 
 
+@pytest.mark.bounded
 def test_a_mesh_whose_controller_falls_silent_ends_by_itself(make_mesh, monkeypatch):
     """Neither controller nor warden: only the lease."""
     running = make_mesh()
@@ -101,12 +93,7 @@ def test_a_mesh_whose_controller_falls_silent_ends_by_itself(make_mesh, monkeypa
         running.containers["node2"], ["sh", "-c", "nohup sleep 300 >/dev/null 2>&1 &"],
         seconds=10, control=False,
     )  # fmt: skip
-    until = time.monotonic() + 5  # a process that is just being started has no words yet
-    while [p["command"] for p in running.strays()["node2"]] != ["sleep 300"]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    # A process that is just being started has no words yet.
+    until(lambda: [p["command"] for p in running.strays()["node2"]] == ["sleep 300"])
     monkeypatch.setattr(running.lease._line, "send", lambda line: True)  # open, but silent
-    end = time.monotonic() + 10
-    while any(map(running.engine.running, running.containers.values())):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not any(map(running.engine.running, running.containers.values())), 10)

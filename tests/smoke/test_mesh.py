@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 
 import pytest
 
 from stackyard import judge, mesh, nodes
 from stackyard.errors import MeshError, StackyardError
+from tests.shared import inside, until
 
 
 def now():
     return int(time.time())
+
+
+def own_plan(names=("node1", "node2"), seconds=60):
+    run = f"test-{secrets.token_hex(4)}"
+    return mesh.MeshPlan(run=run, nodes=names, port=2222, seconds=seconds)
 
 
 def observe(running, settings, image_env, refusals=None):
@@ -41,7 +48,14 @@ def on(running, node, script):
 def reload_sshd(running, node, edit):
     """Change a node's sshd_config and let the listening sshd read it again."""
     running.lease.wait_joined()
-    on(running, node, f"{edit}; kill -HUP $(cat /run/stackyard/sshd.pid); sleep 0.5")
+    on(running, node, f"{edit}; kill -HUP $(cat /run/stackyard/sshd.pid)")
+    container = running.containers[node]
+
+    def listens_again():
+        _, restarted, later = running.engine.container_log(container).rpartition("SIGHUP")
+        return restarted and "Server listening on ::" in later
+
+    until(listens_again, 20)
 
 
 def test_a_mesh_passes(make_mesh, settings, image_env, example):
@@ -51,6 +65,16 @@ def test_a_mesh_passes(make_mesh, settings, image_env, example):
     assert result.measured["refused"] == sorted(
         ["foreign_key", "impostor", "impostor_by_config", "other_run", "password", "unnamed"]
     )
+
+
+def test_a_node_sees_of_the_machine_what_is_the_runs_and_no_more(shared_mesh):
+    made_by_the_kernel = {"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"}
+    for container in shared_mesh.containers.values():
+        mounts = {m.path: m for m in inside(container).mount_point.get_mountpoints()}
+        real = {path for path, m in mounts.items() if m.filesystem not in made_by_the_kernel}
+        assert real == {"/", nodes.SHARED, "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
+        assert {"nosuid", "nodev", "noexec"} <= set(mounts["/run"].options)
+        assert f"size={2**20}k" in mounts["/dev/shm"].options
 
 
 def test_passwords_switched_on_are_noticed(make_mesh, settings, image_env, example):
@@ -127,7 +151,7 @@ def test_a_node_without_sshd_is_named(make_mesh, settings):
 
 def test_certificates_end(engine, settings):
     """Made an hour ago for 60 s: nobody gets in any more."""
-    plan = mesh.MeshPlan(run="test-expired", nodes=("node1", "node2"), port=2222, seconds=60)
+    plan = own_plan()
     with (
         nodes.running_mesh(engine, plan, settings, now=now() - 3600) as running,
         pytest.raises(MeshError, match=r"node2 cannot be logged in to .*(expired|denied|failed)"),
@@ -136,7 +160,7 @@ def test_certificates_end(engine, settings):
 
 
 def test_a_mesh_leaves_nothing(engine, settings):
-    plan = mesh.MeshPlan(run="test-leaves", nodes=("node1", "node2"), port=2222, seconds=60)
+    plan = own_plan()
     label = nodes.run_label(plan.run)
     with nodes.running_mesh(engine, plan, settings, now=now()):
         assert len(engine.labelled(label)) == 4
@@ -145,7 +169,7 @@ def test_a_mesh_leaves_nothing(engine, settings):
 
 def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
     broken = dataclasses.replace(settings, image="stackyard/base:cpu")
-    plan = mesh.MeshPlan(run="test-broken", nodes=("node1", "node2"), port=2222, seconds=60)
+    plan = own_plan()
     with (
         pytest.raises(StackyardError, match=r"node\d did not take its keys|in \w+"),
         nodes.running_mesh(engine, plan, broken, now=now()),
@@ -156,7 +180,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
 
 def test_eight_nodes_reach_each_other(engine, settings):
     names = tuple(f"node{number}" for number in range(1, 9))
-    plan = mesh.MeshPlan(run="test-eight", nodes=names, port=2222, seconds=600)
+    plan = own_plan(names, 600)
     with nodes.running_mesh(engine, plan, settings, now=now()) as running:
         reach = nodes.wait_reachable(running)
     assert sum(answer["code"] == 0 for row in reach.values() for answer in row.values()) == 64
