@@ -14,7 +14,7 @@ from stackyard.project import ROOT
 from stackyard.read_example import read_example
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
 from tests.unit.machines import node, plan
-from tests.unit.test_fuzz_definitions import examples
+from tests.unit.test_fuzz_definitions import FEW, examples
 
 COMMITTED = sorted(ROOT.glob("images/*/examples/*.yml"))
 IDS = [f"{path.parent.parent.name}/{path.stem}" for path in COMMITTED]
@@ -225,19 +225,19 @@ def answered(text):
         assert job_of(example, ranks, {}).program
 
 
-@examples
+@examples(FEW)
 @given(st.one_of(st.text(max_size=200), st.sampled_from(DOCUMENTS)))
 def test_any_text_is_filled_or_refused_with_its_place(text):
     answered(text)
 
 
-@examples
+@examples(FEW)
 @given(broken_lines(SAMPLE))
 def test_a_broken_example_is_filled_or_refused_with_its_place(text):
     answered(text)
 
 
-@examples
+@examples(FEW)
 @given(broken_structure(yaml.safe_load(SAMPLE)))
 def test_an_example_may_hold_any_values(text):
     answered(text)

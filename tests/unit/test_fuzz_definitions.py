@@ -307,7 +307,7 @@ def test_the_folder_may_hold_anything(tmp_path_factory, toy, data):
     outcome(root)
 
 
-@examples
+@examples(FEW)
 @given(st.sampled_from([{}, [], {"a": "b"}, ["a"], {"a": []}]).flatmap(broken_structure))
 def test_a_document_of_which_little_is_left_is_broken_as_well(text):
     assert yaml.compose(text, Loader=yaml.CSafeLoader) is not None

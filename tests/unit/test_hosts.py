@@ -18,7 +18,7 @@ from stackyard.fleet.hosts import (
     read_inventory,
 )
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
-from tests.unit.test_fuzz_definitions import examples
+from tests.unit.test_fuzz_definitions import FEW, examples
 
 WHOLE = """\
 defaults:
@@ -313,25 +313,25 @@ def answered(text):
     assert not any(h.ssh.startswith("-") or h.user.startswith("-") for h in fleet.hosts)
 
 
-@examples
+@examples(FEW)
 @given(st.one_of(st.text(max_size=200), st.sampled_from(DOCUMENTS)))
 def test_any_text_is_read_or_refused_with_its_place(text):
     answered(text)
 
 
-@examples
+@examples(FEW)
 @given(broken_lines(WHOLE))
 def test_a_broken_inventory_is_read_or_refused_with_its_place(text):
     answered(text)
 
 
-@examples
+@examples(FEW)
 @given(broken_lines(HOSTFILE))
 def test_a_broken_hostfile_is_read_or_refused_with_its_place(text):
     answered(text)
 
 
-@examples
+@examples(FEW)
 @given(broken_structure(yaml.safe_load(WHOLE)))
 def test_an_inventory_may_hold_any_values(text):
     answered(text)

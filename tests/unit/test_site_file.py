@@ -14,7 +14,7 @@ from stackyard.errors import DefinitionError
 from stackyard.project import ROOT
 from stackyard.site_file import AUTO, SiteFile, read_site
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
-from tests.unit.test_fuzz_definitions import examples
+from tests.unit.test_fuzz_definitions import FEW, examples
 
 WHOLE = """\
 slurm:
@@ -183,13 +183,13 @@ def test_an_odd_document_is_refused_with_its_places(text):
     taken_or_refused(text)
 
 
-@examples
+@examples(FEW)
 @given(st.data())
 def test_a_broken_site_is_read_or_refused_with_its_places(data):
     taken_or_refused(data.draw(broken_lines(WHOLE)))
 
 
-@examples
+@examples(FEW)
 @given(st.data())
 def test_a_site_with_other_values_is_read_or_refused_with_its_places(data):
     taken_or_refused(data.draw(broken_structure(yaml.safe_load(WHOLE))))

@@ -17,7 +17,7 @@ from stackyard.fleet.survey import FolderFacts, choose_network, parse
 from stackyard.placement import MIB, why_not_usable
 from tests.unit.fuzzing import broken_lines
 from tests.unit.machines import facts, interface
-from tests.unit.test_fuzz_definitions import examples
+from tests.unit.test_fuzz_definitions import FEW, examples
 
 SURVEYS = Path(__file__).resolve().parent / "surveys"
 CPU = (SURVEYS / "cpu.txt").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_a_machine_that_answers_nothing_has_nothing():
     )  # fmt: skip
 
 
-@examples
+@examples(FEW)
 @given(st.one_of(broken_lines(CPU), broken_lines(GPUS)))
 def test_any_answer_is_read_or_none(text):
     found = read(text)
