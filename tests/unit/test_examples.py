@@ -69,12 +69,13 @@ def test_every_stack_has_examples():
     assert {path.parent.parent.name for path in COMMITTED} == stacks
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("path", COMMITTED, ids=IDS)
+@pytest.mark.parametrize(
+    ("path", "device"),
+    [pytest.param(path, device, id=f"{name}-{device}")
+     for path, name in zip(COMMITTED, IDS, strict=True) for device in load(path).devices],
+)  # fmt: skip
 def test_a_committed_example_is_started_by_its_launcher(path, device):
     example = load(path)
-    if device not in example.devices:
-        pytest.skip(f"no size for {device}")
     gpus = tuple(range(4)) if device == "cuda" else ()
     mesh = plan(node("a", gpus=gpus), node("b", gpus=gpus))
     job = job_of(example, where(device, per_node=4), {})

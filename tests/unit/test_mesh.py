@@ -84,12 +84,11 @@ def test_a_user_may_have_a_terminal_and_no_forwarding(material):
 
 
 def test_the_authoritys_private_key_is_in_no_file(material, authority):
-    for files in material.values():
-        for name, data in files.items():
-            if b"PRIVATE KEY" in data:
-                assert line(load_ssh_private_key(data, password=None).public_key()) != (
-                    authority.public
-                ), name
+    private = [data for files in material.values() for data in files.values()
+               if b"PRIVATE KEY" in data]  # fmt: skip
+    assert len(private) == 2 * len(PLAN.nodes)  # of each node and of its user
+    held = [line(load_ssh_private_key(data, password=None).public_key()) for data in private]
+    assert authority.public not in held
 
 
 def test_known_hosts_trusts_the_authority_for_the_runs_names_only(authority):

@@ -72,13 +72,17 @@ def shell_of(text):
         ("bash", "for x in 1 2; do\n  echo $x\n"),
         ("sh", "if true; then echo; \n"),
         ("sh", "echo 'a\n"),
-        ("sh", "x=(1 2)\n"),
         ("bash", "cat <<'END'\nEN\n"),
     ],
 )
 def test_a_text_that_is_not_whole_is_noticed(shell, text):
     assert unread(shell, text)
     assert not unread("bash", "x=(1 2)\ncat <<'END'\nEND\n")
+
+
+def test_what_a_linter_holds_against_a_text_is_noticed(tmp_path):
+    said = linted(tmp_path, "sh", {"good": "echo a\n", "bad": "rm $1\nx=(1 2)\n"})
+    assert "SC2086" in said and "SC3030" in said and "good" not in said
 
 
 # Files of the project

@@ -48,7 +48,10 @@ class Talk:
 
 def test_a_mesh_stands_when_every_node_has_joined(monkeypatch):
     monkeypatch.setattr(standing.time, "sleep", lambda seconds: None)
-    wait_joined(Talk({}, {"joined": ["a"]}, {"joined": ["b", "a"]}), plan())
+    last = {"joined": ["b", "a"]}
+    talk = Talk({}, {"joined": ["a"]}, last)
+    wait_joined(talk, plan())
+    assert talk.states == [last]
 
 
 def test_a_node_that_cannot_be_logged_in_to_is_named_with_its_reason():
