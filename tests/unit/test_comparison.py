@@ -130,6 +130,7 @@ def test_what_moved_is_suspected_only_where_something_is_wrong(two):
     after["image"]["installed"]["python"] |= {"alpha": "1.10", "new": "1"}
     after["image"]["installed"]["debian"]["python3"] = "3.11.2-0"
     after["image"]["fixes"] = ["other"]
+    after["commands"] = {**after["commands"], "two": ["torchrun", "other.py"]}
     fine = compare(before, after)
     assert fine["suspects"] == []
     assert fine["packages"]["python"]["moved"] == [
@@ -138,7 +139,7 @@ def test_what_moved_is_suspected_only_where_something_is_wrong(two):
     set_loss(after, "one", 5, 9.0)
     assert compare(before, after)["suspects"] == [
         "alpha 1.2.0 -> 1.10", "new 1 is new", "python3 3.11.2-1 -> 3.11.2-0",
-        "fix other is new", "fix alpha-old is gone",
+        "fix other is new", "fix alpha-old is gone", "the command of two",
     ]  # fmt: skip
 
 

@@ -147,11 +147,13 @@ def node_one(monkeypatch, node):
     class Recorded:
         def __init__(self, name):
             self.name, self.sent, self.closed, self.why = name, [], False, ""
+            self.allowed = []
 
         def write(self, text):
             self.sent.append(text)
 
         def lost(self, seconds):
+            self.allowed.append(seconds)
             return self.why
 
     monkeypatch.setattr(lease, "connect", lambda name, seconds: Recorded(name))
@@ -202,6 +204,15 @@ def test_a_node_that_is_lost_is_told_once_and_ends_the_training_everywhere(node_
     assert node_one._nodes["node2"].sent.count("kill -") == 1
 
 
+def test_a_node_that_has_not_joined_yet_may_be_silent_for_longer(node_one):
+    """Its sshd is to start and it is to be logged in to."""
+    two, three = node_one._nodes.values()
+    node_one._take(two, "beat")
+    node_one._tick()
+    assert two.allowed == [6.0]
+    assert three.allowed[0] > 6.0
+
+
 def test_an_orphan_on_one_node_ends_the_training_on_all(node_one):
     orphan = {"event": "orphan", "pid": 11, "command": "train.py"}
     node_one._take(node_one._nodes["node2"], json.dumps(orphan))
@@ -237,6 +248,46 @@ def test_a_lease_that_is_lost_ends_the_node(node_one, monkeypatch):
     monkeypatch.setattr(lease, "run", lambda lines, tick, take: None)
     node_one.hold()
     assert ended == [True]
+
+
+@pytest.fixture
+def kept(monkeypatch, node_one):
+    """The part of a node that holds no lease: what is said to it, then what it did."""
+    line, ended = node_one._controller, []
+    monkeypatch.setattr(lease, "Line", lambda *_: line)
+    monkeypatch.setattr(lease, "end_node", lambda: ended.append(True))
+
+    def keep(*says, why=""):
+        line.why = why
+        went_on = []
+
+        def run(lines, tick, take):
+            for text in says:
+                take(line, text)
+            went_on.append(tick())
+
+        monkeypatch.setattr(lease, "run", run)
+        lease.keep(6.0)
+        return went_on == [True], bool(ended), line.sent
+
+    return keep
+
+
+def test_a_node_goes_on_while_the_holder_is_heard(kept):
+    assert kept("beat")[::2] == (True, ["beat"])
+
+
+def test_a_node_whose_holder_is_not_heard_ends_itself(kept):
+    assert kept("beat", why="nothing was heard for 6 s")[:2] == (False, True)
+
+
+def test_a_node_that_is_about_to_be_removed_only_stops(kept):
+    assert kept("rest")[:2] == (False, False)
+
+
+def test_a_node_answers_what_it_is_asked_with_the_number_of_the_question(kept):
+    answer, _ = kept("kill 7")[2]
+    assert json.loads(answer) == {"answer": "7", "found": [{"pid": 5, "command": "left"}]}
 
 
 def test_a_beat_is_passed_on_and_answered(node_one):
