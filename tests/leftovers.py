@@ -9,14 +9,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stackyard.engine import RUN_LABEL
+from stackyard import nodes
+from stackyard.engine import RUN_LABEL, Engine
 from tests.fleet.emulated import OWNER, docker, drop_cache, sweep
 from tests.shared import name_is_left
 
 
 def sweep_all() -> None:
-    """Remove what sessions that are gone have left."""
+    """Remove what sessions that are gone, and the runs that they killed, have left."""
     sweep()
+    with Engine() as engine:
+        nodes.sweep(engine)
     for name in _image_names():
         if name_is_left(name):
             docker("image", "rm", "-f", name, check=False)
