@@ -37,7 +37,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
     && inventory > /mnt/before \
-    && some_of /mnt/base.lock nvidia-cublas nvidia-cufft nvidia-curand nvidia-cusolver nvidia-cusparse > /mnt/some.lock \
+    && some_of /mnt/base.lock 'nvidia-*-cu13' triton > /mnt/some.lock \
     && install_locked /mnt/some.lock '' \
     && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
         --keep torch/bin/torch_shm_manager \
@@ -57,7 +57,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
     . /mnt/build.sh \
     && inventory > /mnt/before \
-    && some_of /mnt/base.lock 'nvidia-*' 'cuda-*' triton > /mnt/some.lock \
+    && some_of /mnt/base.lock 'nvidia-*' 'cuda-*' > /mnt/some.lock \
     && install_locked /mnt/some.lock '' \
     && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
         --keep torch/bin/torch_shm_manager \
