@@ -22,7 +22,6 @@ from stackyard import (
     access,
     cli_source,
     commands,
-    doctor,
     gpu_run,
     host,
     nodes,
@@ -84,7 +83,7 @@ def bench(
             gpu_plan = None
             if gpus:
                 gpu_plan = gpu_run.make_plan(held, gpus, 1, "", f"{typed} --gpus 0")
-                doctor.require_fit(gpu_plan.host, project.definitions.bases[chosen])
+                gpu_run.require_fit(gpu_plan, chosen, project.definitions.bases)
             there = [given] if given else None
             images = there or Builder(project, held, terminal.say).build_all(names, chosen)
             nodes.sweep(held)

@@ -12,7 +12,6 @@ from stackyard import (
     cli_compare,
     cli_source,
     commands,
-    doctor,
     gpu_run,
     host,
     nodes,
@@ -66,7 +65,7 @@ def smoke(
             plan = None
             if gpus:
                 plan = gpu_run.make_plan(held, gpus, count, placement, f"{typed} --gpus 0")
-                doctor.require_fit(plan.host, project.definitions.bases[chosen])
+                gpu_run.require_fit(plan, chosen, project.definitions.bases)
                 _explain_placement(plan, terminal)
             there = [given] if given else None
             reports = _smoke_each(project, held, names, chosen, count, plan, terminal, there)

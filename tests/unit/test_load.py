@@ -2,6 +2,8 @@
 
 import pytest
 
+from stackyard import doctor, lock
+from stackyard.catalog import resolve
 from stackyard.errors import DefinitionError
 from stackyard.load import load_definitions
 from stackyard.project import ROOT
@@ -32,6 +34,39 @@ def test_the_definitions_of_this_project_load():
     found = load_definitions(ROOT)
     assert {"fairseq", "megatron", "accelerate"} <= set(found.stacks)
     assert {"cpu", "ngc"} <= set(found.bases)
+
+
+OWN = load_definitions(ROOT)
+CUDA = [b for b in OWN.bases.values() if b.device == "cuda" and b.bootstrap is not None]
+
+
+@pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
+def test_what_a_base_states_of_cuda_is_what_its_lock_holds(base):
+    held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)]))
+    (runtime,) = [v for name, v in held.items() if name.startswith("nvidia-cuda-runtime")]
+    assert base.facts["cuda"].value == ".".join(runtime.split(".")[:2])
+    major = int(base.facts["cuda"].value.split(".")[0])
+    assert base.facts["driver"].value == doctor.DRIVER_FLOORS[major]
+    assert base.facts["architectures"].value.startswith("sm_")
+    assert lock.other_builds(base, lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)])) == {}
+
+
+@pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
+def test_an_image_with_cudas_wheels_names_no_folder_of_libraries(base):
+    """A system's cuDNN or NCCL would be taken in place of the wheel's: pytorch 80637."""
+    for stack in OWN.stacks:
+        env = resolve(OWN, stack, base.name).env
+        assert "LD_LIBRARY_PATH" not in env
+        assert env["NVIDIA_VISIBLE_DEVICES"].value == "all"
+        assert env["NVIDIA_DRIVER_CAPABILITIES"].value == "compute,utility"
+
+
+def test_of_the_bases_for_gpus_one_has_the_torch_of_cpu_ranks():
+    def torch(base):
+        held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base)]))
+        return held["torch"].partition("+")[0]
+
+    assert torch("cuda") == torch("cpu")
 
 
 # Within one file
