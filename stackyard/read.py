@@ -30,6 +30,7 @@ from stackyard.spec import (
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 DEVICES = ("cpu", "cuda")
+DISK = re.compile(r"[1-9][0-9]{0,3} GiB")
 
 
 def read_common(top: Mapping) -> Common:
@@ -58,6 +59,8 @@ def _facts(top: Mapping, key: str, *, blank: bool = False) -> dict[str, Fact]:
     for name, entry in top.entries(key).items():
         value = entry.text("value", "" if blank else None)
         facts[name] = Fact(value=value, source=entry.text("source"))
+        if name == "disk" and value and not DISK.fullmatch(value):
+            entry.problem("must be like '12 GiB'", key="value")
         entry.done()
     return facts
 

@@ -94,6 +94,12 @@ class Base:
         """What is never replaced: declared versions by canonical name."""
         return {canonicalize_name(name): fact.value for name, fact in self.provides.items()}
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that a first build takes where the engine keeps images; 0 where nobody knows."""
+        fact = self.facts.get("disk")
+        return int(fact.value.split()[0]) * 2**30 if fact and fact.value else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:

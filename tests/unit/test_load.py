@@ -2,7 +2,7 @@
 
 import pytest
 
-from stackyard import doctor, lock
+from stackyard import doctor, host, lock
 from stackyard.catalog import resolve
 from stackyard.errors import DefinitionError
 from stackyard.load import load_definitions
@@ -48,6 +48,7 @@ def test_what_a_base_states_of_cuda_is_what_its_lock_holds(base):
     major = int(base.facts["cuda"].value.split(".")[0])
     assert base.facts["driver"].value == doctor.DRIVER_FLOORS[major]
     assert base.facts["architectures"].value.startswith("sm_")
+    assert base.disk_bytes > host.NEEDED_BYTES - 1
     assert lock.other_builds(base, lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)])) == {}
 
 
@@ -86,6 +87,12 @@ def test_an_unquoted_version_is_refused(tree):
     tree.change(BASE, '"3.11"', "3.10")
     said = f"{BASE}:4: python: must be text; YAML reads 3.10 as float: write '3.10'"
     assert said in tree.problems()
+
+
+def test_disk_space_is_stated_in_gib(tree):
+    tree.change(BASE, "env:", "facts: {disk: {value: 12 GB, source: a guess}}\nenv:")
+    (said,) = tree.problems()
+    assert said.endswith("value: must be like '12 GiB'")
 
 
 def test_an_unquoted_version_of_a_package_is_refused_at_its_line(tree):
