@@ -1,5 +1,8 @@
 """A project's definitions: every problem of every file at once, with file and line."""
 
+import fnmatch
+import itertools
+
 import pytest
 
 from stackyard import doctor, host, lock
@@ -53,6 +56,14 @@ def test_what_a_base_states_of_cuda_is_what_its_lock_holds(base):
 
 
 @pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
+def test_every_name_of_a_layer_is_in_the_lock(base):
+    held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)]))
+    assert len(base.torch_layers) == 2
+    for pattern in itertools.chain(*base.torch_layers):
+        assert fnmatch.filter(held, pattern), pattern
+
+
+@pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
 def test_an_image_with_cudas_wheels_names_no_folder_of_libraries(base):
     """A system's cuDNN or NCCL would be taken in place of the wheel's: pytorch 80637."""
     for stack in OWN.stacks:
@@ -93,6 +104,13 @@ def test_disk_space_is_stated_in_gib(tree):
     tree.change(BASE, "env:", "facts: {disk: {value: 12 GB, source: a guess}}\nenv:")
     (said,) = tree.problems()
     assert said.endswith("value: must be like '12 GiB'")
+
+
+def test_a_lock_that_holds_another_build_is_refused(tree):
+    tree.change("images/bases/cpu.lock", "torch==2.0.0", "torch==2.0.0+cpu")
+    (said,) = tree.problems()
+    assert "images/bases/cpu.lock holds torch 2.0.0+cpu, not the build of the base" in said
+    assert said.endswith(LOCK_AGAIN)
 
 
 def test_an_unquoted_version_of_a_package_is_refused_at_its_line(tree):
