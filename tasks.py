@@ -256,6 +256,7 @@ def prove(
         "updates": "optimizer updates of one training (the definition's)",
         "sides": "which sides to play, by comma (docs/bench.md), and what they are held against",
         "counts": "on how many GPUs each is played, by comma (1,2,4 and so on, and all)",
+        "image": "an image by tag or id, in place of the stack's own (docs/source.md)",
         "json": JSON,
     },
 )
@@ -268,12 +269,16 @@ def bench(
     updates: int = 0,
     sides: str = "",
     counts: str = "",
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
     from stackyard import cli_bench
 
-    _exit(cli_bench.bench(stack, base, gpus, rounds, updates, sides, counts, as_json=json))
+    code = cli_bench.bench(
+        stack, base, gpus, rounds, updates, sides, counts, image=image, as_json=json
+    )
+    _exit(code)
 
 
 @task(

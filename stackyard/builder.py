@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackyard import catalog, foundation, lock, plan, process
+from stackyard import catalog, dockerfile, foundation, lock, plan, process
 from stackyard.catalog import ResolvedImage
 from stackyard.engine import Engine
 from stackyard.errors import NothingToRunOn, StackyardError, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
+from stackyard.spec import Base
 
 if TYPE_CHECKING:
     from stackyard import build, bundle, settings
@@ -70,6 +71,7 @@ class Builder:
         self._offline, self._fresh = offline, fresh
         self._manifest: bundle.Manifest | None = None
         self._shared = threading.Lock()
+        self._roomy: set[str] = set()
         self._client: build.Client | None = None
         self._tools: dict[str, str] = {}
         self._foundations: dict[str, tuple[ImageInfo, str]] = {}
@@ -108,10 +110,10 @@ class Builder:
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
         image = fork.image(image) if fork else image
+        require_lock(image)
         with self._shared:
             self._require_sources(image)
             base_info, reference = self._foundation(image)
-        require_lock(image)
         made = self._plan(image, reference, base_info, fork)
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
@@ -170,7 +172,7 @@ class Builder:
             return self._client, tools, caller
 
     def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
-        from stackyard import build, host
+        from stackyard import build
 
         if image.base.unpack and self._offline is None:
             stack, base = image.stack.name, image.base.name
@@ -181,7 +183,7 @@ class Builder:
                 f" {base} makes the file where there is a network",
             )
         with self._shared:
-            host.require_space(self._engine)
+            self._require_space(image.base)
         client, tools, caller = self._means(image)
         say = self._say
         return build.build(
@@ -199,6 +201,24 @@ class Builder:
             tools = foundation.ensure_tools(self._engine, self._caller(image), wanted)
             self._tools[name] = tools
         return self._tools[name]
+
+    def _require_space(self, base: Base) -> None:
+        """See once, before anything is fetched, that there is room for images on a base.
+
+        Raises:
+            EngineError: saying how much is missing.
+        """
+        from stackyard import host
+
+        if base.name in self._roomy:
+            return
+        stacks = self._project.definitions.stacks
+        tags = [dockerfile.image_tag(stack, base.name) for stack in stacks]
+        needed = base.disk_bytes or host.NEEDED_BYTES
+        if any(self._engine.image(tag) for tag in tags):
+            needed = min(needed, host.MORE_BYTES)
+        host.require_space(self._engine, needed)
+        self._roomy.add(base.name)
 
     def _require_sources(self, image: ResolvedImage) -> None:
         """See that a build has what it takes: package sources, or a bundle that fits."""
@@ -234,7 +254,10 @@ class Builder:
         return self._foundations[base.name]
 
     def _make_foundation(self, image: ResolvedImage) -> ImageInfo:
-        base, caller = image.base, self._caller(image)
+        base = image.base
+        if base.host is None:
+            self._require_space(base)
+        caller = self._caller(image)
         try:
             # A bootstrap leaves a core idle, and the tools (a torch wheel) take seconds to pack.
             with ThreadPoolExecutor(1) as beside:
@@ -261,7 +284,8 @@ def require_lock(image: ResolvedImage) -> None:
         stack, base = image.stack.name, image.base.name
         raise UsageError(
             f"{stack} has no lock on {base}",
-            why=f"{lock.lock_path(stack, base)} is not there",
+            why=f"{lock.lock_path(stack, base)} is not there{image.base.never_built and ': '}"
+            f"{image.base.never_built}",
             hint=f"invoke lock {stack} --base {base}",
         )
 

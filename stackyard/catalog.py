@@ -6,6 +6,7 @@ packages are still to be installed, which environment results. It must not rende
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from stackyard.document import nearest
 from stackyard.errors import UsageError
 from stackyard.source import Source
 from stackyard.spec import Base, Common, Definitions, Fix, Stack, Wheel
+
+# Parts of CUDA that people ask after, as NVIDIA's wheels are called.
+_CUDA_PART = re.compile(r"nvidia-(nccl|cudnn)-cu\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +189,16 @@ def _fixes(
         else:
             applied.append(fix)
     return tuple(applied), left_out
+
+
+def facts(image: ResolvedImage) -> dict[str, Setting]:
+    """Return what is known of an image's base: what it states, and what its lock says of CUDA."""
+    found = {n: Setting(value=f.value, source=f.source) for n, f in image.base.facts.items()}
+    for name, setting in image.provided.items():
+        part = _CUDA_PART.fullmatch(name)
+        if part and setting.value and part[1] not in found:
+            found[part[1]] = setting
+    return found
 
 
 def _environment(

@@ -93,7 +93,7 @@ def show(project: Project, stack: str, base: str) -> dict[str, Any]:
         "fixes": {fix.id: fix.symptom for fix in image.fixes},
         "fixes_left_out": dict(image.left_out),
         "compiler_at_run_time": image.stack.compiler_at_run_time or "none",
-        "facts": {n: {"value": f.value, "from": f.source} for n, f in image.base.facts.items()},
+        "facts": table(catalog.facts(image)),
     }
 
 

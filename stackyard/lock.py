@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from stackyard.spec import Base, Fix, Stack, Wheel
 
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)")
+_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)===?([^\s;\\]+)")
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 _INPUTS = re.compile(r"^# inputs: (sha256:[0-9a-f]{64})$", re.MULTILINE)
 
@@ -92,6 +92,15 @@ def without(text: str, names: Collection[str]) -> str:
 def versions(locked: Iterable[Locked]) -> dict[str, str]:
     """Version by canonical name."""
     return {item.name: item.version for item in locked}
+
+
+def other_builds(base: Base, locked: Iterable[Locked]) -> dict[str, str]:
+    """Return what a lock holds in place of a build that its base names, by canonical name.
+
+    `torch==2.13.0` is satisfied by 2.13.0+cpu, too (PEP 440), which is another build of it.
+    """
+    wanted, found = versions(parse_lock("\n".join(base.torch))), versions(locked)
+    return {name: found[name] for name in wanted if name in found and found[name] != wanted[name]}
 
 
 def base_inputs(base: Base) -> str:

@@ -137,6 +137,10 @@ def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str
                 yield f"missing lock {path}; {type_this}"
         elif lock.locked_inputs(found.locks[path]) != inputs:
             yield f"{path} was made from other packages or fixes than these; {type_this}"
+        elif path == lock.base_lock_path(base.name):
+            held = lock.parse_lock(found.locks[path])
+            for name, version in lock.other_builds(base, held).items():
+                yield f"{path} holds {name} {version}, not the build of the base; {type_this}"
 
 
 def _line_of(path: Path, start: str) -> int:

@@ -123,7 +123,7 @@ def require_publishable(info: ImageInfo, name: str) -> None:
             f"{name} is never published",
             why="it holds files of the machine it was made on, for trials there; nobody may pass"
             " those on, and nobody else could use them",
-            hint="build the stack on a base that has a registry: invoke build STACK --base ngc",
+            hint="build the stack on a base made of public packages: invoke build STACK",
         )
 
 

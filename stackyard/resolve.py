@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import uv
 from packaging.requirements import Requirement
@@ -71,7 +72,7 @@ def compile_requirements(
         never = [f"{package} ; sys_platform == 'never'" for package in exclude]
         texts = {
             "in": "\n".join(requirements),
-            "constraints": "\n".join(f"{n}=={v}" for n, v in (constraints or {}).items()),
+            "constraints": "\n".join(f"{n}==={v}" for n, v in (constraints or {}).items()),
             "overrides": "\n".join([*overrides, *never]),
         }
         for kind, text in texts.items():
@@ -173,8 +174,24 @@ def lock_base(base: Base, caller: CallerSettings) -> dict[str, str]:
     """The lock of the layer that all stacks on a bootstrapped base share."""
     command = f"invoke lock --base {base.name}"
     found = compile_requirements(base.torch, base=base, caller=caller)
+    for name, version in lock.other_builds(base, found).items():
+        _refuse_build(base, name, version, caller)
     text = lock.render_lock(found, inputs=lock.base_inputs(base), command=command)
     return {lock.base_lock_path(base.name): text}
+
+
+def _refuse_build(base: Base, name: str, version: str, caller: CallerSettings) -> NoReturn:
+    """Refuse a lock that holds another build than the base names; say who offered it."""
+    wheel = f"{name.replace('-', '_')}-{version}-*.whl"
+    offered = [str(folder) for folder in caller.wheel_folders if list(folder.glob(wheel))]
+    pin = next(word for word in base.torch if canonicalize_name(Requirement(word).name) == name)
+    raise StackyardError(
+        f"base {base.name} names {pin}, and what was resolved is {name} {version}: another build",
+        why=f"offered by the wheel folder {', '.join(offered)}" if offered
+        else "offered by a package index",
+        hint=f"write {pin.replace('==', '===', 1) if '===' not in pin else pin} in"
+        f" images/bases/{base.name}.yml, which no other build satisfies",
+    )  # fmt: skip
 
 
 def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:

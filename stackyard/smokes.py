@@ -99,7 +99,7 @@ def smoke_one(
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
-    declared = image.stack.smoke_on(image.base.device)
+    declared = image.stack.smoke_on("cuda" if plan else "cpu")
     assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / image.stack.name / "smoke"
     env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
@@ -124,6 +124,7 @@ def smoke_one(
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - clock,
         host=host,
+        ranks="cuda" if plan else "cpu",
         build_seconds=built.seconds,
         failures=project.definitions.failures.values(),
     )

@@ -55,6 +55,8 @@ class Base:
         digest: the pulled image's digest, empty while nobody has pulled it.
         never_built: why no image has been built on it yet; empty once one has.
         torch: requirements of the layer that all stacks share, when the base has none itself.
+        torch_layers: what of that is installed in earlier layers of its own, by patterns of names:
+            engines fetch and unpack several layers at the same time.
         torch_index: package index that holds them when the caller's own do not.
         provides: distributions inside the base that are never replaced, with their versions. Those
             of a host base may say less than there is: `2.5` stands for any 2.5.x, empty for any.
@@ -81,6 +83,7 @@ class Base:
     provides: Mapping[str, Fact]
     facts: Mapping[str, Fact]
     env: Mapping[str, str]
+    torch_layers: tuple[tuple[str, ...], ...] = ()
     host: HostBase | None = None
     given_system: tuple[str, ...] = ()
     unpack: str = ""
@@ -90,6 +93,12 @@ class Base:
     def provided(self) -> dict[str, str]:
         """What is never replaced: declared versions by canonical name."""
         return {canonicalize_name(name): fact.value for name, fact in self.provides.items()}
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that a first build takes where the engine keeps images; 0 where nobody knows."""
+        fact = self.facts.get("disk")
+        return int(fact.value.split()[0]) * 2**30 if fact and fact.value else 0
 
 
 @dataclass(frozen=True, kw_only=True)

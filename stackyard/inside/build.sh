@@ -188,6 +188,22 @@ install_locked() {
   uv_install "$1" "${options[@]}"
 }
 
+# some_of LOCK PATTERN...: those distributions of a lock whose names match, each with its hashes.
+some_of() {
+  local lock=$1 line pattern taken=''
+  shift
+  while IFS= read -r line; do
+    if [[ $line == [A-Za-z0-9]* ]]; then
+      taken=''
+      for pattern in "$@"; do
+        # shellcheck disable=SC2053 # it is a pattern
+        if [[ ${line%%==*} == $pattern ]]; then taken=yes; fi
+      done
+    fi
+    if [ -n "$taken" ]; then printf '%s\n' "$line"; fi
+  done < "$lock"
+}
+
 # Wheels that earlier stages built, from /mnt/wheels/*/*.whl: their sources were checked there.
 install_built() {
   /mnt/tools/uv pip install --python "$(command -v python3)" --break-system-packages --no-deps \

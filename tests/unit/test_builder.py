@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import builder, commands, hostbase, plan
-from stackyard.errors import NothingToRunOn, UsageError
+from stackyard import builder, commands, host, hostbase, plan
+from stackyard.errors import EngineError, NothingToRunOn, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
+from stackyard.spec import Fact
 from tests.unit import samples
 from tests.unit.standins import StandIns
 from tests.unit.test_bundle import locks, write_bundle
@@ -152,6 +153,48 @@ def test_a_base_out_of_files_that_was_not_made_says_what_to_type(project, builds
     with pytest.raises(NothingToRunOn) as caught:
         make(project, Holding(), packed()).build("toy", "far")
     assert caught.value.hint == "invoke base far"
+
+
+class Untouched:
+    """An engine that nothing may be asked of."""
+
+
+def test_a_stack_without_a_lock_is_refused_before_anything_is_pulled(tmp_path):
+    bases = {"near": samples.pulled(name="near", never_built="nobody reached it")}
+    found = samples.definitions(bases=bases, locks={})
+    with pytest.raises(UsageError, match="toy has no lock on near") as caught:
+        make(Project(root=tmp_path, definitions=found, default_base="near"), Untouched()).build(
+            "toy", "near"
+        )
+    assert caught.value.why == "images/toy/near.lock is not there: nobody reached it"
+    assert caught.value.hint == "invoke lock toy --base near"
+
+
+DISK = {"disk": Fact(value="13 GiB", source="a guess")}
+
+
+@pytest.mark.parametrize(
+    ("facts", "held", "said"),
+    [
+        (DISK, (), "3.5 GiB are free in /engine, 13 are needed: 9.5 GiB are missing"),
+        ({}, (), "3.5 GiB are free in /engine, 12 are needed: 8.5 GiB are missing"),
+        # Another stack's image is there, and with it the layers that all share.
+        (DISK, ("stackyard/other:cpu",), "3.5 GiB are free in /engine, 4 are needed: 0.5 GiB are"
+         " missing"),
+    ],
+)  # fmt: skip
+def test_too_little_disk_is_said_before_a_base_is_made(project, monkeypatch, facts, held, said):
+    stacks = {name: samples.stack(name=name) for name in ("toy", "other")}
+    definitions = dataclasses.replace(
+        project.definitions, stacks=stacks, bases={"cpu": samples.base(facts=facts)}
+    )
+    engine = Holding(*held)
+    monkeypatch.setattr(engine, "data_folder", lambda: "/engine", raising=False)
+    monkeypatch.setattr(host, "free_bytes", lambda _: 3.5 * 2**30)
+    with pytest.raises(EngineError) as caught:
+        make(dataclasses.replace(project, definitions=definitions), engine).build("toy", "cpu")
+    assert caught.value.what == said
+    assert engine.imported == []
 
 
 # invoke base, invoke bundle

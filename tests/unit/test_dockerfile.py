@@ -44,6 +44,18 @@ def test_a_base_of_packages_shares_one_layer_and_a_pulled_one_stays_as_it_is():
     assert "# torch and everything else in the base stay as they are.\n" in text("gpu")
 
 
+def test_parts_of_the_shared_layer_are_layers_of_their_own_before_the_rest():
+    found = text(bases={"cpu": samples.base(torch_layers=(("nvidia-*", "triton"), ("numpy",)))})
+    steps = [line for line in found.splitlines() if "some_of" in line or "install_locked" in line]
+    assert [step.strip().rstrip(" \\") for step in steps][:5] == [
+        "&& some_of /mnt/base.lock 'nvidia-*' triton > /mnt/some.lock",
+        "&& install_locked /mnt/some.lock https://torch.example/cpu",
+        "&& some_of /mnt/base.lock numpy > /mnt/some.lock",
+        "&& install_locked /mnt/some.lock https://torch.example/cpu",
+        "&& install_locked /mnt/base.lock https://torch.example/cpu",
+    ]
+
+
 def test_system_packages_are_installed_only_where_some_are_missing():
     assert "apt_install rsync\n" in text()
     assert "apt_install" not in text(stacks={"toy": samples.stack(system=())})

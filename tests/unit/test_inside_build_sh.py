@@ -148,6 +148,19 @@ def test_locked_packages_are_wheels_with_checked_hashes_and_nothing_else(bash, t
     assert words[-2:] == ["-r", str(tmp_path / "x.lock")]
 
 
+def test_of_a_lock_those_that_match_are_taken_each_with_its_hashes(bash, tmp_path):
+    (tmp_path / "x.lock").write_text(
+        "# a comment\nnvidia-nccl-cu13==2 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n"
+        "torch==2 \\\n    --hash=sha256:3\ntriton==3 \\\n    --hash=sha256:4\n"
+    )
+    done = bash(f"some_of {tmp_path}/x.lock 'nvidia-*-cu13' triton")
+    assert done.stdout == (
+        "nvidia-nccl-cu13==2 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n"
+        "triton==3 \\\n    --hash=sha256:4\n"
+    )
+    assert bash(f"some_of {tmp_path}/x.lock tri").stdout == ""
+
+
 def test_an_index_for_torch_is_asked_only_where_no_local_wheels_are(bash, tmp_path):
     words = uv(bash, tmp_path, "install_locked {lock} https://torch.example")
     assert words[words.index("--extra-index-url") + 1] == "https://torch.example"

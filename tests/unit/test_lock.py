@@ -51,6 +51,21 @@ def test_comments_and_unpinned_lines_are_no_entries():
     assert lock.parse_lock("# alpha==1\n\nalpha>=1\n--index-url x\n") == ()
 
 
+@pytest.mark.parametrize(
+    ("named", "held", "other"),
+    [
+        ("torch===2.0.0", "torch==2.0.0", {}),
+        ("torch==2.0.0+cpu", "torch==2.0.0+cpu", {}),
+        ("torch===2.0.0", "torch==2.0.0+cpu", {"torch": "2.0.0+cpu"}),
+        ("torch==2.0.0", "torch==2.0.0+cpu", {"torch": "2.0.0+cpu"}),
+        ("torch==2.0.0+cpu", "torch==2.0.0", {"torch": "2.0.0"}),
+    ],
+)
+def test_a_local_version_is_another_build(named, held, other):
+    base = samples.base(torch=(named, "numpy==2.1.0"))
+    assert lock.other_builds(base, lock.parse_lock(f"{held}\nnumpy==2.1.0\n")) == other
+
+
 def test_versions_are_by_name():
     assert lock.versions(lock.parse_lock("alpha==1\nBeta==2\n")) == {"alpha": "1", "beta": "2"}
 

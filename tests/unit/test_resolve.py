@@ -69,6 +69,23 @@ def test_a_pin_on_what_a_base_provides_is_refused(uv, package, version):
     assert uv[0] == []
 
 
+@pytest.mark.parametrize(
+    ("held", "why"), [("torch-2.0.0+cpu-cp311-cp311-linux_x86_64.whl", "the wheel folder {folder}"),
+                      ("torch-2.0.0-cp311-cp311-linux_x86_64.whl", "a package index")]
+)  # fmt: skip
+def test_a_lock_of_another_build_is_refused_and_who_offered_it_is_named(uv, tmp_path, held, why):
+    uv[1]["text"] = "torch==2.0.0+cpu \\\n    --hash=sha256:" + "0" * 64
+    (tmp_path / held).touch()
+    caller = CallerSettings(secrets={}, wheel_folders=(tmp_path,), proxies={})
+    with pytest.raises(StackyardError) as caught:
+        resolve.lock_base(samples.base(), caller)
+    assert caught.value.what == (
+        "base cpu names torch==2.0.0, and what was resolved is torch 2.0.0+cpu: another build"
+    )
+    assert caught.value.why == f"offered by {why.format(folder=tmp_path)}"
+    assert caught.value.hint.startswith("write torch===2.0.0 in images/bases/cpu.yml")
+
+
 def test_the_addresses_of_sources_are_read_from_uvs_answer(uv):
     uv[1]["text"] = (
         '[[packages]]\nname = "a"\n'
