@@ -174,14 +174,16 @@ def carry(given: PullArguments, out: str, *, as_json: bool) -> int:
                 found = verify.verify_release(registry, reference, signers)
                 sizes = {str(e["digest"]): int(e["size"]) for e in found.release.layers}
                 source = LayerSource(registry, cache_folder(os.environ), sizes)
-                place = airgap.write_release(
+                airgap.write_release(
                     folder, registry, source, found, signers,
                     lambda text, name=name: terminal.say(name, text),  # type: ignore[misc]
                 )  # fmt: skip
                 made.append({"release": found.release.name, "signer": found.signer,
-                             "bytes": (place / "image.tar").stat().st_size})  # fmt: skip
-        terminal.text(f"{folder} holds {', '.join(str(m['release']) for m in made)}; there:"
-                      f" sh install.sh ALLOWED_SIGNERS (needs docker or podman)")  # fmt: skip
-        return {"folder": str(folder), "releases": made}, 0
+                             "bytes": found.release.size})  # fmt: skip
+        size = airgap.carried_bytes(folder)
+        terminal.text(f"{folder} holds {', '.join(str(m['release']) for m in made)}, images of"
+                      f" {size / 1e6:,.0f} MB; there: sh install.sh ALLOWED_SIGNERS"
+                      f" (needs docker or podman)")  # fmt: skip
+        return {"folder": str(folder), "bytes": size, "releases": made}, 0
 
     return command_run(command, as_json=as_json)
