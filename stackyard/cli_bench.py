@@ -13,12 +13,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from stackyard import access, commands, doctor, gpu_run, host, nodes, report, resolve
+from stackyard import access, commands, doctor, gpu_run, host, nodes, report, resolve, vouch
 from stackyard.bench import play
 from stackyard.bench.definition import Peak
 from stackyard.bench.judge import judge
@@ -80,6 +81,7 @@ def bench(
             ]
         for value in values:
             _show(value, terminal)
+            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
         answer = report.together(values)
         return answer, EXIT_CODES[answer["outcome"]]
 
@@ -166,6 +168,7 @@ def _bench_one(
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         page = {report.path_of_report(value, "html"): render_page(value)}
         resolve.write_files(project.root, {report.path_of_report(value, "json"): text, **page})
+        vouch.write(project.root, value, built.info.layers, Path.home())
         return value
 
     kept: list[Seen] = []

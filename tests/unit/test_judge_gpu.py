@@ -163,7 +163,9 @@ def test_without_a_bare_host_nothing_passes_and_the_figures_stay(name):
     assert found.measured.get("gpt2_small_tokens_s", 420_000.0) == 420_000.0
 
 
-@pytest.mark.parametrize(("name", "lacks"), [("bandwidth", "allreduce"), ("throughput", "training")])
+@pytest.mark.parametrize(
+    ("name", "lacks"), [("bandwidth", "allreduce"), ("throughput", "training")]
+)
 def test_a_bare_host_that_measured_only_the_other_figure_is_no_reference(name, lacks):
     bare = {key: value for key, value in measured().items() if key != lacks}
     found = one(name, seen(bare=bare))
