@@ -24,7 +24,8 @@ def release_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if row["believed"]:
             table.add_row(
                 row["name"], f"{row['bytes'] / 1e6:.0f}", "yes" if row["proven"] else "no",
-                escape("\n".join(seen_lines(row))), row["signer"], row["created"][:16], row["digest"][7:19],
+                escape("\n".join(seen_lines(row))), row["signer"], row["created"][:16],
+                row["digest"][7:19],
             )  # fmt: skip
         else:
             table.add_row(row["name"], "", "", "", "[red]not believed[/]", row["why"][:60], "")

@@ -87,24 +87,21 @@ def verify(
         seal = folder / "signature"
         seal.write_bytes(signature)
         asked = ["ssh-keygen", "-Y", "find-principals", "-s", str(seal), "-f", str(signers)]
-        why = ""
         try:
-            # A key may stand on several lines, each for another purpose.
-            for name in dict.fromkeys(process.run(asked, timeout=20).output.split()):
-                name = name.split(",")[0]
-                words = ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", name, "-n",
-                         namespace, "-s", str(seal)]  # fmt: skip
-                done = process.run(words, stdin=data, timeout=20, check=False)
-                if done.code == 0:
-                    return name
-                why = why or process.last_lines(done.output)
-        except CommandError as error:
-            why = error.why
-    raise ReleaseError(
-        f"{what} is not signed by anybody who may",
-        why=why or "no line of the list is of this key",
-        hint=f"{signers} names who may; add them there only if you know their key",
-    )
+            found = process.run(asked, timeout=20).output.split()
+            name = found[0].split(",")[0]
+            process.run(
+                ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", name, "-n", namespace,
+                 "-s", str(seal)],
+                stdin=data, timeout=20,
+            )  # fmt: skip
+        except (CommandError, IndexError) as error:
+            raise ReleaseError(
+                f"{what} is not signed by anybody who may",
+                why=getattr(error, "why", "") or str(error),
+                hint=f"{signers} names who may; add them there only if you know their key",
+            ) from error
+    return name
 
 
 def signer_line(key: Path, name: str, namespaces: Sequence[str] = (NAMESPACE, EVIDENCE)) -> str:

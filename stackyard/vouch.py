@@ -114,7 +114,8 @@ def load(paths: Sequence[str], signers: Path, own: str) -> list[Vouched]:
     known = signers.read_text(encoding="utf-8") if signers.is_file() else ""
     with guard.folder("signers") as folder:
         both = folder / "allowed_signers"
-        both.write_text(f"{known}\n{own}\n", encoding="utf-8")
+        # First: of several lines of one key ssh-keygen takes the first, whatever it is for.
+        both.write_text(f"{own}\n{known}\n", encoding="utf-8")
         try:
             return [verified(read_file(Path(path)), path, both) for path in paths]
         except ReleaseError as error:
