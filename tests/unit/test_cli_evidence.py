@@ -291,7 +291,8 @@ def test_the_option_is_no_proof_of_training(site):
 
 
 def test_an_image_for_cpu_ranks_needs_no_gpus(site):
-    code, told, said = site.publish(site.file(shown_by(ONE, site.key)), base="cpu")
+    data = shown_by(ONE, site.key, report=ran(ONE, gpus={}))
+    code, told, said = site.publish(site.file(data), base="cpu")
     assert (code, told["needs_gpus"]) == (0, False) and "without evidence" not in said
 
 

@@ -233,6 +233,8 @@ ON_GPUS = [
     (without_ratio("throughput"), False, "have no ratio to the bare host"),
     (ran(IMAGE, gpus={}), False, "it shows nothing of GPUs"),
     (ran(IMAGE, "bench"), False, "a bench shows speed"),
+    (ran(IMAGE, kind="bench"), False, "a bench shows speed"),
+    (changed_check("throughput", "passed", outcome="failed"), False, "have no ratio"),
     (changed_check("throughput", outcome="not run"), False, "have no ratio to the bare host"),
 ]
 
