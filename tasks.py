@@ -760,7 +760,7 @@ def evidence(
     signers: str = "",
     json: bool = False,
 ) -> None:
-    """What was seen of an image, on which hardware, by whose key: look, sign, attach."""
+    """Verify, sign or attach the record of a run: on which hardware, vouched for by whom."""
     from stackyard import cli_evidence
 
     given = cli_evidence.EvidenceArguments(

@@ -22,7 +22,7 @@ from stackyard.vouch import Vouched
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceArguments:
-    """What `invoke evidence` was given."""
+    """Hold the arguments of `invoke evidence`."""
 
     file: str
     sign: bool = False

@@ -63,7 +63,7 @@ def open_registry(project: Project, given: str, flag: str) -> Registry:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishArguments:
-    """What `invoke publish` was given."""
+    """Hold the arguments of `invoke publish`."""
 
     stack: str
     base: str = ""
@@ -172,13 +172,14 @@ def releases(from_: str, signers: str, *, as_json: bool) -> int:
 def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
     try:
         found = verify.verify_release(registry, tag, signers)
+        seen = seen_value(registry, found, signers)
     except StackyardError as error:
         return {"name": tag, "believed": False, "why": f"{error.what} {error.why}".strip()}
     entry = found.release
     return {
         "name": tag, "believed": True, "signer": found.signer, "created": entry.created,
         "proven": entry.proven, "digest": entry.digest, "bytes": entry.size, "why": "",
-        **seen_value(registry, found, signers),
+        **seen,
     }  # fmt: skip
 
 

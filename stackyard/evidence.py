@@ -34,7 +34,7 @@ COMPARED = ("bandwidth", "throughput")
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A signature in an envelope; `keyid` is a fingerprint, for people: it proves nothing."""
+    """Hold one signature of an envelope; `keyid` is a fingerprint for people and proves nothing."""
 
     keyid: str
     data: bytes
@@ -42,14 +42,14 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A statement as bytes, and who signed them."""
+    """Hold a statement as bytes, and its signatures."""
 
     payload: bytes
     signatures: tuple[Signature, ...] = ()
 
     @property
     def signed(self) -> bytes:
-        """The bytes that signatures are of (DSSE's pre-authentication encoding)."""
+        """Return the bytes that are signed (DSSE's pre-authentication encoding)."""
         return b"DSSEv1 %d %s %d %s" % (
             len(PAYLOAD), PAYLOAD.encode(), len(self.payload), self.payload,
         )  # fmt: skip
@@ -74,7 +74,7 @@ class Envelope:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A statement as read.
+    """Hold a statement as read.
 
     Attributes:
         image_id: the digest of the image's configuration; `diff_ids` of its layers, unpacked.
@@ -102,20 +102,23 @@ class Evidence:
 
     @property
     def hardware(self) -> str:
-        """What it was seen on, in words."""
+        """Return the hardware of the run, in words."""
         counted = ", ".join(f"{count} x {name}" for name, count in Counter(self.gpus).items())
         return f"{counted}, driver {self.driver}" if counted else "CPU ranks"
 
     @property
     def on_gpus(self) -> bool:
-        """Whether it is evidence that the image trains on GPUs: a passed smoke, held against the
-        bare host."""
+        """Return whether it shows that the image trains on GPUs.
+
+        Only a passed smoke does, with a ratio to the bare host: `bandwidth` and `throughput` prove
+        nothing without one.
+        """
         smoke = self.kind == "smoke" and self.outcome == PASSED and bool(self.gpus)
         return smoke and set(self.ratios) == set(COMPARED)
 
     @property
     def tag(self) -> str:
-        """The moving tag of releases of this stack on this base."""
+        """Return the moving tag of releases of this stack on this base."""
         own = "src-" if self.report["image"].get("sources") else ""
         return f"{self.stack}-{self.base}-{own}latest"
 
@@ -138,16 +141,17 @@ def statement(report: Mapping[str, Any], diff_ids: Sequence[str]) -> bytes:
         "predicateType": TEST_RESULT,
         "predicate": {
             **_result(report),
-            "configuration": [
-                {
-                    "name": "recipe",
-                    "digest": {"sha256": str(image["recipe"]).removeprefix("sha256:")},
-                }
-            ],
+            "configuration": _configuration(str(image["recipe"])),
             EXTENSION: {"diff_ids": list(diff_ids), "report": dict(report)},
         },
     }
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _configuration(recipe: str) -> list[dict[str, Any]]:
+    """Return the image's recipe as in-toto names resources; nothing for an image without one."""
+    known = is_digest(recipe)
+    return [{"name": "recipe", "digest": {"sha256": recipe[7:]}}] if known else []
 
 
 def _result(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,7 +271,7 @@ def _ratio(check: Mapping[str, Any]) -> float | None:
 
 
 def require_signed(envelope: Envelope, name: str) -> None:
-    """See that somebody signed.
+    """Check that somebody signed.
 
     Raises:
         ReleaseError: nobody did.
@@ -281,7 +285,7 @@ def require_signed(envelope: Envelope, name: str) -> None:
 
 
 def require_passed(found: Evidence, name: str) -> None:
-    """See that everything in it passed.
+    """Check that everything in it passed.
 
     Raises:
         ReleaseError: a check failed or was not run.
@@ -296,7 +300,7 @@ def require_passed(found: Evidence, name: str) -> None:
 
 
 def require_image(found: Evidence, name: str, image_id: str, diff_ids: Sequence[str]) -> None:
-    """See that it is of this very image.
+    """Check that it is of this very image.
 
     Raises:
         ReleaseError: it is of another one.
@@ -324,7 +328,7 @@ def require_image(found: Evidence, name: str, image_id: str, diff_ids: Sequence[
 def require_on_gpus(
     found: Sequence[Evidence], name: str, stack: str, base: str, *, without: bool
 ) -> None:
-    """See that an image for GPUs was seen to train on some.
+    """Check that an image for GPUs was seen to train on some.
 
     Args:
         without: it is to be released all the same.

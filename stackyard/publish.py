@@ -61,7 +61,7 @@ class Wanted:
 
     @property
     def seen_on(self) -> list[str]:
-        """The GPUs on which evidence shows the image to train."""
+        """Return the GPUs on which evidence shows the image to train."""
         found = (one.evidence for one in self.evidence)
         return sorted({one.hardware for one in found if one.on_gpus})
 

@@ -353,12 +353,12 @@ class Release:
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether it is an image for GPUs, and says so: releases of before do not."""
+        """Return whether it says that it is for GPUs; releases made before evidence do not."""
         return self.value.get("needs_gpus") is True
 
     @property
     def seen_on_gpus(self) -> bool:
-        """Whether it was published with evidence of GPUs."""
+        """Return whether it was published with evidence of GPUs."""
         return bool(self.value.get("seen_on"))
 
     @property

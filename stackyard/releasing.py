@@ -117,7 +117,7 @@ def require_evidence(
     *,
     without_gpus: bool,
 ) -> None:
-    """See that evidence is of this image, passed, and shows GPUs where the image is for some.
+    """Check that evidence is of this image, passed, and shows GPUs where the image is for some.
 
     Raises:
         ReleaseError: a piece is not; or none shows GPUs.

@@ -81,7 +81,7 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
 
 
 def _weight(found: Verified) -> tuple[bool, bool, str]:
-    """Of several statements of one image, the one that claims most counts, then the newest."""
+    """Return the rank of a statement among those of one image: what it claims, then its age."""
     said = found.release
     return said.proven, said.seen_on_gpus, said.created
 
@@ -122,7 +122,7 @@ def _artifacts(registry: Registry, digest: str, kind: str) -> list[Manifest]:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """The evidence beside a release.
+    """Hold the evidence beside a release.
 
     Attributes:
         believed: signed by somebody accepted, of this very image, and passed.
@@ -164,7 +164,7 @@ def evidence_beside(registry: Registry, found: Verified, signers: Path) -> Besid
 
 
 def require_counts(one: Vouched, entry: Release) -> None:
-    """See that a piece of evidence is of a release's image, and passed.
+    """Check that a piece of evidence is of a release's image, and passed.
 
     Raises:
         ReleaseError: it is not.

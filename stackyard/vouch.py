@@ -20,7 +20,7 @@ from stackyard.evidence import Envelope, Evidence, Signature
 
 @dataclass(frozen=True, kw_only=True)
 class Vouched:
-    """A piece of evidence that somebody vouches for.
+    """Hold a piece of evidence that somebody vouches for.
 
     Attributes:
         name: of its file, or what it is called beside an image.
@@ -34,7 +34,7 @@ class Vouched:
     data: bytes
 
     def value(self) -> dict[str, Any]:
-        """As JSON, for people and programs."""
+        """Return it as JSON, without the report."""
         found = self.evidence
         return {
             "kind": found.kind, "outcome": found.outcome, "hardware": found.hardware,

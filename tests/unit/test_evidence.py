@@ -33,6 +33,13 @@ def test_it_is_an_in_toto_test_result_of_the_image():
     assert told["configuration"] == [{"name": "recipe", "digest": {"sha256": 64 * "5"}}]
 
 
+def test_an_image_without_a_recipe_has_no_configuration():
+    report = ran(IMAGE)
+    report["image"]["recipe"] = ""
+    told = json.loads(evidence.statement(report, layers_of(IMAGE)))["predicate"]
+    assert told["configuration"] == []
+
+
 def test_every_figure_of_the_report_is_in_it():
     found = read()
     assert found.report == ran(IMAGE)
