@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -27,6 +28,7 @@ from stackyard import (
     nodes,
     report,
     resolve,
+    vouch,
 )
 from stackyard.bench import play
 from stackyard.bench.definition import Peak
@@ -93,6 +95,7 @@ def bench(
             ]
         for value in values:
             _show(value, terminal)
+            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
         answer = report.together(values)
         return answer, EXIT_CODES[answer["outcome"]]
 
@@ -179,6 +182,7 @@ def _bench_one(
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         page = {report.path_of_report(value, "html"): render_page(value)}
         resolve.write_files(project.root, {report.path_of_report(value, "json"): text, **page})
+        vouch.write(project.root, value, built.info.layers, Path.home())
         return value
 
     kept: list[Seen] = []

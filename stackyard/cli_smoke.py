@@ -18,6 +18,7 @@ from stackyard import (
     report,
     smokes,
     tables,
+    vouch,
 )
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
@@ -73,6 +74,7 @@ def smoke(
         terminal.table(tables.smoke_table(reports))
         for value in reports:
             _explain(value, terminal)
+            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
         code = cli_compare.hold_against(project, earlier, reports, terminal)
         answer = report.together(reports)
         return answer, EXIT_CODES[answer["outcome"]] or code

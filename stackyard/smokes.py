@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from stackyard import gpu_run, nodes, page, report, resolve, smoke
+from stackyard import gpu_run, nodes, page, report, resolve, smoke, vouch
 from stackyard.builder import Built
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
@@ -95,7 +95,7 @@ def smoke_one(
     host: Mapping[str, str],
     plan: GpuPlan | None = None,
 ) -> dict[str, Any]:
-    """Smoke one image, write its reports, return the record."""
+    """Smoke one image, write its reports and evidence, return the record."""
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
@@ -129,6 +129,7 @@ def smoke_one(
         failures=project.definitions.failures.values(),
     )
     write_reports(project.root, value)
+    vouch.write(project.root, value, built.info.layers, Path.home())
     watcher.over(value["outcome"], value["seconds"])
     return value
 

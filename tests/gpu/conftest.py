@@ -59,15 +59,21 @@ def example():
     return dataclasses.replace(stack.gpu_smoke, start_seconds=40, stall_seconds=20)
 
 
+@pytest.fixture(scope="session")
+def bare(engine):
+    """What the bare host measures: once, not for every fault."""
+    made = gpu_run.with_bare_host(gpu_run.make_plan(engine, 2, 1, "", "pytest"))
+    assert made.bare, f"nothing shows what a container costs: {made.no_bare}"
+    return made.bare
+
+
 @pytest.fixture
-def plan(engine):
-    """Plan a run on two GPUs; the bare host is not measured again for every fault."""
+def plan(engine, bare):
+    """Plan a run on two GPUs."""
 
     def make(nodes=1, name="", settings=None):
         made = gpu_run.make_plan(engine, 2, nodes, name, "pytest")
-        return dataclasses.replace(
-            made, settings={**made.settings, **(settings or {})}, no_bare="not measured here"
-        )
+        return dataclasses.replace(made, settings={**made.settings, **(settings or {})}, bare=bare)
 
     return make
 
