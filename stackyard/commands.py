@@ -138,7 +138,7 @@ def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str
     from stackyard.builder import cannot_have
 
     definitions = project.definitions
-    base = definitions.bases[catalog.choose("base", name, definitions.bases)]
+    base = catalog.choose_base(definitions, name)
     reference = foundation.base_reference(base, definitions.common)
     before = engine.image(reference)
 

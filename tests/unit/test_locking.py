@@ -41,7 +41,14 @@ def tree(tmp_path, monkeypatch):
 
     monkeypatch.setattr(resolve, "compile_requirements", answer)
     monkeypatch.setattr(locking.settings, "collect", lambda *a, **k: None)
-    monkeypatch.setattr(locking, "_inventory", lambda project, base: {"torch": "2.1.0"})
+    made.surveyed = []
+
+    def survey(project, base):
+        made.surveyed.append(base.reference)
+        return made.digest, {"torch": "2.1.0", "numpy": "2.0.0"}
+
+    made.digest = "sha256:" + "1" * 64
+    monkeypatch.setattr(locking, "_survey", survey)
     return made
 
 
