@@ -314,9 +314,10 @@ def lock_stack(
     return {lock.lock_path(stack.name, base.name): text}
 
 
-def _does_not_fit(stack: Stack, base: Base, error: CommandError) -> StackyardError:
-    return StackyardError(
+def _does_not_fit(stack: Stack, base: Base, error: CommandError) -> CommandError:
+    return CommandError(
         f"what {stack.name} needs could not be resolved beside what {base.name} holds",
+        code=error.code,
         why=error.why or error.what,
         hint=f"where a version inside the base is in the way: name it under `replaceable` in"
         f" images/bases/{base.name}.yml if the base does without it, or take another base",

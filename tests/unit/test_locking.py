@@ -8,6 +8,7 @@ import pytest
 from stackyard import cli, cli_lock, locking, resolve
 from stackyard.errors import CommandError, UsageError
 from stackyard.lock import Locked
+from stackyard.lock_change import change_lines
 from stackyard.project import load_project
 from tests.unit import samples
 
@@ -149,3 +150,40 @@ def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
         assert "written: images/toy/far.lock" in said
         assert cli_lock.lock("all", "", check=True, as_json=False) == 0
         assert "nothing changed on cpu: the torch layer, toy, 1 wheel" in capsys.readouterr().out
+
+
+def test_a_pulled_base_is_read_once_and_locked_by_its_digest(tree):
+    tree.write("images/bases/far.yml", FAR)
+    resolve.write_files(tree.root, lock(tree, "toy", "far").files)
+    text = (tree.root / "images/bases/far.lock").read_text()
+    assert f"# image: registry.example/far@{tree.digest}\n" in text
+    assert text.endswith("\nnumpy==2.0.0\ntorch==2.1.0\n")
+    first = f"ARG BASE=registry.example/far@{tree.digest}\n"
+    assert first in (tree.root / "images/toy/far.Dockerfile").read_text()
+    tree.digest = "sha256:" + "2" * 64  # the tag has moved since
+    assert lock(tree, "toy", "far").written == ()
+    assert tree.surveyed == ["registry.example/far:1"]
+
+
+def test_another_image_is_read_and_what_was_locked_on_the_old_one_is_named(tree):
+    other = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: other")
+    tree.write("images/other/stack.yml", other)
+    resolve.write_files(tree.root, lock(tree, "other", "cpu").files)
+    tree.write("images/bases/far.yml", FAR)
+    resolve.write_files(tree.root, lock(tree, "all", "far").files)
+    load_project(tree.root)
+    tree.digest = "sha256:" + "2" * 64
+    tree.change("images/bases/far.yml", "far:1", "far:2")
+    made = lock(tree, "toy", "far")
+    assert tree.surveyed == ["registry.example/far:1", "registry.example/far:2"]
+    assert made.stale == {"images/other/far.lock": "invoke lock other --base far"}
+    assert [line for line in change_lines(made.changes) if "image" in line] == [
+        "the image on far: the same packages, from other declarations than before"
+    ]
+
+
+def test_the_first_lock_of_an_image_does_not_list_all_that_it_holds(tree):
+    tree.write("images/bases/far.yml", FAR)
+    lines = change_lines(lock(tree, "toy", "far").changes)
+    assert "the image on far: locked for the first time, 2 packages" in lines
+    assert not any("numpy" in line for line in lines)
