@@ -80,7 +80,7 @@ def show(project: Project, stack: str, base: str) -> dict[str, Any]:
         "stack": stack,
         "base": base,
         "summary": image.stack.summary,
-        "reference": image.base.reference,
+        "reference": image.base.image,
         "never_built": image.base.never_built,
         "tag": dockerfile.image_tag(stack, base),
         "dockerfile": dockerfile.dockerfile_path(stack, base),

@@ -53,8 +53,7 @@ def place(engine, tmp_path_factory):
         digest = re.search(r"digest: (sha256:[0-9a-f]{64})", said)
         docker("image", "rm", reference)
         yield running, reference, digest[1]
-        held = docker("image", "ls", "-q", "--filter", f"reference={running.host}/*/*").split()
-        docker("image", "rm", "-f", *held, check=False)
+        docker("image", "rm", reference, check=False)
 
 
 @pytest.fixture(scope="module")
