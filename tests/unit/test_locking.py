@@ -6,12 +6,13 @@ import json
 import pytest
 
 from stackyard import cli, cli_lock, locking, resolve
-from stackyard.errors import CommandError, UsageError
+from stackyard.errors import CommandError, EngineError, NothingToRunOn, UsageError
 from stackyard.lock import Locked
 from stackyard.lock_change import change_lines
 from stackyard.project import load_project
 from tests.unit import samples
 
+SURVEY = locking._survey
 FAR = """\
 name: far
 summary: another base
@@ -187,3 +188,18 @@ def test_the_first_lock_of_an_image_does_not_list_all_that_it_holds(tree):
     lines = change_lines(lock(tree, "toy", "far").changes)
     assert "the image on far: locked for the first time, 2 packages" in lines
     assert not any("numpy" in line for line in lines)
+
+
+def test_an_image_that_cannot_be_had_leaves_no_lock_and_says_which_bases_can(tree, monkeypatch):
+    def nowhere():
+        raise EngineError("registry.example/far:1 could not be pulled", why="no such host")
+
+    monkeypatch.setattr(locking, "_survey", SURVEY)
+    monkeypatch.setattr(locking, "Engine", nowhere)
+    tree.write("images/bases/far.yml", FAR)
+    before = everything(tree.root)
+    with pytest.raises(NothingToRunOn, match="base 'far'") as caught:
+        lock(tree, "toy", "far")
+    assert "no such host" in caught.value.why
+    assert "--base cpu" in caught.value.hint
+    assert everything(tree.root) == before
