@@ -110,10 +110,7 @@ class Builder:
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
         image = fork.image(image) if fork else image
-        require_lock(image)
-        with self._shared:
-            self._require_sources(image)
-            base_info, reference = self._foundation(image)
+        base_info, reference = self._found_on(image)
         made = self._plan(image, reference, base_info, fork)
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
@@ -137,9 +134,7 @@ class Builder:
         """
         from stackyard import build
 
-        with self._shared:
-            self._require_sources(image)
-            base_info, reference = self._foundation(image)
+        base_info, reference = self._found_on(image)
         made = self._plan(image, reference, base_info)
         text = made.context[made.dockerfile] + stages
         changed = replace(made, context={**made.context, **more, made.dockerfile: text})
@@ -243,6 +238,13 @@ class Builder:
                 self._say(image.base.name, f"note: {note}")
         return self._callers[key]
 
+    def _found_on(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
+        """Return the base of a build and its name; what must be there is asked for before that."""
+        require_lock(image)  # before gigabytes are pulled or made for a build that cannot be
+        with self._shared:
+            self._require_sources(image)
+            return self._foundation(image)
+
     def _foundation(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
         base = image.base
         if base.name not in self._foundations:
@@ -280,14 +282,18 @@ def require_lock(image: ResolvedImage) -> None:
     Raises:
         UsageError: it has not.
     """
-    if not image.locked:
-        stack, base = image.stack.name, image.base.name
-        raise UsageError(
-            f"{stack} has no lock on {base}",
-            why=f"{lock.lock_path(stack, base)} is not there{image.base.never_built and ': '}"
-            f"{image.base.never_built}",
-            hint=f"invoke lock {stack} --base {base}",
-        )
+    if image.locked:
+        return
+    stack, base = image.stack.name, image.base
+    paths = [lock.lock_path(stack, base.name)]
+    paths += [lock.base_lock_path(base.name)] if base.pulled else []
+    missing = " and ".join(path for path in paths if path not in image.locks)
+    reads = f" (pulls {base.reference}, to read what it holds)" if base.pulled else ""
+    raise UsageError(
+        f"{stack} has no lock on {base.name}",
+        why=f"not there: {missing}" + (f"; {base.never_built}" if base.never_built else ""),
+        hint=f"invoke lock {stack} --base {base.name}{reads}",
+    )
 
 
 def short(step: str) -> str:

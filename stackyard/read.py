@@ -118,7 +118,6 @@ def read_base(top: Mapping, name: str) -> Base:
         name=named(top, "name", name),
         summary=top.text("summary"),
         reference=reference,
-        digest=top.text("digest", ""),
         device=top.one_of("device", DEVICES),
         python=_version(top, "python"),
         platform=top.single_line("platform"),
@@ -136,6 +135,7 @@ def read_base(top: Mapping, name: str) -> Base:
         given_system=top.single_lines("given_system", ()),
         unpack=top.single_line("unpack", ""),
         unpack_with=top.single_lines("unpack_with", ()),
+        replaceable=tuple(compat.canonical(name) for name in top.single_lines("replaceable", ())),
     )
 
 

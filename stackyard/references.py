@@ -115,12 +115,15 @@ def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]
     Empty where none is wanted: not every stack is for machines without a network, and a build
     there asks for the lock.
     """
+    base = lock.pinned(base, found.locks)
     own = lock.lock_path(stack.name, base.name)
     if base.host is not None and own not in found.locks:
         return {}
     wanted = {own: lock.stack_inputs(stack, base, found.fixes)}
     if base.bootstrap is not None:
         wanted[lock.base_lock_path(base.name)] = lock.base_inputs(base)
+    elif base.pulled:
+        wanted[lock.base_lock_path(base.name)] = lock.pulled_inputs(base)
     for name in stack.builds:
         if name in found.wheels:
             inputs = lock.wheel_inputs(found.wheels[name], base)

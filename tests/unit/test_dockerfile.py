@@ -208,3 +208,15 @@ def test_fixes_are_applied_in_a_step_of_their_own_that_reaches_nothing_else():
     assert "apply_fixes.py /mnt/fixes.json" in step
     assert "apply_fixes" not in before.split("wheel-")[-1]
     assert "type=secret" not in step and "type=cache" not in step
+
+
+def test_what_an_image_has_bash_read_before_scripts_is_not_read_by_build_steps():
+    assert 'SHELL ["/usr/bin/env", "-u", "BASH_ENV", "/bin/bash", "-euo"' in text("gpu")
+    assert 'SHELL ["/bin/bash", "-euo"' in text("cpu")
+
+
+def test_only_what_a_lock_replaces_may_change_in_a_base():
+    bases = {"gpu": samples.pulled(replaceable=("regex", "protobuf"))}
+    locks = {"images/toy/gpu.lock": samples.locked("alpha==1.2.0", "regex==2")}
+    assert "&& assert_unchanged /mnt/before regex\n" in text("gpu", bases=bases, locks=locks)
+    assert "&& assert_unchanged /mnt/before\n" in text("gpu", locks=locks)
