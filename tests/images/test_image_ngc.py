@@ -148,4 +148,4 @@ def test_a_smoke_passes(invoke, built, tree):
     answer = json.loads(invoke("smoke", "fairseq", "--gpus", "0", "--base", BASE, "--json"))
     (report,) = answer["reports"]
     assert (report["outcome"], report["image"]["id"]) == ("passed", built.id)
-    assert (tree / f"reports/fairseq/{BASE}/smoke.json").is_file()
+    assert (tree / f"reports/fairseq/{BASE}/smoke-cpu-ranks.json").is_file()
