@@ -270,12 +270,12 @@ def _run(
 
 
 def fused_warnings(job: Event) -> list[str]:
-    """What a job's ranks say of fused parts that are on and do not run; ranks of before say none."""
+    """Return a warning for each fused part that is on and does not run; old images tell of none."""
     said = {int(rank): found.get("fused", {}) for rank, found in job.get("ranks", {}).items()}
     try:
         return fused.warnings({rank: fused.read_parts(parts) for rank, parts in said.items()})
     except (KeyError, TypeError, AttributeError):
-        return []  # what a rank may write is no reason to fail
+        return []  # the training is over: what a rank wrote does not fail it now
 
 
 def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[Any, int]:

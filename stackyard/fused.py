@@ -1,4 +1,4 @@
-"""What ranks say of their fused parts: values, and the sentences about parts that did not run.
+"""Fused parts as ranks tell of them: values, and the sentences about parts that did not run.
 
 Owns the states that `images/fixes/files/stackyard_fused.py` writes. Whether a smoke, a bench or a
 run minds is theirs. Pure.
@@ -28,7 +28,7 @@ class Part:
 
     @property
     def lost(self) -> str:
-        """Why an enabled part does not run where it could; empty where nothing is lost."""
+        """Say why an enabled part does not run where it could; empty where nothing is lost."""
         if self.state == FELL_BACK:
             return f"fell back to the package's own code: {self.why}"
         return f"did not run: {self.why}" if self.state == UNUSED else ""

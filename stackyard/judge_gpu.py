@@ -244,7 +244,7 @@ def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], brok
 def fused(
     trainings: Sequence[tuple[str, Training]], broken: str, parts: Sequence[str] = ()
 ) -> Check:
-    """On every rank, each fused part that is on and has something to do runs.
+    """Require every fused part that is on and has something to do to run, on all ranks.
 
     Args:
         parts: those that must run unless they are off, also where no rank has asked for them.

@@ -69,7 +69,7 @@ class Windows:
         self._marks = self._marks[-1:]
 
     def _mark(self) -> Any:
-        """The end of what was given to the device so far; on CPU ranks, now."""
+        """Mark the end of what was given to the device so far; on CPU ranks, now."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

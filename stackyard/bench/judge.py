@@ -17,8 +17,7 @@ from stackyard.checks import Check, check, not_run
 from stackyard.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
 from stackyard.record import Training
 
-# A later update that takes so many seconds more than its neighbours is a pause: something was compiled
-# again.
+# A later update that takes so many seconds more than its neighbours has compiled something again.
 PAUSE_SECONDS = 1.0
 
 
@@ -173,7 +172,7 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
 
 
 def steady(plan: BenchPlan, seen: Seen) -> Check:
-    """No update after the start-up takes much longer than its neighbours."""
+    """Require that no update after the start-up takes much longer than its neighbours."""
     expected = {"longer_than_its_neighbours_s": f"<= {PAUSE_SECONDS:g}", "updates": f"> {START}"}
     measured, wrong = {}, []
     for played in seen.played:
@@ -193,7 +192,7 @@ def steady(plan: BenchPlan, seen: Seen) -> Check:
 
 
 def all_fused(plan: BenchPlan, seen: Seen) -> Check:
-    """On every rank of every side, each fused part that is on and has something to do runs."""
+    """Require every fused part that is on and has something to do to run, on all ranks."""
     expected = {side.name: list(side.fused) or "all that are on" for side in plan.sides}
     found = [
         fused([(p.turn.label, p.training)], seen.broken, plan.bench.side(p.turn.side).fused)

@@ -15,7 +15,6 @@ from stackyard.judge_gpu import GpuObservation
 from stackyard.outcome import Phase
 from stackyard.record import Training
 
-
 # Updates that belong to the start-up: things are compiled, allocators and clocks settle.
 START = 10
 # An update is held against as many on either side of it.
@@ -62,7 +61,7 @@ class Seen:
 
 
 def _windows(training: Training) -> dict[int, tuple[float, float]]:
-    """Tokens of all ranks together and seconds, by the last update of each window.
+    """Return tokens of all ranks together and seconds, by the last update of each window.
 
     A window takes as long as it took the slowest rank. One that not all ranks recorded is left out.
     """
@@ -91,7 +90,7 @@ def speed(training: Training, warm: int) -> float | None:
 
 
 def mean_speed(training: Training) -> float | None:
-    """Tokens a second over all updates after the start-up, pauses and all; None without any."""
+    """Return tokens a second over all updates after the start-up, with pauses; None without any."""
     windows = _windows(training)
     counted = [windows[step] for begin, step in pairwise([0, *windows]) if begin >= START]
     seconds = sum(taken for _, taken in counted)
@@ -99,7 +98,7 @@ def mean_speed(training: Training) -> float | None:
 
 
 def update_seconds(training: Training) -> dict[int, float]:
-    """Seconds of each update on its slowest rank; empty in records of before they were told."""
+    """Return seconds of each update on its slowest rank; none in older records."""
     found: dict[int, float] = {}
     for rank in training.ranks.values():
         for step, window in rank.windows.items():
@@ -110,7 +109,7 @@ def update_seconds(training: Training) -> dict[int, float]:
 
 
 def longest_pause(training: Training) -> tuple[float, int] | None:
-    """How much longer than its neighbours an update after the start-up took at most, and which.
+    """Find the later update that took most longer than its neighbours: the excess, and which.
 
     Its neighbours are the nearest on either side; their median, so that two pauses side by side do
     not hide each other. None where updates were not timed one by one.
@@ -126,7 +125,7 @@ def longest_pause(training: Training) -> tuple[float, int] | None:
 
 
 def started(training: Training, update: int) -> float | None:
-    """Seconds from the launch to the end of an update on the last rank; None where not told."""
+    """Return seconds from the launch to the end of an update on its last rank, where told."""
     found = []
     for rank in training.ranks.values():
         for step, window in rank.windows.items():
@@ -204,12 +203,12 @@ def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
 
 
 def group_speed(group: Sequence[Played], warm: int) -> float | None:
-    """The mean speed of trainings that ran at the same time, in windows after the warm-up."""
+    """Return the mean speed of trainings at the same time, in windows after the warm-up."""
     return _group(group, lambda training: speed(training, warm))
 
 
 def _group(group: Sequence[Played], measure: Callable[[Training], float | None]) -> float | None:
-    """The mean of what trainings that ran at the same time measure.
+    """Return the mean of what trainings that ran at the same time measure.
 
     None unless all of them were timed to their end: fewer are not the load that was asked for.
     """

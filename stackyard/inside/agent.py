@@ -181,7 +181,7 @@ class Agent:
             self._learn_fused(int(str(known["rank"])))
 
     def _learn_fused(self, rank: int) -> None:
-        """What became of a rank's fused parts, where that is not what was told before."""
+        """Tell what became of a rank's fused parts, where that is not what was told before."""
         assert self._folder is not None
         with contextlib.suppress(OSError, ValueError):
             text = (self._folder / f"rank{rank}.fused").read_text()

@@ -13,7 +13,7 @@ from fairseq import fused, fused_layer, fused_loss
 from fairseq.models.transformer.transformer_config import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 
-# Length and number of sentences: the usual batch, the last one of an epoch, others, a lone sentence.
+# Length and number of sentences: the usual batch, the last of an epoch, others, a lone sentence.
 SIZES = ((16, 8), (16, 8), (16, 3), (12, 8), (16, 8), (5, 2), (16, 1), (1, 4), (16, 7))
 torch.compile = functools.partial(torch.compile, backend="eager")
 torch.manual_seed(1)
@@ -27,12 +27,12 @@ if sys.argv[1:] == ["fixed"]:
 
 
 def first(value, function, given):
-    """What is fused, or the ordinary way where it is not."""
+    """Return what was fused, or compute it the ordinary way where nothing was."""
     return function(*given) if value is None else value
 
 
 def loss(compiled, length, sentences):
-    """One batch forward and backward; the parts themselves ask for a GPU, their functions do not."""
+    """Train one batch; the parts themselves ask for a GPU, their functions do not."""
     torch.manual_seed(length)
     x = torch.randn(sentences, length, 16, requires_grad=True).transpose(0, 1)
     target = torch.randint(2, 50, (length * sentences,))

@@ -1,4 +1,4 @@
-"""In fairseq's image a batch of another size is not compiled again, and nothing vanishes silently."""
+"""In fairseq's image a batch of another size is not compiled again; no fused part goes silently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("count_graphs.py").read_text(encoding="utf-8"
 
 @pytest.fixture
 def counted(built, said):
-    """Trains in the image, with arguments and settings; what the program found."""
+    """Train in the image, with an argument and settings; return what the program found."""
     if built.plan.stack != "fairseq":
         pytest.skip("only fairseq has parts that are compiled")
 

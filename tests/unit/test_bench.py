@@ -354,9 +354,7 @@ def test_a_window_is_read_from_the_record_with_its_loss():
     )
     record, kind = take_line(ranks, line)
     assert kind == "window"
-    window = benches.Window(
-        seconds=1.5, tokens=320.0, peak_bytes=7, updates=(1.0, 0.5), time=1.0
-    )
+    window = benches.Window(seconds=1.5, tokens=320.0, peak_bytes=7, updates=(1.0, 0.5), time=1.0)
     assert record.windows == {10: window}
     assert record.losses == {10: 2.5}
     assert take_line(ranks, line.replace('"seconds": 1.5, ', "")) is None

@@ -60,9 +60,11 @@ def test_a_part_is_the_same_for_everybody(ledger):
 def test_a_fallback_is_for_good_and_what_ran_once_was_not_lost(ledger, calls, state, why):
     one = ledger.part("a")
     for call in calls:
-        {"r": one.ran, "u": lambda: one.unused("padded"), "f": lambda: one.fell_back("no compiler")}[
-            call
-        ]()
+        {
+            "r": one.ran,
+            "u": lambda: one.unused("padded"),
+            "f": lambda: one.fell_back("no compiler"),
+        }[call]()
     assert ledger.states() == {"a": {"state": state, "why": why}}
 
 
@@ -70,7 +72,7 @@ def test_a_fallback_is_for_good_and_what_ran_once_was_not_lost(ledger, calls, st
     ("error", "why"),
     [
         (RuntimeError("no compiler\n\nSet X=1 for more"), "RuntimeError: no compiler"),
-        (ValueError("backend raised:\n  no compiler\nmore"), "ValueError: backend raised: no compiler"),
+        (ValueError("it raised:\n  no compiler\nmore"), "ValueError: it raised: no compiler"),
         (KeyError(), "KeyError: "),
         (RuntimeError("x" * 900), "RuntimeError: " + "x" * 486),
     ],

@@ -5,11 +5,11 @@ Added by Stackyard (fix fairseq-fused-adam). The same operations in the same ord
 
 import math
 
+import stackyard_fused
 import torch
 from fairseq.fused import Compiled
-from stackyard_fused import part
 
-_PART = part("adam")
+_PART = stackyard_fused.part("adam")
 
 
 def _update(p, g, m, v, beta1, beta2, eps, size, decay):

@@ -3,10 +3,10 @@
 Added by Stackyard (fix fairseq-fp16-copies). The values are the same bit for bit.
 """
 
+import stackyard_fused
 import torch
-from stackyard_fused import part
 
-_PART = part("copies")
+_PART = stackyard_fused.part("copies")
 
 
 # Where an optimizer keeps the stretches of its flat tensors: cutting them takes longer than copying.

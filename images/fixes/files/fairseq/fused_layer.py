@@ -4,12 +4,12 @@ Added by Stackyard (fix fairseq-fused-decoder-layer). The weights are arguments,
 one compiled function. The values are those of fairseq's own code up to rounding; dropout draws other random numbers.
 """
 
+import stackyard_fused
 import torch
 import torch.nn.functional as F
 from fairseq.fused import Compiled
-from stackyard_fused import part
 
-_PART = part("layer")
+_PART = stackyard_fused.part("layer")
 
 
 def _layer(x, heads, before, training, act, drops, eps, norm1, qkv, out, norm2, fc1, fc2):
@@ -94,7 +94,7 @@ def is_causal(mask):
 
 
 def _obstacle(layer, incremental_state, prev_self_attn_state, self_attn_mask, padding_mask):
-    """What fairseq's own code is needed for; empty where the fused one does as well."""
+    """Say why fairseq's own code is needed; empty where the fused one does as well."""
     if self_attn_mask is None:
         return "the attention has no mask"
     if padding_mask is not None:

@@ -3,11 +3,11 @@
 Added by Stackyard (fix fairseq-fused-cross-entropy). The value is that of fairseq's own code up to rounding.
 """
 
+import stackyard_fused
 import torch.nn.functional as F
 from fairseq.fused import Compiled
-from stackyard_fused import part
 
-_PART = part("loss")
+_PART = stackyard_fused.part("loss")
 
 
 def _loss(logits, target, ignored):

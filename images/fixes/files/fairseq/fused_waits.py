@@ -7,10 +7,10 @@ import collections
 import functools
 import math
 
+import stackyard_fused
 import torch
-from stackyard_fused import part
 
-_PART = part("waits")
+_PART = stackyard_fused.part("waits")
 # Where a tensor keeps its number once it was read, and its copy in the host's memory.
 _NUMBER, _COPY = "_stackyard_number", "_stackyard_copy"
 

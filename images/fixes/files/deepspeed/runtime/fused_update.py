@@ -7,11 +7,11 @@ devices, or not of the accelerator.
 
 import inspect
 
+import stackyard_fused
 import torch
 from deepspeed.accelerator import get_accelerator
-from stackyard_fused import part
 
-NORMS, COPIES, _HOOKS = part("norms"), part("copies"), part("hooks")
+NORMS, COPIES, _HOOKS = (stackyard_fused.part(name) for name in ("norms", "copies", "hooks"))
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
