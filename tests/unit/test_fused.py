@@ -10,6 +10,8 @@ import types
 import pytest
 
 from stackyard import cli_fleet, fused
+from stackyard.console import Terminal
+from stackyard.fleet.runs import Ended
 from stackyard.project import ROOT
 
 FILES = ROOT / "images" / "fixes" / "files"
@@ -221,3 +223,16 @@ def test_what_is_no_word_of_a_rank_is_no_warning(value):
 def test_only_what_is_on_and_could_run_is_lost():
     lost = {s: fused.Part(state=s).lost for s in ("off", "not asked", "ran", "unused", "fell back")}
     assert [state for state, said in lost.items() if said] == ["unused", "fell back"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_says_it_in_its_summary_and_in_json(capsys, code):
+    ended = Ended(job={"name": "demo", "code": code, "reason": "it broke" if code else "",
+                       "started": 1.0, "ended": 3.0, **job({"a": FELL})})  # fmt: skip
+    value, exit_code = cli_fleet._conclude(
+        ended, cli_fleet.RunArguments(), Terminal(json=False, live=False)
+    )
+    warning = "the fused part 'a' fell back to the package's own code: no compiler (rank 0)"
+    assert (value["warnings"], exit_code) == ([warning], code)
+    said = capsys.readouterr()
+    assert f"demo: warning: {warning}" in said.out + said.err
