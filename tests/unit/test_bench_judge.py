@@ -124,10 +124,13 @@ def on_gpus(label="", updates=None, fused=None):
     made = plan(device="cuda")
     seen = benches.seen(made)
     for one in seen.played:
+        seen = with_training(seen, one.turn.label, began=990.0)
         updates_of = updates if updates and one.turn.label == label else [0.2] * 40
         for number, rank in one.training.ranks.items():
             windows = {
-                step: benches.dataclasses.replace(w, updates=tuple(updates_of[step - 10 : step]))
+                step: benches.dataclasses.replace(
+                    w, updates=tuple(updates_of[step - 10 : step]), time=1000.0 + step
+                )
                 for step, w in rank.windows.items()
             }
             parts = {"fast": Part(state="off" if one.turn.side == "stock" else "ran")}
@@ -278,6 +281,19 @@ def test_the_table_has_a_row_for_each_side_and_count():
     ]
     assert len(found) == 4
     assert all(len(row) == len(headings(value())) for row in found)
+
+
+def test_a_row_tells_pauses_and_start_up_where_updates_were_timed():
+    made, seen = on_gpus("ours-2-1", [0.2] * 24 + [6.2] + [0.2] * 15)
+    found = value(seen, made=made)
+    assert rows(found)[-1][-2:] == ["6.00 s", "18.2 s, 20.0 s"]
+    assert rows(found)[-1][4] == "1.500 of stock"
+    run = next(run for run in found["runs"] if run["label"] == "ours-2-1")
+    assert run["pause"] == {"seconds": 6.0, "at": 25}
+    assert run["start_seconds"] == {"1": 18.2, "10": 20.0}
+    older = [{k: v for k, v in e.items() if k in ("side", "ranks", "speed", "ratio", "mfu",
+              "peak_bytes", "scaling")} for e in found["results"]]  # fmt: skip
+    assert rows({**found, "results": older})[-1][-2:] == ["", ""]
 
 
 @pytest.mark.parametrize(
