@@ -256,6 +256,7 @@ def prove(
         "updates": "optimizer updates of one training (the definition's)",
         "sides": "which sides to play, by comma (docs/bench.md), and what they are held against",
         "counts": "on how many GPUs each is played, by comma (1,2,4 and so on, and all)",
+        "image": "an image by tag or id, in place of the stack's own (docs/source.md)",
         "json": JSON,
     },
 )
@@ -268,12 +269,16 @@ def bench(
     updates: int = 0,
     sides: str = "",
     counts: str = "",
+    image: str = "",
     json: bool = False,
 ) -> None:
     """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
     from stackyard import cli_bench
 
-    _exit(cli_bench.bench(stack, base, gpus, rounds, updates, sides, counts, as_json=json))
+    code = cli_bench.bench(
+        stack, base, gpus, rounds, updates, sides, counts, image=image, as_json=json
+    )
+    _exit(code)
 
 
 @task(
@@ -700,28 +705,73 @@ def down(
         "key": "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it",
         "unproven": "publish it without a passed smoke, or from source that is in no commit; its"
         " statement says so",
+        "evidence": "signed evidence of this image (docs/evidence.md); several times",
+        "without-gpu-evidence": "publish an image for GPUs that nobody saw train on one; its"
+        " statement says so",
+        "signers": "whose evidence is accepted, beside your own key's",
         "image": IMAGE,
         "json": JSON,
     },
+    iterable=["evidence"],
 )
 def publish(
     c: Context,
     stack: str,
+    evidence: list[str],
     base: str = "",
     to: str = "",
     key: str = "",
     unproven: bool = False,
+    without_gpu_evidence: bool = False,
+    signers: str = "",
     image: str = "",
     json: bool = False,
 ) -> None:
     """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
     from stackyard import cli_release
 
-    _exit(cli_release.publish(stack, base, to, key, unproven=unproven, image=image, as_json=json))
+    given = cli_release.PublishArguments(
+        stack=stack, base=base, to=to, key=key, unproven=unproven, image=image,
+        evidence=tuple(evidence or ()), without_gpu_evidence=without_gpu_evidence, signers=signers,
+    )  # fmt: skip
+    _exit(cli_release.publish(given, as_json=json))
 
 
 FROM = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"
 SIGNERS = "whose releases are accepted (allowed_signers here, or in ~/.config/stackyard)"
+
+
+@task(
+    positional=["file"],
+    help={
+        "file": "what a smoke or bench wrote beside its report: *.intoto.jsonl",
+        "sign": "vouch for it with your key",
+        "key": "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it",
+        "add": "attach it to a standing release",
+        "release": "the release, by tag or digest (the latest of its stack and base unless given)",
+        "to": FROM,
+        "signers": SIGNERS,
+        "json": JSON,
+    },
+)
+def evidence(
+    c: Context,
+    file: str,
+    sign: bool = False,
+    key: str = "",
+    add: bool = False,
+    release: str = "",
+    to: str = "",
+    signers: str = "",
+    json: bool = False,
+) -> None:
+    """Verify, sign or attach the record of a run: on which hardware, vouched for by whom."""
+    from stackyard import cli_evidence
+
+    given = cli_evidence.EvidenceArguments(
+        file=file, sign=sign, key=key, add=add, release=release, to=to, signers=signers
+    )
+    _exit(cli_evidence.show(given, as_json=json))
 
 
 @task(help={"from": FROM, "signers": SIGNERS, "json": JSON})

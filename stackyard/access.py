@@ -159,7 +159,8 @@ def access(way: str, gpus: Sequence[Gpu], driver: DriverFiles, path: str) -> Acc
     control = tuple(node for node in CONTROL_NODES if node in driver.nodes)
     binds = {f"{LIBRARIES}/{name}": real for name, real in sorted(driver.libraries.items())}
     binds |= {f"/usr/local/nvidia/bin/{name}": at for name, at in sorted(driver.programs.items())}
-    env = {}
+    # Triton asks ldconfig for libcuda otherwise, which does not know this folder.
+    env = {"TRITON_LIBCUDA_PATH": LIBRARIES}
     if LIBRARIES not in path.split(":"):
         env["LD_LIBRARY_PATH"] = ":".join(part for part in (LIBRARIES, path) if part)
     return Access(how=DEVICES, devices=(*nodes, *control), binds=binds, env=env)

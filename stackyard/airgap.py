@@ -1,14 +1,17 @@
 """Releases as a folder that is carried to a site without a network.
 
-Owns the folder's form: for each release the image as one archive (docker's and OCI's at once), its
-signed statement and all that lies beside it; and an installer that needs only docker or podman.
+Owns the folder's form, an OCI image layout of all its releases: each layer lies there once, however
+many releases have it. Beside the layout there is, for each release, its signed statement and all
+that belongs to it; and an installer that needs only docker or podman.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stackyard import oci, parcel, release
@@ -18,6 +21,7 @@ from stackyard.registry import Registry
 from stackyard.verify import Verified
 
 INSTALLER = Path(__file__).resolve().parent / "install.sh"
+_CHUNK = 1 << 20
 
 
 def write_release(
@@ -28,7 +32,9 @@ def write_release(
     signers: Path,
     say: Callable[[str], None],
 ) -> Path:
-    """Add a verified release to a folder, whole or not at all; where it lies.
+    """Add a verified release to a folder, whole or not at all; return where its statement lies.
+
+    Blobs that the folder holds are kept, so a call that was interrupted goes on where it was.
 
     Raises:
         RegistryError: the registry does not answer.
@@ -39,11 +45,15 @@ def write_release(
     place = folder / entry.name
     if place.exists() and not (place / "release.json").is_file():
         raise UsageError(f"{place} is there and is no release", hint="--out another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    _write_blobs(folder, registry, source, found, say)
     new = folder / f".{entry.name}.{os.getpid()}"
     try:
         new.mkdir()
-        _write(new, registry, source, found, say)
+        (new / "release.json").write_bytes(found.statement)
+        (new / "release.json.sig").write_bytes(found.signature)
+        for title, data in _beside(registry, found).items():
+            (new / title.replace("/", "-")).write_bytes(data)
         shutil.rmtree(place, ignore_errors=True)
         new.rename(place)
     finally:
@@ -51,33 +61,70 @@ def write_release(
     for name, data in {
         "allowed_signers": signers.read_bytes(),
         "install.sh": INSTALLER.read_bytes(),
+        "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
+        "index.json": _index(folder),
     }.items():
-        part = folder / f".{name}.{os.getpid()}"
-        part.write_bytes(data)
-        part.rename(folder / name)
+        _replace(folder / name, [data])
     return place
 
 
-def _write(
-    place: Path, registry: Registry, source: LayerSource, found: Verified,
+def carried_bytes(folder: Path) -> int:
+    """Return how many bytes a folder's images take, layers that they share counted once."""
+    return sum(path.stat().st_size for path in (folder / "blobs" / "sha256").iterdir())
+
+
+def _write_blobs(
+    folder: Path, registry: Registry, source: LayerSource, found: Verified,
     say: Callable[[str], None],
 ) -> None:  # fmt: skip
+    """Write what the folder lacks of an image: its layers, configuration and manifest."""
     entry = found.release
-    (place / "release.json").write_bytes(found.statement)
-    (place / "release.json.sig").write_bytes(found.signature)
-    for title, data in _beside(registry, found).items():
-        (place / title.replace("/", "-")).write_bytes(data)
-    layers = {str(layer["digest"]): int(layer["size"]) for layer in entry.layers}
-    archive = parcel.whole_archive(
-        registry.blob(found.config), found.manifest, layers, entry.name
-    )  # fmt: skip
+    total = sum(int(layer["size"]) for layer in entry.layers)
     done = 0
-    with (place / "image.tar").open("wb") as file:
-        for piece in archive.pieces(0):
-            chunks = source.read(piece.digest) if piece.digest else [piece.data]
-            for chunk in chunks:
-                done += file.write(chunk)
-            say(f"{entry.name}: {done / 1e6:.0f} of {archive.size / 1e6:.0f} MB")
+    for layer in entry.layers:
+        digest = str(layer["digest"])
+        path = folder / parcel.path_of(digest)
+        if not _holds(path, digest):
+            _replace(path, source.read(digest))
+        done += int(layer["size"])
+        say(f"{entry.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+    _replace(folder / parcel.path_of(entry.image_id), [registry.blob(found.config)])
+    _replace(folder / parcel.path_of(entry.digest), [found.manifest])
+
+
+def _holds(path: Path, digest: str) -> bool:
+    """Tell whether a blob lies there and is what its digest says."""
+    if not path.is_file():
+        return False
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return digest == f"sha256:{found.hexdigest()}"
+
+
+def _replace(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            file.writelines(chunks)
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _index(folder: Path) -> bytes:
+    """List every release of the folder as an image layout does, for tools that read one."""
+    described = []
+    for statement in sorted(folder.glob("[!.]*/release.json")):
+        entry = release.read_statement(statement.read_bytes())
+        image = entry.value["image"]
+        described.append({
+            "mediaType": oci.MANIFEST, "digest": entry.digest, "size": image["size"],
+            "annotations": {"org.opencontainers.image.ref.name": entry.name},
+        })  # fmt: skip
+    return json.dumps({"schemaVersion": 2, "manifests": described}).encode()
 
 
 def _beside(registry: Registry, found: Verified) -> dict[str, bytes]:

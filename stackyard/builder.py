@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stackyard import catalog, foundation, lock, plan, process
+from stackyard import catalog, dockerfile, foundation, lock, plan, process
 from stackyard.catalog import ResolvedImage
 from stackyard.engine import Engine
 from stackyard.errors import NothingToRunOn, StackyardError, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
+from stackyard.spec import Base
 
 if TYPE_CHECKING:
     from stackyard import build, bundle, settings
@@ -70,6 +71,7 @@ class Builder:
         self._offline, self._fresh = offline, fresh
         self._manifest: bundle.Manifest | None = None
         self._shared = threading.Lock()
+        self._roomy: set[str] = set()
         self._client: build.Client | None = None
         self._tools: dict[str, str] = {}
         self._foundations: dict[str, tuple[ImageInfo, str]] = {}
@@ -108,10 +110,7 @@ class Builder:
         started = time.monotonic()
         image = catalog.resolve(self._project.definitions, stack, base)
         image = fork.image(image) if fork else image
-        with self._shared:
-            self._require_sources(image)
-            base_info, reference = self._foundation(image)
-        require_lock(image)
+        base_info, reference = self._found_on(image)
         made = self._plan(image, reference, base_info, fork)
         info = self._engine.image(made.tag)
         current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
@@ -135,9 +134,7 @@ class Builder:
         """
         from stackyard import build
 
-        with self._shared:
-            self._require_sources(image)
-            base_info, reference = self._foundation(image)
+        base_info, reference = self._found_on(image)
         made = self._plan(image, reference, base_info)
         text = made.context[made.dockerfile] + stages
         changed = replace(made, context={**made.context, **more, made.dockerfile: text})
@@ -170,7 +167,7 @@ class Builder:
             return self._client, tools, caller
 
     def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
-        from stackyard import build, host
+        from stackyard import build
 
         if image.base.unpack and self._offline is None:
             stack, base = image.stack.name, image.base.name
@@ -181,7 +178,7 @@ class Builder:
                 f" {base} makes the file where there is a network",
             )
         with self._shared:
-            host.require_space(self._engine)
+            self._require_space(image.base)
         client, tools, caller = self._means(image)
         say = self._say
         return build.build(
@@ -199,6 +196,24 @@ class Builder:
             tools = foundation.ensure_tools(self._engine, self._caller(image), wanted)
             self._tools[name] = tools
         return self._tools[name]
+
+    def _require_space(self, base: Base) -> None:
+        """See once, before anything is fetched, that there is room for images on a base.
+
+        Raises:
+            EngineError: saying how much is missing.
+        """
+        from stackyard import host
+
+        if base.name in self._roomy:
+            return
+        stacks = self._project.definitions.stacks
+        tags = [dockerfile.image_tag(stack, base.name) for stack in stacks]
+        needed = base.disk_bytes or host.NEEDED_BYTES
+        if any(self._engine.image(tag) for tag in tags):
+            needed = min(needed, host.MORE_BYTES)
+        host.require_space(self._engine, needed)
+        self._roomy.add(base.name)
 
     def _require_sources(self, image: ResolvedImage) -> None:
         """See that a build has what it takes: package sources, or a bundle that fits."""
@@ -223,6 +238,13 @@ class Builder:
                 self._say(image.base.name, f"note: {note}")
         return self._callers[key]
 
+    def _found_on(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
+        """Return the base of a build and its name; what must be there is asked for before that."""
+        require_lock(image)  # before gigabytes are pulled or made for a build that cannot be
+        with self._shared:
+            self._require_sources(image)
+            return self._foundation(image)
+
     def _foundation(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
         base = image.base
         if base.name not in self._foundations:
@@ -234,7 +256,10 @@ class Builder:
         return self._foundations[base.name]
 
     def _make_foundation(self, image: ResolvedImage) -> ImageInfo:
-        base, caller = image.base, self._caller(image)
+        base = image.base
+        if base.host is None:
+            self._require_space(base)
+        caller = self._caller(image)
         try:
             # A bootstrap leaves a core idle, and the tools (a torch wheel) take seconds to pack.
             with ThreadPoolExecutor(1) as beside:
@@ -257,13 +282,18 @@ def require_lock(image: ResolvedImage) -> None:
     Raises:
         UsageError: it has not.
     """
-    if not image.locked:
-        stack, base = image.stack.name, image.base.name
-        raise UsageError(
-            f"{stack} has no lock on {base}",
-            why=f"{lock.lock_path(stack, base)} is not there",
-            hint=f"invoke lock {stack} --base {base}",
-        )
+    if image.locked:
+        return
+    stack, base = image.stack.name, image.base
+    paths = [lock.lock_path(stack, base.name)]
+    paths += [lock.base_lock_path(base.name)] if base.pulled else []
+    missing = " and ".join(path for path in paths if path not in image.locks)
+    reads = f" (pulls {base.reference}, to read what it holds)" if base.pulled else ""
+    raise UsageError(
+        f"{stack} has no lock on {base.name}",
+        why=f"not there: {missing}" + (f"; {base.never_built}" if base.never_built else ""),
+        hint=f"invoke lock {stack} --base {base.name}{reads}",
+    )
 
 
 def short(step: str) -> str:

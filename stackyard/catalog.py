@@ -6,6 +6,7 @@ packages are still to be installed, which environment results. It must not rende
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from stackyard.document import nearest
 from stackyard.errors import UsageError
 from stackyard.source import Source
 from stackyard.spec import Base, Common, Definitions, Fix, Stack, Wheel
+
+# Parts of CUDA that people ask after, as NVIDIA's wheels are called.
+_CUDA_PART = re.compile(r"nvidia-(nccl|cudnn)-cu\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,7 @@ class ResolvedImage:
         left_out: declared fixes that do not apply here, with the reason.
         packages: every locked distribution of the stack's own, with its origin.
         provided: distributions of the base that must be unchanged afterwards.
+        replaced: distributions of the base that the stack's lock has in another version.
         system: system packages that the base lacks.
         build_system: those that compiling wheels needs and the base lacks.
         locked: whether this combination has a lock (a base nobody has built yet has none).
@@ -61,6 +66,7 @@ class ResolvedImage:
     left_out: Mapping[str, str]
     packages: Mapping[str, Setting]
     provided: Mapping[str, Setting]
+    replaced: tuple[str, ...]
     system: tuple[str, ...]
     build_system: tuple[str, ...]
     env: Mapping[str, Setting]
@@ -81,6 +87,17 @@ def choose(kind: str, name: str, known: Mapping[str, object]) -> str:
     return name
 
 
+def choose_base(definitions: Definitions, name: str) -> Base:
+    """Return the base of that name; a pulled one with the digest that its lock has.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return lock.pinned(
+        definitions.bases[choose("base", name, definitions.bases)], definitions.locks
+    )
+
+
 def resolve(definitions: Definitions, stack_name: str, base_name: str) -> ResolvedImage:
     """Decide everything about one stack on one base.
 
@@ -88,7 +105,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         UsageError: the stack or the base does not exist.
     """
     stack = definitions.stacks[choose("stack", stack_name, definitions.stacks)]
-    base = definitions.bases[choose("base", base_name, definitions.bases)]
+    base = choose_base(definitions, base_name)
     locks = {
         path: definitions.locks[path]
         for path in (
@@ -99,7 +116,8 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         if path in definitions.locks
     }
     packages = _packages(definitions, stack, base, locks)
-    provided = _provided(base, locks)
+    own = lock.versions(lock.parse_lock(locks.get(lock.lock_path(stack.name, base.name), "")))
+    provided = {n: s for n, s in _provided(base, locks).items() if n not in own}
     versions = {name: s.value for name, s in {**provided, **packages}.items()}
     fixes, left_out = _fixes(definitions, stack, base, versions)
     wheels = tuple(
@@ -118,12 +136,14 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         left_out=left_out,
         packages=packages,
         provided=provided,
+        replaced=tuple(name for name in sorted(base.replaceable) if name in own),
         system=tuple(p for p in wanted if p not in present),
         build_system=tuple(p for p in definitions.common.build_system if p not in present),
         env=_environment(definitions.common, base, stack, fixes),
         wheels=wheels,
         locks=locks,
-        locked=lock.lock_path(stack.name, base.name) in locks,
+        locked=lock.lock_path(stack.name, base.name) in locks
+        and bool(base.digest or not base.pulled),
     )
 
 
@@ -185,6 +205,16 @@ def _fixes(
         else:
             applied.append(fix)
     return tuple(applied), left_out
+
+
+def facts(image: ResolvedImage) -> dict[str, Setting]:
+    """Return what is known of an image's base: what it states, and what its lock says of CUDA."""
+    found = {n: Setting(value=f.value, source=f.source) for n, f in image.base.facts.items()}
+    for name, setting in image.provided.items():
+        part = _CUDA_PART.fullmatch(name)
+        if part and setting.value and part[1] not in found:
+            found[part[1]] = setting
+    return found
 
 
 def _environment(

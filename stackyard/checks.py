@@ -31,9 +31,9 @@ def check(name: str, measured: Any, expected: Any, wrong: Sequence[str]) -> Chec
     )
 
 
-def not_run(name: str, expected: Any, why: str) -> Check:
-    """A check that could not be made, and why."""
-    return Check(name=name, outcome=NOT_RUN, measured=None, expected=expected, why=why)
+def not_run(name: str, expected: Any, why: str, measured: Any = None) -> Check:
+    """Return a check that could not be made, with the reason and any figures that there are."""
+    return Check(name=name, outcome=NOT_RUN, measured=measured, expected=expected, why=why)
 
 
 def verdict(checks: Sequence[Check]) -> str:

@@ -13,12 +13,23 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from stackyard import access, commands, doctor, gpu_run, host, nodes, report, resolve
+from stackyard import (
+    access,
+    cli_source,
+    commands,
+    gpu_run,
+    host,
+    nodes,
+    report,
+    resolve,
+    vouch,
+)
 from stackyard.bench import play
 from stackyard.bench.definition import Peak
 from stackyard.bench.judge import judge
@@ -51,21 +62,24 @@ def bench(
     counts: str,
     *,
     as_json: bool,
+    image: str = "",
 ) -> int:
     """`invoke bench [STACK] --gpus N [--base BASE] [--rounds R] [--updates U] [--sides A,B] ...`.
 
-    `--counts 1,4` plays on these numbers of ranks only.
+    `--counts 1,4` plays on these numbers of ranks only; `--image` names an image by tag or id.
     """
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
-        names = chosen_stacks(project, stack)
+        given = cli_source.named_here(project, image, stack, base)
+        names = [given.image.stack.name] if given else chosen_stacks(project, stack)
         typed = "invoke bench" if stack == "all" else f"invoke bench {stack}"
+        typed += f" --image {image}" if image else ""
         _require_number(gpus, typed)
         numbers = read_counts(counts, gpus or CPU_RANKS)
         if gpus:
             host.require_gpus(gpus, typed)
-        chosen = commands.smoke_base(project, base, gpus)
+        chosen = given.image.base.name if given else commands.smoke_base(project, base, gpus)
         _require_base(project, chosen, gpus, typed)
         plans = _plans(project, names, gpus, rounds or ROUNDS, updates, sides, numbers)
         peaks = load_peaks(project.root)
@@ -73,8 +87,9 @@ def bench(
             gpu_plan = None
             if gpus:
                 gpu_plan = gpu_run.make_plan(held, gpus, 1, "", f"{typed} --gpus 0")
-                doctor.require_fit(gpu_plan.host, project.definitions.bases[chosen])
-            images = Builder(project, held, terminal.say).build_all(names, chosen)
+                gpu_run.require_fit(gpu_plan, chosen, project.definitions.bases)
+            there = [given] if given else None
+            images = there or Builder(project, held, terminal.say).build_all(names, chosen)
             nodes.sweep(held)
             values = [
                 _bench_one(project, held, built, plans[name], peaks, gpu_plan, terminal)
@@ -82,6 +97,7 @@ def bench(
             ]
         for value in values:
             _show(value, terminal)
+            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
         answer = report.together(values)
         return answer, EXIT_CODES[answer["outcome"]]
 
@@ -168,6 +184,7 @@ def _bench_one(
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         page = {report.path_of_report(value, "html"): render_page(value)}
         resolve.write_files(project.root, {report.path_of_report(value, "json"): text, **page})
+        vouch.write(project.root, value, built.info.layers, Path.home())
         return value
 
     kept: list[Seen] = []

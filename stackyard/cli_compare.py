@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stackyard import comparison, comparison_view, smokes, tables
+from stackyard import comparison, comparison_view, report, smokes, tables
 from stackyard.cli import EXIT_CODES, run
 from stackyard.console import Terminal
 from stackyard.earlier import read_report
@@ -39,7 +39,7 @@ def show(value: dict[str, Any], terminal: Terminal) -> None:
 
 
 def earlier_reports(
-    against: str, project: Project, stacks: Sequence[str], base: str
+    against: str, project: Project, stacks: Sequence[str], base: str, gpus: int
 ) -> dict[str, dict[str, Any]]:
     """The records that `--against` names, by stack; none where it was not given.
 
@@ -56,11 +56,12 @@ def earlier_reports(
             hint=f"invoke smoke {of} --against {path}; for all stacks name a folder laid out as"
             " reports/",
         )
-    found = {stack: read_report(path, stack=stack, base=base) for stack in stacks}
+    device = "cuda" if gpus else "cpu"
+    cpu_ranks = device != project.definitions.bases[base].device
+    kind = f"smoke-{report.CPU_RANKS}" if cpu_ranks else "smoke"
+    found = {stack: read_report(path, stack=stack, base=base, kind=kind) for stack in stacks}
     for stack, value in found.items():
-        declared = project.definitions.stacks[stack].smoke_on(
-            project.definitions.bases[base].device
-        )
+        declared = project.definitions.stacks[stack].smoke_on(device)
         layouts = {layout.name for layout in declared.layouts} if declared else set()
         if not layouts & set(value["curves"]):
             raise UsageError(

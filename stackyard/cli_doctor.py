@@ -27,7 +27,10 @@ def examine(*, as_json: bool) -> int:
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project(locks_required=False)
-        findings = doctor.examine(read_machine(), project.definitions.bases.values())
+        bases = project.definitions.bases
+        default = bases.get(project.default_base)
+        needed = (default.disk_bytes if default else 0) or host.NEEDED_BYTES
+        findings = doctor.examine(read_machine(needed), bases.values())
         terminal.table(tables.findings_table(findings))
         state = doctor.worst(findings)
         return {"state": state, "findings": [asdict(f) for f in findings]}, int(
@@ -37,8 +40,12 @@ def examine(*, as_json: bool) -> int:
     return run(command, as_json=as_json)
 
 
-def read_machine() -> Machine:
-    """Everything that `doctor` looks at; what cannot be read is told, not raised."""
+def read_machine(needed: int) -> Machine:
+    """Everything that `doctor` looks at; what cannot be read is told, not raised.
+
+    Args:
+        needed: bytes that a first build on the default base takes.
+    """
     found: dict[str, Any] = {}
     info: dict[str, object] = {}
     try:
@@ -63,7 +70,7 @@ def read_machine() -> Machine:
     return Machine(
         shm_bytes=shm,
         memlock=-1 if limit == resource.RLIM_INFINITY else limit,
-        needed_bytes=host.NEEDED_BYTES,
+        needed_bytes=needed,
         settings=gpus.caller_settings(os.environ),
         **found,
     )

@@ -110,6 +110,7 @@ def wanted_of(project: Project, arguments: UpArguments, fleet: Fleet) -> Wanted:
         network=arguments.network,
         lease=arguments.lease,
         keep_seconds=int(arguments.days * 86400),
+        bases=project.definitions.bases,
     )
 
 

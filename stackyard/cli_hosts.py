@@ -260,14 +260,14 @@ def doctor(hosts_: str, stack: str, base: str, gpus: int, *, as_json: bool) -> i
         project = load_project(locks_required=False)
         fleet = load_fleet(hosts_)
         tag = ""
+        base_name = commands.smoke_base(project, base, 0 if gpus == 0 else 1)
         if stack:
-            base_name = commands.smoke_base(project, base, 0 if gpus == 0 else 1)
             tag = dockerfile.image_tag(
                 choose("stack", stack, project.definitions.stacks), base_name
             )
         with reached(fleet) as hosts:
             found = muster(hosts.links, hosts.failed, fleet)
-            answer = inspect(hosts, found, tag)
+            answer = inspect(hosts, found, tag, base_name, project.definitions.bases)
         terminal.table(hosts_table(answer))
         for line in answer["remarks"]:
             terminal.text(line)

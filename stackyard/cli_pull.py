@@ -17,7 +17,7 @@ from stackyard import verify
 from stackyard.catalog import choose
 from stackyard.cli import run as command_run
 from stackyard.cli_hosts import HOSTS_FILE, load_fleet
-from stackyard.cli_release import PullArguments, find_signers, open_registry
+from stackyard.cli_release import PullArguments, find_signers, open_registry, seen_value
 from stackyard.console import Terminal
 from stackyard.engine import Engine
 from stackyard.errors import EngineError, ReleaseError, UsageError
@@ -32,7 +32,7 @@ from stackyard.layer_source import LayerSource
 from stackyard.project import load_project
 from stackyard.registry import Registry
 from stackyard.release import later_revision
-from stackyard.release_view import progress_text, pull_table
+from stackyard.release_view import progress_text, pull_table, seen_lines
 from stackyard.spool import Spool, cache_folder
 from stackyard.verify import Verified
 
@@ -58,10 +58,17 @@ def pull(given: PullArguments, *, as_json: bool) -> int:
                     f" not {name} on {base}"
                 )
             terminal.say(name, f"{found.release.name}, signed by {found.signer}")
+            seen = seen_value(registry, found, signers)
+            for why in seen["evidence_refused"]:
+                terminal.note(f"{found.release.name}: {why}")
+            for text in seen_lines(seen):
+                terminal.text(f"{found.release.name} was seen on {text}")
             if not given.hosts and not Path(HOSTS_FILE).is_file():
-                return _pull_here(registry, found, given, terminal)
-            with reached(load_fleet(given.hosts)) as hosts:
-                return _pull_hosts(registry, found, signers, hosts, given, terminal)
+                value, code = _pull_here(registry, found, given, terminal)
+            else:
+                with reached(load_fleet(given.hosts)) as hosts:
+                    value, code = _pull_hosts(registry, found, signers, hosts, given, terminal)
+            return {**value, **seen}, code
 
     return command_run(command, as_json=as_json)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stackyard import airgap, oci, release, releasing, signing, verify
+from stackyard import airgap, oci, release, releasing, signing, verify, vouch
 from stackyard.catalog import choose
 from stackyard.cli import run as command_run
 from stackyard.console import Terminal
@@ -61,26 +61,41 @@ def open_registry(project: Project, given: str, flag: str) -> Registry:
     return Registry(repository, find_login(repository.host))
 
 
-def publish(
-    stack: str, base: str, to: str, key: str, *, unproven: bool, as_json: bool, image: str = ""
-) -> int:
-    """`invoke publish STACK --to REGISTRY/NAME [--image TAG_OR_ID]`."""
+@dataclass(frozen=True, kw_only=True)
+class PublishArguments:
+    """Hold the arguments of `invoke publish`."""
+
+    stack: str
+    base: str = ""
+    to: str = ""
+    key: str = ""
+    unproven: bool = False
+    image: str = ""
+    evidence: tuple[str, ...] = ()
+    without_gpu_evidence: bool = False
+    signers: str = ""
+
+
+def publish(given: PublishArguments, *, as_json: bool) -> int:
+    """`invoke publish STACK --to REGISTRY/NAME [--evidence FILE ...] [--image TAG_OR_ID]`."""
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
-        name = choose("stack", stack, project.definitions.stacks)
-        base_name = choose("base", base or project.default_base, project.definitions.bases)
-        path = signing.find_key(key, Path.home())
-        line = signing.signer_line(path, _signer_name())
+        name = choose("stack", given.stack, project.definitions.stacks)
+        base_name = choose("base", given.base or project.default_base, project.definitions.bases)
+        path = signing.find_key(given.key, Path.home())
+        line = signing.signer_line(path, signer_name())
+        vouched = vouch.load(given.evidence, find_signers(given.signers), line)
         started = time.monotonic()
 
         def say(text: str) -> None:
             terminal.say(name, text)
 
-        with open_registry(project, to, "--to") as registry, Engine() as engine:
+        with open_registry(project, given.to, "--to") as registry, Engine() as engine:
             found = releasing.candidate(
-                project, engine, name, base_name, unproven=unproven, tag=image
-            )
+                project, engine, name, base_name, unproven=given.unproven, tag=given.image,
+                vouched=vouched, without_gpus=given.without_gpu_evidence,
+            )  # fmt: skip
             registry.tags()  # whether we may, before the work
             store = Spool(cache_folder(os.environ))
             read = releasing.read(project, engine, store, found, say)
@@ -90,6 +105,7 @@ def publish(
                 attached=read.attached, locks=releasing.lock_digests(project, found.image),
                 key=path, builder=releasing.builder_of(engine),
                 source=releasing.source_of(project.root),
+                needs_gpus=releasing.needs_gpus(found.image), evidence=vouched,
             )  # fmt: skip
             done = Publisher(registry, store, say).publish(read.saved, wanted)
             store.forget_old()
@@ -97,18 +113,25 @@ def publish(
             terminal.text(text)
         if not found.proof:
             terminal.note("it was published as unproven: its statement says so")
+        if wanted.needs_gpus and not wanted.seen_on:
+            terminal.note("it was published without evidence of GPUs: its statement says so")
+        for one in vouched:
+            terminal.text(f"evidence: {vouch.words(one)}")
         place = f"{registry.repository}:{done.name}"
         known = " (it was there already)" if done.again else ""
         terminal.text(f"{place} is released{known}: {done.digest}")
         terminal.text(f"whoever is to accept it needs this line in {SIGNERS}:\n{line}")
         seconds = round(time.monotonic() - started, 2)
-        more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line}
+        more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line,
+                "needs_gpus": wanted.needs_gpus, "seen_on": wanted.seen_on,
+                "evidence": [one.value() for one in vouched]}  # fmt: skip
         return {**asdict(done), **more, "proven": bool(found.proof), "seconds": seconds}, 0
 
     return command_run(command, as_json=as_json)
 
 
-def _signer_name() -> str:
+def signer_name() -> str:
+    """Return what this user's key is called in the line that is printed of it."""
     return f"{os.environ.get('USER') or 'publisher'}@{os.uname().nodename}"
 
 
@@ -136,6 +159,9 @@ def releases(from_: str, signers: str, *, as_json: bool) -> int:
                 rows.append(_row(registry, tag, allowed))
         if rows:
             terminal.table(release_table(rows))
+            for row in rows:
+                for why in row.get("evidence_refused", ()):
+                    terminal.note(f"{row['name']}: {why}")
         else:
             terminal.text(f"{registry.repository} holds no release")
         return {"repository": str(registry.repository), "releases": rows}, 0
@@ -146,13 +172,25 @@ def releases(from_: str, signers: str, *, as_json: bool) -> int:
 def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
     try:
         found = verify.verify_release(registry, tag, signers)
+        seen = seen_value(registry, found, signers)
     except StackyardError as error:
         return {"name": tag, "believed": False, "why": f"{error.what} {error.why}".strip()}
     entry = found.release
     return {
         "name": tag, "believed": True, "signer": found.signer, "created": entry.created,
         "proven": entry.proven, "digest": entry.digest, "bytes": entry.size, "why": "",
+        **seen,
     }  # fmt: skip
+
+
+def seen_value(registry: Registry, found: verify.Verified, signers: Path) -> dict[str, Any]:
+    """Return on which hardware a release was seen and by whose key, as JSON."""
+    beside = verify.evidence_beside(registry, found, signers)
+    return {
+        "needs_gpus": found.release.needs_gpus,
+        "evidence": [one.value() for one in beside.believed],
+        "evidence_refused": list(beside.refused),
+    }
 
 
 def carry(given: PullArguments, out: str, *, as_json: bool) -> int:
@@ -174,14 +212,16 @@ def carry(given: PullArguments, out: str, *, as_json: bool) -> int:
                 found = verify.verify_release(registry, reference, signers)
                 sizes = {str(e["digest"]): int(e["size"]) for e in found.release.layers}
                 source = LayerSource(registry, cache_folder(os.environ), sizes)
-                place = airgap.write_release(
+                airgap.write_release(
                     folder, registry, source, found, signers,
                     lambda text, name=name: terminal.say(name, text),  # type: ignore[misc]
                 )  # fmt: skip
                 made.append({"release": found.release.name, "signer": found.signer,
-                             "bytes": (place / "image.tar").stat().st_size})  # fmt: skip
-        terminal.text(f"{folder} holds {', '.join(str(m['release']) for m in made)}; there:"
-                      f" sh install.sh ALLOWED_SIGNERS (needs docker or podman)")  # fmt: skip
-        return {"folder": str(folder), "releases": made}, 0
+                             "bytes": found.release.size})  # fmt: skip
+        size = airgap.carried_bytes(folder)
+        terminal.text(f"{folder} holds {', '.join(str(m['release']) for m in made)}, images of"
+                      f" {size / 1e6:,.0f} MB; there: sh install.sh ALLOWED_SIGNERS"
+                      f" (needs docker or podman)")  # fmt: skip
+        return {"folder": str(folder), "bytes": size, "releases": made}, 0
 
     return command_run(command, as_json=as_json)

@@ -12,13 +12,13 @@ from stackyard import (
     cli_compare,
     cli_source,
     commands,
-    doctor,
     gpu_run,
     host,
     nodes,
     report,
     smokes,
     tables,
+    vouch,
 )
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
@@ -52,7 +52,7 @@ def smoke(
 
     def command(terminal: Terminal) -> tuple[Any, int]:
         project = load_project()
-        given = _named(project, image, stack, base) if image else None
+        given = cli_source.named_here(project, image, stack, base)
         names = [given.image.stack.name] if given else chosen_stacks(project, stack)
         typed = "invoke smoke" if stack == "all" else f"invoke smoke {stack}"
         typed += f" --image {image}" if image else ""
@@ -61,12 +61,12 @@ def smoke(
         count = _node_count(gpus, node_count, placement, typed)
         chosen = given.image.base.name if given else commands.smoke_base(project, base, gpus)
         _require_device(project, names, chosen, gpus, typed)
-        earlier = cli_compare.earlier_reports(against, project, names, chosen)
+        earlier = cli_compare.earlier_reports(against, project, names, chosen, gpus)
         with Engine() as held:
             plan = None
             if gpus:
                 plan = gpu_run.make_plan(held, gpus, count, placement, f"{typed} --gpus 0")
-                doctor.require_fit(plan.host, project.definitions.bases[chosen])
+                gpu_run.require_fit(plan, chosen, project.definitions.bases)
                 _explain_placement(plan, terminal)
             there = [given] if given else None
             reports = _smoke_each(project, held, names, chosen, count, plan, terminal, there)
@@ -74,16 +74,12 @@ def smoke(
         terminal.table(tables.smoke_table(reports))
         for value in reports:
             _explain(value, terminal)
+            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
         code = cli_compare.hold_against(project, earlier, reports, terminal)
         answer = report.together(reports)
         return answer, EXIT_CODES[answer["outcome"]] or code
 
     return run(command, as_json=as_json)
-
-
-def _named(project: Project, image: str, stack: str, base: str) -> Built:
-    with Engine() as held:
-        return cli_source.named(project, held, image, stack, base)
 
 
 def _node_count(gpus: int, nodes_: int, placement: str, typed: str) -> int:
@@ -115,12 +111,15 @@ def _node_count(gpus: int, nodes_: int, placement: str, typed: str) -> int:
 
 
 def _require_device(project: Project, names: list[str], base: str, gpus: int, typed: str) -> None:
-    """See that base and ranks are for the same device, and that each stack has such a smoke."""
+    """See that the base has what the ranks need, and that each stack has such a smoke.
+
+    CPU ranks train on any base: an image for GPUs can be tried where there is none.
+    """
     found = project.definitions.bases.get(base)
     if found is None:
         return  # the builder says which bases there are
     wanted = "cuda" if gpus else "cpu"
-    if found.device != wanted:
+    if gpus and found.device != wanted:
         fitting = [b.name for b in project.definitions.bases.values() if b.device == wanted]
         raise UsageError(
             f"base {base!r} is for {found.device} ranks, --gpus {gpus} asks for {wanted}",
@@ -167,13 +166,14 @@ def _smoke_each(
         plan = gpu_run.with_bare_host(plan)
         rate = plan.bare.get("training", {}).get("tokens_s")
         terminal.done("bare host", f"{rate:,.0f} tokens/s" if rate else plan.no_bare)
-    watchers = [_watcher(built, terminal) for built in images]
+    device = "cuda" if plan else "cpu"
+    watchers = [_watcher(built, device, terminal) for built in images]
     return smokes.smoke_all(project, held, images, node_count, watchers, plan)
 
 
-def _watcher(built: Built, terminal: Terminal) -> Watcher:
+def _watcher(built: Built, device: str, terminal: Terminal) -> Watcher:
     name = built.image.stack.name
-    declared = built.image.stack.smoke_on(built.image.base.device)
+    declared = built.image.stack.smoke_on(device)
     total = declared.updates if declared else 0
     return Watcher(
         phase=lambda text: terminal.say(name, text),

@@ -240,3 +240,15 @@ def named(project: Project, engine: Engine, reference: str, stack: str, base: st
     own = fork.fork_of(project.definitions, info.labels)
     image = own.image(image) if own else image
     return Built(image=image, tag=reference, info=info, seconds=0.0, made=False)
+
+
+def named_here(project: Project, image: str, stack: str, base: str) -> Built | None:
+    """Return the image that `--image` names on this machine's engine; None where it was not given.
+
+    Raises:
+        UsageError: there is none, or it is another's.
+    """
+    if not image:
+        return None
+    with Engine() as held:
+        return named(project, held, image, stack, base)

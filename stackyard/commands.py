@@ -80,7 +80,7 @@ def show(project: Project, stack: str, base: str) -> dict[str, Any]:
         "stack": stack,
         "base": base,
         "summary": image.stack.summary,
-        "reference": image.base.reference,
+        "reference": image.base.image,
         "never_built": image.base.never_built,
         "tag": dockerfile.image_tag(stack, base),
         "dockerfile": dockerfile.dockerfile_path(stack, base),
@@ -93,7 +93,7 @@ def show(project: Project, stack: str, base: str) -> dict[str, Any]:
         "fixes": {fix.id: fix.symptom for fix in image.fixes},
         "fixes_left_out": dict(image.left_out),
         "compiler_at_run_time": image.stack.compiler_at_run_time or "none",
-        "facts": {n: {"value": f.value, "from": f.source} for n, f in image.base.facts.items()},
+        "facts": table(catalog.facts(image)),
     }
 
 
@@ -138,7 +138,7 @@ def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str
     from stackyard.builder import cannot_have
 
     definitions = project.definitions
-    base = definitions.bases[catalog.choose("base", name, definitions.bases)]
+    base = catalog.choose_base(definitions, name)
     reference = foundation.base_reference(base, definitions.common)
     before = engine.image(reference)
 

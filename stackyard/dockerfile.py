@@ -19,6 +19,9 @@ from stackyard.spec import Fix
 
 UV_VERSION = "0.13.9"
 TOOLS = f"ghcr.io/astral-sh/uv:{UV_VERSION}"
+_SHELL = ("/bin/bash", "-euo", "pipefail", "-c")
+# Images may have bash read a file before every script (NVIDIA's do): it is not written for -eu.
+_PULLED_SHELL = ("/usr/bin/env", "-u", "BASH_ENV", *_SHELL)
 SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
 
 
@@ -69,6 +72,8 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         # Packages of another distribution are unpacked, with what they need and the base lacks.
         "install_system": "unpack_system" if image.base.unpack else "apt_install",
         "unpack_with": image.base.unpack_with if image.base.unpack else (),
+        "shell": _PULLED_SHELL if image.base.pulled else _SHELL,
+        "replaced": image.replaced,
         "provided": [f"{n}=={v}" if v else n for n, v in sorted(image.base.provided.items())],
         "lock": lock.lock_path(stack, base),
         "fixes": fixes_path(stack, base),

@@ -15,7 +15,7 @@ from packaging.version import Version
 from stackyard import access, placement
 from stackyard.access import DriverFiles
 from stackyard.errors import NothingToRunOn
-from stackyard.placement import GpuHost
+from stackyard.placement import Gpu, GpuHost
 from stackyard.spec import Base
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
@@ -75,9 +75,10 @@ def examine(machine: Machine, bases: Iterable[Base]) -> tuple[Finding, ...]:
     found += _gpus(machine.gpus)
     found += _links(machine.gpus)
     found += _settings(machine)
-    for base in bases:
+    there = list(bases)
+    for base in there:
         if base.device == "cuda":
-            found += _base(machine.gpus, base)
+            found += _base(machine.gpus, base, there)
     return tuple(found)
 
 
@@ -206,16 +207,17 @@ def _settings(machine: Machine) -> list[Finding]:
     ]
 
 
-def _base(host: GpuHost, base: Base) -> list[Finding]:
+def _base(host: GpuHost, base: Base, bases: Sequence[Base]) -> list[Finding]:
     name = f"base {base.name}"
-    wrong = [reason for reason in (_driver_too_old(host, base), _no_kernels(host, base)) if reason]
+    wrong = misfits(host.driver, host.gpus, base)
     if wrong:
+        other = fitting(host.driver, host.gpus, bases)
         return [
             Finding(
                 name=name,
-                state=WRONG,
+                state=NOTE if other else WRONG,
                 what="; ".join(wrong),
-                hint="take another base (invoke list), or a newer driver on this host",
+                hint=advice(host.driver, host.gpus, bases),
             )
         ]
     unknown = [fact for fact in ("driver", "architectures") if not _fact(base, fact)]
@@ -224,29 +226,65 @@ def _base(host: GpuHost, base: Base) -> list[Finding]:
     return [Finding(name=name, state=OK, what=f"driver {host.driver} and these GPUs are enough")]
 
 
+def misfits(driver: str, gpus: Iterable[Gpu], base: Base) -> list[str]:
+    """Return why images on a base do not run on these GPUs under this driver, as far as is known.
+
+    Each reason continues a sentence that begins with the base.
+    """
+    reasons = (_driver_too_old(driver, base), _no_kernels(gpus, base))
+    return [reason for reason in reasons if reason]
+
+
+def fitting(driver: str, gpus: Iterable[Gpu], bases: Iterable[Base]) -> list[str]:
+    """Return the bases that are known to fit and can be had, newest CUDA first."""
+    there = list(gpus)
+    known = [
+        base
+        for base in bases
+        if base.bootstrap is not None and _floor(base) and _fact(base, "architectures")
+        and not misfits(driver, there, base)
+    ]  # fmt: skip
+    return [b.name for b in sorted(known, key=lambda b: Version(_floor(b)), reverse=True)]
+
+
+def advice(driver: str, gpus: Iterable[Gpu], bases: Iterable[Base]) -> str:
+    """Return what to do where a base does not fit."""
+    found = fitting(driver, gpus, bases)
+    if found:
+        return f"--base {found[0]} runs here (driver {driver}, these GPUs)"
+    return "no base that can be built here fits: install a newer driver, or take other GPUs"
+
+
 def _fact(base: Base, name: str) -> str:
     fact = base.facts.get(name)
     return fact.value if fact else ""
 
 
-def _driver_too_old(host: GpuHost, base: Base) -> str:
-    floor = _fact(base, "driver")
+def _floor(base: Base) -> str:
+    """Return the oldest driver that a base runs under; empty where neither it nor CUDA is known."""
     cuda = _fact(base, "cuda")
-    if not floor and cuda:
-        floor = DRIVER_FLOORS.get(int(cuda.split(".")[0]), "")
-    if floor and Version(host.driver) < Version(floor):
-        return f"needs driver {floor} or newer, this host has {host.driver}"
+    stated = _fact(base, "driver")
+    return stated or (DRIVER_FLOORS.get(int(cuda.split(".")[0]), "") if cuda else "")
+
+
+def _driver_too_old(driver: str, base: Base) -> str:
+    floor = _floor(base)
+    if floor and Version(driver) < Version(floor):
+        return f"needs driver {floor} or newer, this host has {driver}"
     return ""
 
 
-def _no_kernels(host: GpuHost, base: Base) -> str:
+def _no_kernels(gpus: Iterable[Gpu], base: Base) -> str:
     listed = _fact(base, "architectures")
     if not listed:
         return ""
     known = {(int(m.group(1)), int(m.group(2))) for m in _ARCH.finditer(listed)}
-    without = sorted({g.name for g in host.gpus if not runs_on(g.capability, known)})
+    without = sorted(
+        {"{} (sm_{}{})".format(g.name, *g.capability)
+         for g in gpus if not runs_on(g.capability, known)}
+    )  # fmt: skip
     if without:
-        return f"its torch has no kernels for {', '.join(without)} (it has {listed})"
+        return f"has no kernels for {', '.join(without)}: its torch has {listed}"
     return ""
 
 
@@ -262,16 +300,19 @@ def worst(findings: Sequence[Finding]) -> str:
     return next((state for state in (WRONG, NOTE) if state in states), OK)
 
 
-def require_fit(host: GpuHost, base: Base) -> None:
+def require_fit(driver: str, gpus: Sequence[Gpu], base: Base, bases: Iterable[Base]) -> None:
     """See that images on a base run on these GPUs under this driver, as far as is known.
+
+    Args:
+        bases: all there are, to name one that fits.
 
     Raises:
         NothingToRunOn: naming what does not fit.
     """
-    wrong = [reason for reason in (_driver_too_old(host, base), _no_kernels(host, base)) if reason]
+    wrong = misfits(driver, gpus, base)
     if wrong:
         raise NothingToRunOn(
             f"base {base.name!r} does not run on this machine",
-            why="\n".join(wrong),
-            hint="take another base (invoke list), or a newer driver on this host",
+            why="\n".join(f"it {reason}" for reason in wrong),
+            hint=advice(driver, gpus, bases),
         )

@@ -25,11 +25,13 @@ _NEEDED = {
 _IMAGE = {"id": str, "recipe": str, "size_bytes": int, "fixes": list}
 
 
-def read_report(path: Path, *, stack: str = "", base: str = "") -> dict[str, Any]:
+def read_report(
+    path: Path, *, stack: str = "", base: str = "", kind: str = "smoke"
+) -> dict[str, Any]:
     """A smoke's record.
 
     Args:
-        path: the file; or a folder laid out as `reports`, where `stack` and `base` choose.
+        path: the file; or a folder laid out as `reports`, where `stack`, `base` and `kind` choose.
         stack: the stack that it must be of; empty for any.
 
     Raises:
@@ -37,7 +39,7 @@ def read_report(path: Path, *, stack: str = "", base: str = "") -> dict[str, Any
             another stack.
     """
     if path.is_dir() and stack:
-        path = path / stack / base / "smoke.json"
+        path = path / stack / base / f"{kind}.json"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

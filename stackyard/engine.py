@@ -19,6 +19,7 @@ from typing import Any
 
 import docker
 import docker.errors
+import docker.utils
 import requests
 from docker.types import DeviceRequest, Mount, Ulimit
 
@@ -115,11 +116,18 @@ def _translated(doing: str) -> Iterator[None]:
                 "nothing is attached to that network any more, but the engine miscounts (a fault"
                 " of some versions): it goes when the engine is restarted, and harms nobody"
             )
-        if "no space left" in text.lower():
-            hint = "free space where the engine keeps its data (docker system df), then again"
-        raise EngineError(f"the engine refused while {doing}", why=text, hint=hint) from error
+        raise EngineError(
+            f"the engine refused while {doing}", why=text, hint=hint or _space_hint(text)
+        ) from error
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         raise EngineError(f"no answer from the engine while {doing}", why=str(error)) from error
+
+
+def _space_hint(text: str) -> str:
+    full = "no space left" in text.lower()
+    return (
+        "free space where the engine keeps its data (docker system df), then again" if full else ""
+    )
 
 
 def _connect(address: str, seconds: int) -> Any:
@@ -225,6 +233,7 @@ class Engine:
             env=tuple(config.get("Env") or ()),
             size=int(found["Size"]),
             layers=tuple(found["RootFS"].get("Layers") or ()),
+            digests=tuple(found.get("RepoDigests") or ()),
         )
 
     def held_layers(self, *, but: str) -> list[tuple[str, ...]]:
@@ -292,15 +301,20 @@ class Engine:
             self._api.tag(reference, repository, tag)
 
     def pull(self, reference: str) -> ImageInfo:
-        """Pull an image.
+        """Pull an image, by tag or digest.
 
         Raises:
-            EngineError: the registry cannot be reached or refuses.
+            EngineError: the registry cannot be reached or refuses, or the image does not arrive.
         """
+        repository, tag = docker.utils.parse_repository_tag(reference)
         with _translated(f"pulling {reference}"):
-            self._client.images.pull(reference)
+            events = self._api.pull(repository, tag=tag or "latest", stream=True, decode=True)
+            # What goes wrong later than the first answer is one of the events, and no error.
+            failed = [str(event["error"]) for event in events if "error" in event]
         found = self.image(reference)
-        assert found is not None
+        if failed or found is None:
+            why = failed[-1] if failed else "the engine does not hold it afterwards"
+            raise EngineError(f"{reference} could not be pulled", why=why, hint=_space_hint(why))
         return found
 
     def create_network(self, name: str, labels: Mapping[str, str], *, internal: bool) -> None:

@@ -67,7 +67,7 @@ def base_key(base: Base, common: Common) -> str:
 def base_reference(base: Base, common: Common) -> str:
     """The name under which the engine holds the base."""
     if base.bootstrap is None:
-        return base.reference
+        return base.image
     return f"{base.reference}-{base_key(base, common)[:12]}"
 
 

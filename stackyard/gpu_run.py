@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stackyard import access, gpus, measure, placement
+from stackyard import access, doctor, gpus, measure, placement
 from stackyard.access import NodeHardware
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
 from stackyard.judge_gpu import FREED_BYTES, FREED_SECONDS, GpuObservation
 from stackyard.nodes import Mesh
 from stackyard.placement import Gpu, GpuHost, Placement
+from stackyard.spec import Base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,16 @@ def make_plan(engine: Engine, wanted: int, nodes: int, name: str, command: str) 
     if plan.way == access.DEVICES:
         access.access(plan.way, chosen, plan.driver, "")
     return plan
+
+
+def require_fit(plan: GpuPlan, base: str, bases: Mapping[str, Base]) -> None:
+    """See that images on a base run on the plan's GPUs under this driver, as far as is known.
+
+    Raises:
+        NothingToRunOn: naming what does not fit, and a base that does.
+    """
+    if base in bases:  # the builder says which bases there are
+        doctor.require_fit(plan.host.driver, plan.chosen, bases[base], bases.values())
 
 
 def place(plan: GpuPlan, run: str) -> tuple[Placement, tuple[str, ...]]:

@@ -18,7 +18,9 @@ from stackyard.engine import Engine
 from stackyard.errors import CommandError, EngineError, NothingToRunOn
 from stackyard.foundation import free_bytes, running_as_root
 
+# A first build on a base that states nothing, and one that finds the layers of another stack.
 NEEDED_BYTES = 12 * 2**30
+MORE_BYTES = 4 * 2**30
 _PACKAGES = {"docker.io": "dockerd", "mmdebstrap": "mmdebstrap"}
 Say = Callable[[str], None]
 
@@ -62,17 +64,21 @@ def ensure_engine(say: Say, *, log: Path = Path("/var/log/dockerd-stackyard.log"
         require_space(engine)
 
 
-def require_space(engine: Engine) -> None:
+def require_space(engine: Engine, needed: int = NEEDED_BYTES) -> None:
     """See that there is room for images where the engine keeps them.
+
+    Args:
+        needed: bytes that are to be written there.
 
     Raises:
         EngineError: saying how much is missing.
     """
     folder = engine.data_folder()
     free = free_bytes(folder)
-    if free is not None and free < NEEDED_BYTES:
+    if free is not None and free < needed:
         raise EngineError(
-            f"{free / 2**30:.1f} GiB are free in {folder}, {NEEDED_BYTES / 2**30:.0f} are needed",
+            f"{free / 2**30:.1f} GiB are free in {folder}, {needed / 2**30:.0f} are needed:"
+            f" {(needed - free) / 2**30:.1f} GiB are missing",
             hint="docker system prune removes what no container uses; or make room otherwise",
         )
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """An image the engine holds. `size` is unpacked bytes, all layers."""
+    """An image the engine holds. `size` is unpacked bytes, all layers.
+
+    Attributes:
+        digests: the names under which registries have it, `repository@sha256:...`.
+    """
 
     id: str
     tags: tuple[str, ...]
@@ -16,3 +20,4 @@ class ImageInfo:
     env: tuple[str, ...]
     size: int
     layers: tuple[str, ...]
+    digests: tuple[str, ...] = ()

@@ -5,44 +5,49 @@
 #                                        who made the bundle, only that it is whole
 # It needs docker or podman, tar and sha256sum; ssh-keygen for the signatures.
 LC_ALL=C; export LC_ALL
+case ${1:-} in '') signers=allowed_signers ;; /*) signers=$1 ;; *) signers=$PWD/$1 ;; esac
 cd "$(dirname "$0")" || exit 1
+here=$PWD
 namespace=release@stackyard
-signers=${1:-allowed_signers}
 fail() { echo "error: $*" >&2; exit 1; }
 engine=$(command -v docker || command -v podman) || fail "neither docker nor podman is here"
 command -v sha256sum > /dev/null || fail "sha256sum is needed"
 [ -e "$signers" ] || fail "there is no $signers"
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' HUP INT TERM
 [ $# -gt 0 ] || echo "note: signatures are checked against the bundle's own allowed_signers"
 
 # $1: a key of the statement with its indentation. Its value: the statement has a key a line.
 said() { sed -n "s/^$1: \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$name/release.json"; }
 
-# The archive says itself what an engine makes of it: the image that was signed, and no other.
-whole() {
-    id=$(said '  "id"') manifest=$(said '  "digest"')
-    blob='"blobs/sha256/[0-9a-f]{64}"'
-    image="\\[\\{\"Config\": \"blobs/sha256/${id#*:}\", \"RepoTags\": null, \"Layers\": \\[($blob(, )?)*\\]\\}\\]"
-    notes="{\"org.opencontainers.image.ref.name\": \"$name\"}"
-    index="{\"mediaType\": \"application/vnd.oci.image.manifest.v1+json\", \"digest\": \"$manifest\","
-    index="{\"schemaVersion\": 2, \"manifests\": [$index \"size\": $(said '  "size"'), \"annotations\": $notes}]}"
-    set -f
-    for path in $(tar -tf "$name/image.tar"); do
-        sum=${path#blobs/sha256/}
-        case $path in
-        oci-layout) continue ;;
-        manifest.json) content "$path" | tr -d '\n' | grep -qxE "$image" && continue ;;
-        index.json) [ "$(content "$path")" = "$index" ] && continue ;;
-        blobs/sha256/*)
-            grep -qF "\"sha256:$sum\"" "$name/release.json" || fail "$name: $sum is not signed for"
-            [ "$(content "$path" | sha256sum | cut -d ' ' -f 1)" = "$sum" ] && continue
-            ;;
-        esac
-        fail "$name: $path is not what was signed"
+# $1: a digest of the statement. Fails unless the blob of that name lies here and is what it says.
+checked=' '
+check() {
+    case $checked in *" $1 "*) return ;; esac
+    [ "$(sha256sum < "$(blob "$1")" | cut -d ' ' -f 1)" = "${1#*:}" ] ||
+        fail "$name: $(blob "$1") is not what was signed"
+    checked="$checked$1 "
+}
+blob() { echo "blobs/sha256/${1#*:}"; }
+
+# Make an archive that is docker's and an OCI image layout, of what is signed and of nothing else.
+gather() {
+    layers=$(sed -n '/^  "layers": \[$/,/^  \]/s/^    "digest": "\([^"]*\)",$/\1/p' "$name/release.json")
+    rm -rf "$work/image" && mkdir -p "$work/image/blobs/sha256" && cd "$work/image" || exit 1
+    listed=''
+    for digest in $layers; do listed="$listed${listed:+, }\"$(blob "$digest")\""; done
+    echo "[{\"Config\": \"$(blob "$id")\", \"RepoTags\": null, \"Layers\": [$listed]}]" > manifest.json
+    entry="{\"mediaType\": \"application/vnd.oci.image.manifest.v1+json\", \"digest\": \"$manifest\","
+    entry="$entry \"size\": $1, \"annotations\": {\"org.opencontainers.image.ref.name\": \"$name\"}}"
+    echo "{\"schemaVersion\": 2, \"manifests\": [$entry]}" > index.json
+    echo '{"imageLayoutVersion": "1.0.0"}' > oci-layout
+    cd "$here" || exit 1
+    for digest in "$id" "$manifest" $layers; do
+        check "$digest"
+        ln -sf "$here/$(blob "$digest")" "$work/image/$(blob "$digest")" || exit 1
     done
 }
-
-# $1: a file of the archive; of two by one name both.
-content() { tar -xOf "$name/image.tar" "$1"; }
 
 one() {
     name=$1
@@ -56,8 +61,10 @@ one() {
         echo "$name: no ssh-keygen here, its signature is not checked" >&2
     fi
     [ "$(said ' "name"')" = "$name" ] || fail "$name is signed under another name"
-    whole
-    "$engine" load -q -i "$name/image.tar" > /dev/null || fail "$name: the engine does not take it"
+    id=$(said '  "id"') manifest=$(said '  "digest"')
+    gather "$(said '  "size"')"
+    tar -chf - -C "$work/image" oci-layout index.json manifest.json blobs |
+        "$engine" load -q > /dev/null || fail "$name: the engine does not take it"
     tag="stackyard/$(said ' "stack"'):$(said ' "base"')"
     if grep -q '^  "sources": ' "$name/release.json"; then tag="$tag-$(said ' "version"')"; fi
     for known in "$id" "$manifest"; do

@@ -5,7 +5,8 @@ the digest that ties a lock to the definitions it was made from. It must not res
 `stackyard.resolve` does, over the network.
 
 These files decide an image's Python packages:
-    images/bases/<base>.lock              torch and what it needs: the layer all stacks share
+    images/bases/<base>.lock              torch and what it needs: the layer all stacks share; of a
+                                          pulled base its image, and all that is installed in it
     images/<stack>/<base>.lock            the stack's packages that come as wheels
     images/wheels/<package>.<base>.lock   one package built here: its sdist
     images/wheels/<package>.<base>.build.lock   what that build needs
@@ -17,15 +18,16 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from packaging.utils import canonicalize_name
 
 from stackyard.spec import Base, Fix, Stack, Wheel
 
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)")
+_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)===?([^\s;\\]+)")
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
+_IMAGE = re.compile(r"^# image: \S+@(sha256:[0-9a-f]{64})$", re.MULTILINE)
 _INPUTS = re.compile(r"^# inputs: (sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -94,6 +96,15 @@ def versions(locked: Iterable[Locked]) -> dict[str, str]:
     return {item.name: item.version for item in locked}
 
 
+def other_builds(base: Base, locked: Iterable[Locked]) -> dict[str, str]:
+    """Return what a lock holds in place of a build that its base names, by canonical name.
+
+    `torch==2.13.0` is satisfied by 2.13.0+cpu, too (PEP 440), which is another build of it.
+    """
+    wanted, found = versions(parse_lock("\n".join(base.torch))), versions(locked)
+    return {name: found[name] for name in wanted if name in found and found[name] != wanted[name]}
+
+
 def base_inputs(base: Base) -> str:
     """Digest of everything of a base that decides locks on it."""
     decided: dict[str, object] = {
@@ -105,6 +116,38 @@ def base_inputs(base: Base) -> str:
     return _digest(decided)
 
 
+def pulled_inputs(base: Base) -> str:
+    """Digest of everything declared that decides which image a pulled base is."""
+    return _digest({"base": base_inputs(base), "reference": base.reference})
+
+
+def render_pulled(base: Base, digest: str, held: Mapping[str, str]) -> str:
+    """The lock of a pulled base.
+
+    Args:
+        digest: of the image that its reference led to.
+        held: versions of the distributions inside that image, by canonical name.
+    """
+    locked = [Locked(name=name, version=version, hashes=()) for name, version in held.items()]
+    text = render_lock(
+        locked, inputs=pulled_inputs(base), command=f"invoke lock --base {base.name}"
+    )
+    first, second, *rest = text.split("\n")
+    return "\n".join([first, second, f"# image: {base.repository}@{digest}", *rest])
+
+
+def locked_digest(text: str) -> str:
+    """The digest of the image in a pulled base's lock; empty where it names none."""
+    match = _IMAGE.search(text)
+    return match.group(1) if match else ""
+
+
+def pinned(base: Base, locks: Mapping[str, str]) -> Base:
+    """A base as its lock has it: a pulled one with the digest of its image."""
+    digest = locked_digest(locks.get(base_lock_path(base.name), "")) if base.pulled else ""
+    return replace(base, digest=digest)
+
+
 def wheel_inputs(wheel: Wheel, base: Base) -> str:
     """Digest of everything that decides a built package's locks."""
     pin = f"{wheel.package}=={wheel.version}"
@@ -112,7 +155,8 @@ def wheel_inputs(wheel: Wheel, base: Base) -> str:
 
 
 def stack_inputs(stack: Stack, base: Base, fixes: Mapping[str, Fix]) -> str:
-    """Digest of everything declared that decides a stack's lock."""
+    """Digest of all that decides a stack's lock; on a pulled base its image, too."""
+    of_image = {"digest": base.digest, "replaceable": base.replaceable} if base.pulled else {}
     remedies = [fixes[name].remedy for name in stack.fixes if name in fixes]
     return _digest(
         {
@@ -122,6 +166,7 @@ def stack_inputs(stack: Stack, base: Base, fixes: Mapping[str, Fix]) -> str:
             "builds": sorted(stack.builds),
             "override": sorted(o for remedy in remedies for o in remedy.override),
             "exclude": sorted(e for remedy in remedies for e in remedy.exclude),
+            **of_image,
         }
     )
 

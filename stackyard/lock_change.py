@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from stackyard import lock
 
+_IMAGE = "the image"
 _OF_WHEELS = ("the wheel of ", "the build of ")
 
 
@@ -47,7 +48,8 @@ class LockChange:
     """One lock against the one before it.
 
     Attributes:
-        subject: what the lock is of: a stack, the torch layer, a wheel, or a wheel's build.
+        subject: what the lock is of: a stack, the torch layer or the image of a base, a wheel, or a
+            wheel's build.
         first: there was no lock before.
         redeclared: it was made from other declarations (packages, fixes, base) than before.
     """
@@ -74,6 +76,7 @@ def compare_locks(path: str, old: str | None, new: str) -> LockChange:
     after = {item.name: item for item in lock.parse_lock(new)}
     both = sorted(set(before) & set(after))
     subject, base = subject_of(path)
+    subject = _IMAGE if lock.locked_digest(new) else subject
     return LockChange(
         path=path,
         subject=subject,
@@ -183,6 +186,8 @@ def _summary(change: LockChange) -> str:
 
 
 def _details(change: LockChange) -> list[str]:
+    if change.first and change.subject == _IMAGE:
+        return []  # hundreds, and nobody asked for one of them
     return [
         *(f"added    {name} {version}" for name, version in change.added.items()),
         *(f"removed  {name} {version}" for name, version in change.removed.items()),

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from stackyard import catalog, dockerfile, fork, lock, references, resolve, settings
 from stackyard.engine import Engine
-from stackyard.errors import StackyardError, UsageError
+from stackyard.errors import EngineError, UsageError
 from stackyard.lock_change import LockChange, compare_locks
 from stackyard.project import Project
+from stackyard.spec import Base
 
 Say = Callable[[str, str], None]
 
@@ -139,8 +140,10 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
     elif base.host is not None:
         given = base.provided
     else:
-        say(base.name, f"reading the inventory of {base.reference}")
-        given = _inventory(project, base_name)
+        path = lock.base_lock_path(base.name)
+        files[path] = _lock_pulled(project, base, definitions.locks.get(path, ""), say)
+        base = lock.pinned(base, files)
+        given = lock.versions(lock.parse_lock(files[path]))
     # What is built here, and what users may build from their own source.
     wheels = dict.fromkeys(w for name in names for w in fork.buildable(definitions, name))
     for wheel in wheels:
@@ -154,15 +157,26 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
     return files
 
 
-def _inventory(project: Project, base_name: str) -> dict[str, str]:
+def _lock_pulled(project: Project, base: Base, there: str, say: Say) -> str:
+    """Return the lock of a pulled base: as it is while the base names the same image.
+
+    So all stacks are locked on one image, and the image itself need not be here.
+    """
+    if lock.locked_inputs(there) == lock.pulled_inputs(base) and lock.locked_digest(there):
+        return there
+    say(base.name, f"reading what {base.reference} holds")
+    digest, held = _survey(project, base)
+    return lock.render_pulled(base, digest, held)
+
+
+def _survey(project: Project, base: Base) -> tuple[str, dict[str, str]]:
     from stackyard.builder import cannot_have
 
-    base = project.definitions.bases[base_name]
     try:
         with Engine() as engine:
-            return resolve.inventory(engine, base, base.reference)
-    except StackyardError as error:
-        raise cannot_have(project, base_name, error) from error
+            return resolve.survey(engine, base)
+    except EngineError as error:
+        raise cannot_have(project, base.name, error) from error
 
 
 def _rendered(project: Project) -> dict[str, str]:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 BLOCK = 512
@@ -55,13 +55,11 @@ class Parcel:
         config: the image's configuration.
         layers: digests of all layers, compressed, from the bottom.
         carried: digest and size of those that travel.
-        more: further files, by name.
     """
 
     config: bytes
     layers: tuple[str, ...]
     carried: tuple[tuple[str, int], ...]
-    more: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -112,14 +110,14 @@ class Parcel:
             if end - begin >= STAGE_BYTES:
                 count = self.layers.index(after)
                 config = _partial(self.config, diffs[:count])
-                head = _archive_head(config, self.layers[:count], {})
+                head = _archive_head(config, self.layers[:count])
                 image = f"sha256:{hashlib.sha256(config).hexdigest()}"
                 found.append(Stage(head=head, start=begin, size=end - begin, image=image))
                 begin = end
         return found
 
     def _head(self) -> bytes:
-        return _archive_head(self.config, self.layers, self.more)
+        return _archive_head(self.config, self.layers)
 
     def _pieces(self) -> Iterator[Piece]:
         yield Piece(data=self._head())
@@ -137,12 +135,12 @@ def path_of(digest: str) -> str:
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
-def _archive_head(config: bytes, layers: Sequence[str], more: Mapping[str, bytes]) -> bytes:
+def _archive_head(config: bytes, layers: Sequence[str]) -> bytes:
     """What an archive of an image begins with: everything but its layers."""
     name = path_of(f"sha256:{hashlib.sha256(config).hexdigest()}")
     names = [path_of(digest) for digest in layers]
     manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": names}]).encode()
-    texts = {**more, "manifest.json": manifest, name: config}
+    texts = {"manifest.json": manifest, name: config}
     return b"".join(_header(n, len(d)) + d + _padding(len(d)) for n, d in texts.items())
 
 
@@ -199,25 +197,3 @@ def lacking(layers: Sequence[str], images: Iterable[Sequence[str]]) -> set[str]:
             same += 1
         longest = max(longest, same)
     return set(layers[longest:])
-
-
-def whole_archive(config: bytes, manifest: bytes, layers: Mapping[str, int], name: str) -> Parcel:
-    """A whole image as an archive that is both docker's and an OCI image layout.
-
-    Args:
-        layers: sizes by digest, from the bottom.
-        name: what the layout's index calls it.
-    """
-    described = {
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "digest": f"sha256:{hashlib.sha256(manifest).hexdigest()}",
-        "size": len(manifest),
-        "annotations": {"org.opencontainers.image.ref.name": name},
-    }
-    index = {"schemaVersion": 2, "manifests": [described]}
-    more = {
-        "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
-        "index.json": json.dumps(index).encode(),
-        path_of(str(described["digest"])): manifest,
-    }
-    return Parcel(config=config, layers=tuple(layers), carried=tuple(layers.items()), more=more)

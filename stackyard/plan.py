@@ -90,7 +90,8 @@ def _labels(image: ResolvedImage, base_digest: str) -> dict[str, str]:
         "org.opencontainers.image.version": image.stack.packages[first],
         "org.opencontainers.image.ref.name": f"{image.stack.name}-{image.base.name}",
         "org.opencontainers.image.base.name": image.base.reference,
-        "org.opencontainers.image.base.digest": base_digest,
+        # OCI's word means the manifest that was pulled; a base that is made here has none.
+        "org.opencontainers.image.base.digest": image.base.digest or base_digest,
         "stackyard.stack": image.stack.name,
         "stackyard.base": image.base.name,
         "stackyard.base.digest": base_digest,

@@ -44,7 +44,7 @@ def parse_settings(text: str) -> dict[str, str]:
         key, equals, value = (part.strip() for part in body.partition("="))
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
         if key not in ("default_base", "registry") or not equals or not quoted:
-            hint = 'settings are: default_base = "ngc", registry = "registry.example:5000/name"'
+            hint = 'settings are: default_base = "cuda", registry = "registry.example:5000/name"'
             raise UsageError(
                 f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
             )
@@ -72,6 +72,6 @@ def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
     return Project(
         root=root,
         definitions=load_definitions(root, locks_required=locks_required),
-        default_base=settings.get("default_base", "ngc"),
+        default_base=settings.get("default_base", "cuda"),
         registry=settings.get("registry", ""),
     )

@@ -16,7 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from stackyard import guard, oci, release, signing, verify
+from stackyard import evidence, guard, oci, release, signing, verify
 from stackyard.errors import RegistryError, ReleaseError
 from stackyard.gate import Finding
 from stackyard.image import ImageInfo
@@ -24,6 +24,7 @@ from stackyard.oci import Descriptor
 from stackyard.registry import Registry, manifest_descriptor
 from stackyard.release import Attached, Subject
 from stackyard.spool import Layer, Saved, Spool
+from stackyard.vouch import Vouched
 
 CLAIM = "application/vnd.stackyard.claim.v1"
 UPLOADS = 4
@@ -42,6 +43,8 @@ class Wanted:
         key: signs the statement.
         builder: what made the image and this release: name to version.
         source: the project's revision: `commit`, `dirty`.
+        needs_gpus: it is an image for GPUs.
+        evidence: verified, and of this image.
     """
 
     subject: Subject
@@ -53,6 +56,14 @@ class Wanted:
     key: Path
     builder: Mapping[str, str]
     source: Mapping[str, str]
+    needs_gpus: bool = False
+    evidence: Sequence[Vouched] = ()
+
+    @property
+    def seen_on(self) -> list[str]:
+        """Return the GPUs on which evidence shows the image to train."""
+        found = (one.evidence for one in self.evidence)
+        return sorted({one.hardware for one in found if one.on_gpus})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +102,30 @@ def require_clean(findings: Sequence[Finding], name: str) -> None:
         hint="take it out where it comes in (a later layer does not take it away) and build again;"
         " what is no secret is named in images/gate.yml, with the reason",
     )
+
+
+def bring(registry: Registry, blob: Descriptor, data: bytes) -> int:
+    """Bring a small blob; return the bytes that travelled."""
+    return len(data) if registry.upload(blob, lambda: BytesIO(data), lambda count: None) else 0
+
+
+def attach(
+    registry: Registry, files: Sequence[Attached], image: Descriptor
+) -> tuple[list[Descriptor], int]:
+    """Bring one artifact beside an image; return its files as blobs, and bytes that travelled."""
+    blobs = [oci.described(file.media_type, file.data, file.title) for file in files]
+    sent = sum(bring(registry, blob, file.data) for blob, file in zip(blobs, files, strict=True))
+    kind = files[0].media_type
+    sent += bring(registry, oci.described(oci.EMPTY, oci.EMPTY_CONTENT), oci.EMPTY_CONTENT)
+    data = oci.artifact_manifest(kind, blobs, image, {})
+    registry.attach(manifest_descriptor(data, kind), data, image.digest)
+    return blobs, sent
+
+
+def evidence_file(found: Vouched) -> Attached:
+    """Return a piece of evidence as it lies beside an image."""
+    title = evidence.file_name(found.data, found.evidence.kind)
+    return Attached(title=title, media_type=evidence.ENVELOPE, data=found.data)
 
 
 class Publisher:
@@ -181,8 +216,7 @@ class Publisher:
         self._bring(config, saved.config)
 
     def _bring(self, blob: Descriptor, data: bytes) -> None:
-        if self._registry.upload(blob, lambda: BytesIO(data), lambda count: None):
-            self._sent += len(data)
+        self._sent += bring(self._registry, blob, data)
 
     def _files(self, wanted: Wanted, image: Descriptor) -> list[list[Attached]]:
         """What lies beside the image, one artifact for each kind."""
@@ -195,17 +229,14 @@ class Publisher:
             title="provenance.json", media_type=release.PROVENANCE, data=made
         )]  # fmt: skip
         kinds = dict.fromkeys(file.media_type for file in files)
-        return [[file for file in files if file.media_type == kind] for kind in kinds]
+        grouped = [[file for file in files if file.media_type == kind] for kind in kinds]
+        # One by one, as those that come later.
+        return [*grouped, *([evidence_file(one)] for one in wanted.evidence)]
 
     def _attach(self, files: Sequence[Attached], image: Descriptor) -> list[Descriptor]:
         """Bring one artifact; its files as blobs."""
-        blobs = [oci.described(file.media_type, file.data, file.title) for file in files]
-        for blob, file in zip(blobs, files, strict=True):
-            self._bring(blob, file.data)
-        kind = files[0].media_type
-        self._bring(oci.described(oci.EMPTY, oci.EMPTY_CONTENT), oci.EMPTY_CONTENT)
-        data = oci.artifact_manifest(kind, blobs, image, {})
-        self._registry.attach(manifest_descriptor(data, kind), data, image.digest)
+        blobs, sent = attach(self._registry, files, image)
+        self._sent += sent
         return blobs
 
     def _require_there(
@@ -263,7 +294,7 @@ class Publisher:
             labels=wanted.info.labels, proof=wanted.proof,
             artifacts=[blob for blobs in attached for blob in blobs],
             created=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-            builder=wanted.builder,
+            builder=wanted.builder, needs_gpus=wanted.needs_gpus, seen_on=wanted.seen_on,
         )  # fmt: skip
         signature = signing.sign(text, wanted.key)
         files = [
@@ -283,7 +314,8 @@ class Publisher:
                 found = verify.verify_release(self._registry, image.digest, signers).release
             except ReleaseError:
                 return False
-        return found.name == name and found.proven == (wanted.proof is not None)
+        said = found.name, found.proven, found.needs_gpus, found.value.get("seen_on", [])
+        return said == (name, wanted.proof is not None, wanted.needs_gpus, wanted.seen_on)
 
     def _name(self, subject: Subject, number: int, image: Descriptor, manifest: bytes) -> None:
         """Put the tags: the release's own, and `latest` unless a later one is there."""

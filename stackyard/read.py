@@ -30,6 +30,7 @@ from stackyard.spec import (
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 DEVICES = ("cpu", "cuda")
+DISK = re.compile(r"[1-9][0-9]{0,3} GiB")
 
 
 def read_common(top: Mapping) -> Common:
@@ -58,6 +59,8 @@ def _facts(top: Mapping, key: str, *, blank: bool = False) -> dict[str, Fact]:
     for name, entry in top.entries(key).items():
         value = entry.text("value", "" if blank else None)
         facts[name] = Fact(value=value, source=entry.text("source"))
+        if name == "disk" and value and not DISK.fullmatch(value):
+            entry.problem("must be like '12 GiB'", key="value")
         entry.done()
     return facts
 
@@ -115,7 +118,6 @@ def read_base(top: Mapping, name: str) -> Base:
         name=named(top, "name", name),
         summary=top.text("summary"),
         reference=reference,
-        digest=top.text("digest", ""),
         device=top.one_of("device", DEVICES),
         python=_version(top, "python"),
         platform=top.single_line("platform"),
@@ -124,6 +126,7 @@ def read_base(top: Mapping, name: str) -> Base:
         never_built=top.single_line("never_built", ""),
         bootstrap=bootstrap,
         torch=torch,
+        torch_layers=_layers(top),
         torch_index=top.single_line("torch_index", ""),
         provides=_provided(top, blank=host is not None),
         facts=_facts(top, "facts", blank=True),
@@ -132,7 +135,16 @@ def read_base(top: Mapping, name: str) -> Base:
         given_system=top.single_lines("given_system", ()),
         unpack=top.single_line("unpack", ""),
         unpack_with=top.single_lines("unpack_with", ()),
+        replaceable=tuple(compat.canonical(name) for name in top.single_lines("replaceable", ())),
     )
+
+
+def _layers(top: Mapping) -> tuple[tuple[str, ...], ...]:
+    layers = []
+    for entry in top.mappings("torch_layers"):
+        layers.append(entry.single_lines("names"))
+        entry.done()
+    return tuple(layers)
 
 
 def _version(top: Mapping, key: str) -> str:
@@ -154,13 +166,13 @@ def specifier(top: Mapping, key: str, value: str) -> str:
 
 
 def check_pin(top: Mapping, key: str, requirement: str) -> None:
-    """See that a requirement names one exact version."""
+    """See that a requirement names one exact version; with `===` it names one build of it, too."""
     try:
         parsed = Requirement(requirement)
     except (InvalidRequirement, RecursionError) as error:
         top.problem(f"not a requirement: {requirement!r}: {error}", key=key)
         return
-    pins = [spec for spec in parsed.specifier if spec.operator == "=="]
+    pins = [spec for spec in parsed.specifier if spec.operator in ("==", "===")]
     if len(pins) != 1 or len(parsed.specifier) != 1 or "*" in str(parsed.specifier):
         top.problem(f"must be pinned with one ==, not {requirement!r}", key=key)
 

@@ -115,12 +115,15 @@ def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]
     Empty where none is wanted: not every stack is for machines without a network, and a build
     there asks for the lock.
     """
+    base = lock.pinned(base, found.locks)
     own = lock.lock_path(stack.name, base.name)
     if base.host is not None and own not in found.locks:
         return {}
     wanted = {own: lock.stack_inputs(stack, base, found.fixes)}
     if base.bootstrap is not None:
         wanted[lock.base_lock_path(base.name)] = lock.base_inputs(base)
+    elif base.pulled:
+        wanted[lock.base_lock_path(base.name)] = lock.pulled_inputs(base)
     for name in stack.builds:
         if name in found.wheels:
             inputs = lock.wheel_inputs(found.wheels[name], base)
@@ -137,6 +140,10 @@ def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str
                 yield f"missing lock {path}; {type_this}"
         elif lock.locked_inputs(found.locks[path]) != inputs:
             yield f"{path} was made from other packages or fixes than these; {type_this}"
+        elif path == lock.base_lock_path(base.name):
+            held = lock.parse_lock(found.locks[path])
+            for name, version in lock.other_builds(base, held).items():
+                yield f"{path} holds {name} {version}, not the build of the base; {type_this}"
 
 
 def _line_of(path: Path, start: str) -> int:

@@ -123,7 +123,7 @@ def require_publishable(info: ImageInfo, name: str) -> None:
             f"{name} is never published",
             why="it holds files of the machine it was made on, for trials there; nobody may pass"
             " those on, and nobody else could use them",
-            hint="build the stack on a base that has a registry: invoke build STACK --base ngc",
+            hint="build the stack on a base made of public packages: invoke build STACK",
         )
 
 
@@ -213,11 +213,14 @@ def statement(
     artifacts: Sequence[Descriptor],
     created: str,
     builder: Mapping[str, str],
+    needs_gpus: bool = False,
+    seen_on: Sequence[str] = (),
 ) -> bytes:
     """What is signed: everything a release claims.
 
     Args:
         name: its tag.
+        needs_gpus: it is an image for GPUs; `seen_on` those on which evidence shows it to train.
         layers: each with digest, diff_id, size, unpacked.
         artifacts: the files beside the image, as blobs.
         created: UTC time in ISO 8601.
@@ -243,6 +246,8 @@ def statement(
         },
         "proven": proof is not None,
         "proof": _proof_value(proof) if proof is not None else None,
+        "needs_gpus": needs_gpus,
+        "seen_on": list(seen_on),
         "artifacts": [artifact.value() for artifact in artifacts],
         "builder": dict(builder),
     }
@@ -345,6 +350,16 @@ class Release:
     def size(self) -> int:
         """Bytes of all layers, compressed."""
         return sum(int(layer["size"]) for layer in self.layers)
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Return whether it says that it is for GPUs; releases made before evidence do not."""
+        return self.value.get("needs_gpus") is True
+
+    @property
+    def seen_on_gpus(self) -> bool:
+        """Return whether it was published with evidence of GPUs."""
+        return bool(self.value.get("seen_on"))
 
     @property
     def own(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -17,17 +18,26 @@ _COLOURS = {"pulled": "green", "held": "green", "failed": "red"}
 def release_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What a registry holds."""
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("release", "MB", "proven", "signed by", "made", "digest"):
+    for name in ("release", "MB", "proven", "seen on", "signed by", "made", "digest"):
         table.add_column(name, justify="right" if name == "MB" else "left", overflow="fold")
     for row in rows:
         if row["believed"]:
             table.add_row(
                 row["name"], f"{row['bytes'] / 1e6:.0f}", "yes" if row["proven"] else "no",
-                row["signer"], row["created"][:16], row["digest"][7:19],
+                escape("\n".join(seen_lines(row))), row["signer"], row["created"][:16],
+                row["digest"][7:19],
             )  # fmt: skip
         else:
-            table.add_row(row["name"], "", "", "[red]not believed[/]", row["why"][:60], "")
+            table.add_row(row["name"], "", "", "", "[red]not believed[/]", row["why"][:60], "")
     return table
+
+
+def seen_lines(row: Mapping[str, Any]) -> list[str]:
+    """Say on which hardware a release was seen, and by whose key; each once."""
+    shows = [f"{one['hardware']}; {one['kind']} by {one['signer']}" for one in row["evidence"]]
+    if row["needs_gpus"] and not any(one["on_gpus"] for one in row["evidence"]):
+        shows.insert(0, "no GPU, as far as your signers say")
+    return list(dict.fromkeys(shows))
 
 
 def progress_text(progress: Mapping[str, Progress]) -> str:

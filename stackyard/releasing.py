@@ -18,6 +18,7 @@ from stackyard import (
     __version__,
     catalog,
     contents,
+    evidence,
     foundation,
     gate,
     lock,
@@ -44,6 +45,7 @@ from stackyard.release import Attached, Subject
 from stackyard.report import path_of
 from stackyard.source import require_labels
 from stackyard.spool import Saved, Spool
+from stackyard.vouch import Vouched
 
 ALLOWED = "images/gate.yml"
 
@@ -60,12 +62,22 @@ class Candidate:
 
 
 def candidate(
-    project: Project, engine: Engine, stack: str, base: str, *, unproven: bool, tag: str = ""
+    project: Project,
+    engine: Engine,
+    stack: str,
+    base: str,
+    *,
+    unproven: bool,
+    tag: str = "",
+    vouched: Sequence[Vouched] = (),
+    without_gpus: bool = False,
 ) -> Candidate:
-    """The image of a stack, seen to be current, publishable and proven.
+    """Return the image of a stack, seen to be current, publishable and proven.
 
     Args:
         tag: an image of this stack and base in place of its own: one of users' own source.
+        vouched: evidence that will lie beside it; a smoke among it proves the image, too.
+        without_gpus: publish an image for GPUs without evidence of any.
 
     Raises:
         UsageError: there is no such image here.
@@ -85,7 +97,8 @@ def candidate(
     resolved = fork.image(resolved) if fork else resolved
     release.require_clean_sources(info, tag, unproven=unproven)
     _require_current(project, resolved, info, tag, fork)
-    reports = list(_reports(project.root, stack, base))
+    require_evidence(vouched, info, tag, resolved, without_gpus=without_gpus)
+    reports = [*_reports(project.root, stack, base), *(one.evidence.report for one in vouched)]
     proof = release.proof_of(reports, info.id)
     if not unproven:
         release.require_proof(proof, reports, tag, info.id)
@@ -94,6 +107,33 @@ def candidate(
         # By what it was made from, not by a release that it is not.
         subject = replace(subject, version=f"src-{fork.short}", own=True)
     return Candidate(image=resolved, tag=tag, info=info, subject=subject, proof=proof)
+
+
+def require_evidence(
+    vouched: Sequence[Vouched],
+    info: ImageInfo,
+    tag: str,
+    image: ResolvedImage,
+    *,
+    without_gpus: bool,
+) -> None:
+    """Check that evidence is of this image, passed, and shows GPUs where the image is for some.
+
+    Raises:
+        ReleaseError: a piece is not; or none shows GPUs.
+    """
+    for one in vouched:
+        evidence.require_image(one.evidence, one.name, info.id, info.layers)
+        evidence.require_passed(one.evidence, one.name)
+    if needs_gpus(image):
+        found = [one.evidence for one in vouched]
+        names = image.stack.name, image.base.name
+        evidence.require_on_gpus(found, tag, *names, without=without_gpus)
+
+
+def needs_gpus(image: ResolvedImage) -> bool:
+    """Return whether an image is for GPUs."""
+    return image.base.device == "cuda"
 
 
 def subject_of(image: ResolvedImage) -> Subject:

@@ -20,6 +20,7 @@ from stackyard.source import despite_of, sources_of
 from stackyard.spec import Failure
 
 SCHEMA = "stackyard.report/1"
+CPU_RANKS = "cpu-ranks"
 
 
 def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
@@ -28,8 +29,12 @@ def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
 
 
 def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
-    """Where a record lies: one file for each placement of GPUs, `smoke` where there is one only."""
+    """Where a record lies: one file for each placement of GPUs, `smoke` where there is one only.
+
+    CPU ranks in an image for GPUs never take the place of a report of GPUs.
+    """
     name = value.get("gpus", {}).get("placement", "together")
+    name = CPU_RANKS if value.get("ranks") == "cpu" else name
     kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
     # An image of users' own code has records of its own: the stack's would be lost.
     short = "-".join(source["short"] for source in value["image"].get("sources", ()))
@@ -45,6 +50,7 @@ def smoke_report(
     started: str,
     seconds: float,
     host: Mapping[str, str],
+    ranks: str,
     build_seconds: float,
     failures: Iterable[Failure],
 ) -> dict[str, Any]:
@@ -53,6 +59,7 @@ def smoke_report(
     Args:
         started: UTC time in ISO 8601.
         seconds: wall time of the smoke, without the build.
+        ranks: the device that was trained on, `cpu` or `cuda`.
         build_seconds: wall time spent on having the image (near 0 when it was there).
         failures: the known ones, to recognise in a smoke that did not pass.
     """
@@ -65,6 +72,7 @@ def smoke_report(
         "kind": "smoke",
         "stack": image.stack.name,
         "base": image.base.name,
+        **({"ranks": ranks} if ranks != image.base.device else {}),
         "outcome": outcome.verdict,
         "started": started,
         "seconds": round(seconds, 2),
@@ -210,6 +218,13 @@ def _largest(gaps: Sequence[float | str]) -> str:
     return f"max {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
 
 
+def _fused_figure(measured: Mapping[str, Any]) -> str:
+    """Name the parts that ran anywhere."""
+    ranks = [parts for training in measured.values() for parts in training.values()]
+    ran = {name for parts in ranks for name, state in parts.items() if state == "ran"}
+    return f"{', '.join(sorted(ran)) or 'nothing'} ran"
+
+
 _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "mesh": _mesh_figure,
     "world_size": lambda measured: f"{len(measured)} trainings",
@@ -222,6 +237,7 @@ _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "bandwidth": lambda measured: f"{measured['busbw_gb_s'].get('1 GiB', 0):.1f} GB/s",
     "throughput": lambda measured: f"{measured['gpt2_small_tokens_s']:,.0f} tokens/s",
     "memory": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+    "fused": _fused_figure,
 }
 
 

@@ -10,39 +10,111 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from stackyard import guard, lock, process
 from stackyard.engine import Engine
-from stackyard.errors import StackyardError
+from stackyard.errors import CommandError, StackyardError
+from stackyard.image import ImageInfo
 from stackyard.lock import Locked
 from stackyard.settings import CallerSettings
 from stackyard.spec import Base, Fix, Stack, Wheel
 
+# In the order of the path: of two distributions of one name the first is the one that is imported.
 _INVENTORY = """
-import importlib.metadata as m, json
-print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))
+import importlib.metadata as m, json, sys
+held = [(d.metadata['Name'], d.version) for d in m.distributions()]
+print(json.dumps({'python': '%d.%d' % sys.version_info[:2], 'held': held}))
 """
 # The newest glibc that a wheel may want: the oldest among the bases'.
 GLIBC = 34
 
 
+def survey(engine: Engine, base: Base) -> tuple[str, dict[str, str]]:
+    """Return the digest of a pulled base's image, and the distributions inside that very image.
+
+    Raises:
+        StackyardError: the image cannot be had, has no digest, or is not as the base says.
+    """
+    reference = base.reference
+    found = engine.image(reference)
+    digest = _digest_of(found, base)
+    if found is None or not digest:
+        found = engine.pull(reference)
+        digest = _digest_of(found, base)
+    if not digest:
+        raise StackyardError(
+            f"{reference} has no digest, so nobody else could pull the same image",
+            why="the engine holds it, but did not get it from its registry",
+            hint=f"docker image rm {reference}, then again where the registry can be reached",
+        )
+    held = inventory(engine, base, found.id)
+    wrong = [
+        f"{name}: {base.name} is to provide {version}, the image holds {held.get(name, 'none')}"
+        for name, version in base.provided.items()
+        if not _is_version(held.get(name, ""), version)
+    ]
+    if wrong:
+        raise StackyardError(
+            f"{reference} does not hold what images/bases/{base.name}.yml says",
+            why="\n".join(wrong),
+            hint="write under `provides` what the image holds, or name another image",
+        )
+    return digest, held
+
+
+def _digest_of(found: ImageInfo | None, base: Base) -> str:
+    names = [name.partition("@") for name in (found.digests if found else ())]
+    return next((digest for place, _, digest in names if place == base.repository), "")
+
+
+def _is_version(found: str, declared: str) -> bool:
+    try:
+        return not declared or Version(found) == Version(declared)
+    except InvalidVersion:
+        return found == declared
+
+
 def inventory(engine: Engine, base: Base, reference: str) -> dict[str, str]:
     """The distributions inside a base image, read from the image itself.
 
+    A version that Python's rules do not know is told as `0+` and its letters and digits.
+
     Raises:
-        StackyardError: the image cannot be had, or has no Python that answers.
+        StackyardError: the image cannot be had, or has no Python that answers, or another one.
     """
     found = engine.image(reference) or engine.pull(reference)
     output = engine.run_once(found.id, ["python3", "-c", _INVENTORY], seconds=120)
+    # Programs that an image starts on its own (NVIDIA's shells look for drivers) say more.
+    line = next((s for s in reversed(output.splitlines()) if s.startswith('{"python"')), "")
     try:
-        listed = json.loads(output.splitlines()[-1])
-    except (ValueError, IndexError) as error:
+        said = json.loads(line)
+    except ValueError as error:
         raise StackyardError(f"no inventory from {reference}", why=output[-500:]) from error
-    return {canonicalize_name(name): str(version) for name, version in listed.items()}
+    if said["python"] != base.python:
+        raise StackyardError(
+            f"{base.reference} has Python {said['python']}, {base.name} says {base.python}",
+            why="wheels are chosen for one of them",
+            hint=f'python: "{said["python"]}" in images/bases/{base.name}.yml',
+        )
+    held: dict[str, str] = {}
+    for name, version in said["held"]:
+        if name:  # what is left of a removed distribution has none
+            held.setdefault(canonicalize_name(name), _plain_version(str(version)))
+    return held
+
+
+def _plain_version(version: str) -> str:
+    try:
+        Version(version)
+    except InvalidVersion:
+        return f"0+{'.'.join(re.findall('[A-Za-z0-9]+', version)) or 'unknown'}"
+    return version
 
 
 def compile_requirements(
@@ -51,6 +123,7 @@ def compile_requirements(
     base: Base,
     caller: CallerSettings,
     constraints: Mapping[str, str] | None = None,
+    preferred: Mapping[str, str] | None = None,
     overrides: Iterable[str] = (),
     exclude: Iterable[str] = (),
     dependencies: bool = True,
@@ -60,6 +133,7 @@ def compile_requirements(
 
     Args:
         constraints: versions that are given (what the base provides).
+        preferred: versions that are taken where nothing asks for others.
         overrides: requirements that replace what dependents ask for.
         exclude: distributions that are dropped wherever they are asked for.
         project: a pyproject.toml whose requirements are resolved as well.
@@ -71,12 +145,14 @@ def compile_requirements(
         never = [f"{package} ; sys_platform == 'never'" for package in exclude]
         texts = {
             "in": "\n".join(requirements),
-            "constraints": "\n".join(f"{n}=={v}" for n, v in (constraints or {}).items()),
+            "constraints": "\n".join(f"{n}==={v}" for n, v in (constraints or {}).items()),
             "overrides": "\n".join([*overrides, *never]),
         }
         for kind, text in texts.items():
             (folder / f"{kind}.txt").write_text(text + "\n")
         out = folder / "out.txt"
+        # What uv finds in the file that it is to write, it prefers.
+        out.write_text("".join(f"{n}=={v}\n" for n, v in (preferred or {}).items()))
         command = [
             uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"),
             *([str(project)] if project else []), "-o", str(out),
@@ -173,8 +249,24 @@ def lock_base(base: Base, caller: CallerSettings) -> dict[str, str]:
     """The lock of the layer that all stacks on a bootstrapped base share."""
     command = f"invoke lock --base {base.name}"
     found = compile_requirements(base.torch, base=base, caller=caller)
+    for name, version in lock.other_builds(base, found).items():
+        _refuse_build(base, name, version, caller)
     text = lock.render_lock(found, inputs=lock.base_inputs(base), command=command)
     return {lock.base_lock_path(base.name): text}
+
+
+def _refuse_build(base: Base, name: str, version: str, caller: CallerSettings) -> NoReturn:
+    """Refuse a lock that holds another build than the base names; say who offered it."""
+    wheel = f"{name.replace('-', '_')}-{version}-*.whl"
+    offered = [str(folder) for folder in caller.wheel_folders if list(folder.glob(wheel))]
+    pin = next(word for word in base.torch if canonicalize_name(Requirement(word).name) == name)
+    raise StackyardError(
+        f"base {base.name} names {pin}, and what was resolved is {name} {version}: another build",
+        why=f"offered by the wheel folder {', '.join(offered)}" if offered
+        else "offered by a package index",
+        hint=f"write {pin.replace('==', '===', 1) if '===' not in pin else pin} in"
+        f" images/bases/{base.name}.yml, which no other build satisfies",
+    )  # fmt: skip
 
 
 def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:
@@ -206,18 +298,31 @@ def lock_stack(
 ) -> dict[str, str]:
     """The stack's own wheels: everything resolved, less what the base has and what is built."""
     remedies = [fixes[name].remedy for name in stack.fixes]
-    given = {} if base.bootstrap is None else provided
-    kept_by_base = () if base.bootstrap is not None else _kept_by_base(stack, base, provided)
-    found = compile_requirements(
-        [f"{name}=={version}" for name, version in stack.packages.items()],
-        base=base,
-        caller=caller,
-        constraints=given,
-        overrides=[o for remedy in remedies for o in remedy.override],
-        exclude=[*(e for remedy in remedies for e in remedy.exclude), *kept_by_base],
-    )
+    stays = {n: v for n, v in provided.items() if n not in base.replaceable}
+    if base.bootstrap is not None:
+        given, left_out = stays, list[str]()
+    else:
+        given, left_out = _kept_by_base(stack, base, stays)
+    try:
+        found = compile_requirements(
+            [f"{name}=={version}" for name, version in stack.packages.items()],
+            base=base,
+            caller=caller,
+            constraints=given,
+            preferred={n: v for n, v in provided.items() if n not in stays},
+            overrides=[o for remedy in remedies for o in remedy.override],
+            exclude=[*(e for remedy in remedies for e in remedy.exclude), *left_out],
+        )
+    except CommandError as error:
+        raise _does_not_fit(stack, base, error) if base.pulled else error from error
     built = {canonicalize_name(name) for name in stack.builds}
-    kept = [item for item in found if item.name not in provided and item.name not in built]
+    kept = [
+        item
+        for item in found
+        if item.name not in stays
+        and item.name not in built
+        and provided.get(item.name) != item.version
+    ]
     text = lock.render_lock(
         kept,
         inputs=lock.stack_inputs(stack, base, fixes),
@@ -226,16 +331,32 @@ def lock_stack(
     return {lock.lock_path(stack.name, base.name): text}
 
 
-def _kept_by_base(stack: Stack, base: Base, provided: Mapping[str, str]) -> list[str]:
-    """What a pulled base holds and nothing may replace: left out of the resolution.
+def _does_not_fit(stack: Stack, base: Base, error: CommandError) -> CommandError:
+    return CommandError(
+        f"what {stack.name} needs could not be resolved beside what {base.name} holds",
+        code=error.code,
+        why=error.why or error.what,
+        hint=f"where a version inside the base is in the way: name it under `replaceable` in"
+        f" images/bases/{base.name}.yml if the base does without it, or take another base",
+    )
 
-    Its versions (pre-releases with NVIDIA's own suffix) are on no index, so they cannot be
-    constraints; the build asserts that they are unchanged.
+
+def _kept_by_base(
+    stack: Stack, base: Base, provided: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Sort what a base holds and nothing may replace: constraints, and what is never asked for.
+
+    Versions of a vendor's own (pre-releases, and those with a local part) are on no index, so they
+    are left out of the resolution. Of a pulled base all others are constraints: what does not go
+    with them is found here, and not when it is imported. The build asserts that all are unchanged.
 
     Raises:
         StackyardError: the stack pins one of them to another version.
     """
     pins = {canonicalize_name(name): version for name, version in stack.packages.items()}
+    replacing = (
+        f"name it under `replaceable` in images/bases/{base.name}.yml, " if base.pulled else ""
+    )
     for name in sorted(set(pins) & set(provided)):
         if pins[name] != provided[name]:
             there = provided[name] or "a version of its own"
@@ -243,9 +364,16 @@ def _kept_by_base(stack: Stack, base: Base, provided: Mapping[str, str]) -> list
                 f"{stack.name} wants {name} {pins[name]}, {base.name} provides {there}",
                 why="what the base provides is never replaced",
                 hint=f"leave {name} out of packages in images/{stack.name}/stack.yml (or pin what"
-                " the base has), or take another base",
+                f" the base has), {replacing}or take another base",
             )
-    return sorted(set(provided) - set(pins))
+    kept = {name: provided[name] for name in sorted(set(provided) - set(pins))}
+    given = {n: v for n, v in kept.items() if base.pulled and _may_be_on_an_index(v)}
+    return given, [name for name in kept if name not in given]
+
+
+def _may_be_on_an_index(version: str) -> bool:
+    parsed = Version(version)
+    return not (parsed.local or parsed.is_prerelease)
 
 
 def write_files(root: Path, files: Mapping[str, str]) -> list[str]:

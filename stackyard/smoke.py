@@ -30,6 +30,10 @@ MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL hand tensors over through it; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
 INSIDE = Path(__file__).resolve().parent / "inside"
+# Ranks on CPUs share the cores, and see no GPU, whatever the image and the host have.
+CPU_RANKS = {
+    "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void",
+}  # fmt: skip
 Say = Callable[[str], None]
 
 
@@ -77,7 +81,7 @@ def node_settings(
     env = {"PYTHONPATH": nodes.SMOKE_FOLDER, "PYTHONUNBUFFERED": "1", **smoke.env}
     everything = {**files, **beside}
     if gpu is None:
-        env = {"GLOO_SOCKET_IFNAME": "eth0", **env}
+        env = {**CPU_RANKS, **env}
         return nodes.NodeSettings(image=image, env=env, files=everything, probes=probes)
     everything[measure.PROGRAM] = (measure.FOLDER / measure.PROGRAM).read_bytes()
     return nodes.NodeSettings(

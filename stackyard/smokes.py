@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from stackyard import gpu_run, nodes, page, report, resolve, smoke
+from stackyard import gpu_run, nodes, page, report, resolve, smoke, vouch
 from stackyard.builder import Built
 from stackyard.engine import Engine
 from stackyard.errors import EngineError
@@ -95,11 +95,11 @@ def smoke_one(
     host: Mapping[str, str],
     plan: GpuPlan | None = None,
 ) -> dict[str, Any]:
-    """Smoke one image, write its reports, return the record."""
+    """Smoke one image, write its reports and evidence, return the record."""
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
-    declared = image.stack.smoke_on(image.base.device)
+    declared = image.stack.smoke_on("cuda" if plan else "cpu")
     assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / image.stack.name / "smoke"
     env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
@@ -124,10 +124,12 @@ def smoke_one(
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - clock,
         host=host,
+        ranks="cuda" if plan else "cpu",
         build_seconds=built.seconds,
         failures=project.definitions.failures.values(),
     )
     write_reports(project.root, value)
+    vouch.write(project.root, value, built.info.layers, Path.home())
     watcher.over(value["outcome"], value["seconds"])
     return value
 

@@ -52,9 +52,11 @@ class Base:
 
     Attributes:
         reference: image to pull, or the local name of a bootstrapped one.
-        digest: the pulled image's digest, empty while nobody has pulled it.
+        digest: that of the image to pull, as the base's lock has it; empty without a lock.
         never_built: why no image has been built on it yet; empty once one has.
         torch: requirements of the layer that all stacks share, when the base has none itself.
+        torch_layers: what of that is installed in earlier layers of its own, by patterns of names:
+            engines fetch and unpack several layers at the same time.
         torch_index: package index that holds them when the caller's own do not.
         provides: distributions inside the base that are never replaced, with their versions. Those
             of a host base may say less than there is: `2.5` stands for any 2.5.x, empty for any.
@@ -62,13 +64,13 @@ class Base:
         given_system: wanted system packages that the base has already.
         unpack: distribution whose binary packages are unpacked over the base, because its own
             package sources cannot be used; empty where packages are installed.
+        replaceable: distributions inside a pulled base that a lock may replace, against the rule.
         unpack_with: packages that the unpacked ones need and the base lacks.
     """
 
     name: str
     summary: str
     reference: str
-    digest: str
     device: str
     python: str
     platform: str
@@ -81,15 +83,40 @@ class Base:
     provides: Mapping[str, Fact]
     facts: Mapping[str, Fact]
     env: Mapping[str, str]
+    torch_layers: tuple[tuple[str, ...], ...] = ()
     host: HostBase | None = None
     given_system: tuple[str, ...] = ()
     unpack: str = ""
     unpack_with: tuple[str, ...] = ()
+    replaceable: tuple[str, ...] = ()
+    digest: str = ""
+
+    @property
+    def pulled(self) -> bool:
+        """Whether it comes from a registry, and is not made on this machine."""
+        return self.bootstrap is None and self.host is None
+
+    @property
+    def image(self) -> str:
+        """The image that stacks are built on: by its digest where that is locked."""
+        return f"{self.repository}@{self.digest}" if self.digest else self.reference
+
+    @property
+    def repository(self) -> str:
+        """The reference without tag and digest."""
+        path, slash, name = self.reference.partition("@")[0].rpartition("/")
+        return f"{path}{slash}{name.partition(':')[0]}"
 
     @property
     def provided(self) -> dict[str, str]:
         """What is never replaced: declared versions by canonical name."""
         return {canonicalize_name(name): fact.value for name, fact in self.provides.items()}
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that a first build takes where the engine keeps images; 0 where nobody knows."""
+        fact = self.facts.get("disk")
+        return int(fact.value.split()[0]) * 2**30 if fact and fact.value else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stackyard import release, signing
+from stackyard import evidence, release, signing, vouch
 from stackyard.errors import ReleaseError, StackyardError, UsageError
 from stackyard.oci import Descriptor, Manifest, digest_of, is_digest, read_manifest
 from stackyard.registry import Registry
 from stackyard.release import Release
+from stackyard.vouch import Vouched
 
 LONGEST_STATEMENT = 4 * 2**20
 
@@ -76,7 +77,13 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
             why="\n".join(problems) or "no signed statement lies beside it",
             hint=f"{signers} names whose releases are accepted; ask whoever published it",
         )
-    return max(found, key=lambda entry: (entry.release.proven, entry.release.created))
+    return max(found, key=_weight)
+
+
+def _weight(found: Verified) -> tuple[bool, bool, str]:
+    """Return the rank of a statement among those of one image: what it claims, then its age."""
+    said = found.release
+    return said.proven, said.seen_on_gpus, said.created
 
 
 def _some(tags: list[str]) -> str:
@@ -85,18 +92,9 @@ def _some(tags: list[str]) -> str:
 
 
 def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
-    """Every statement with its signature that lies beside an image."""
+    """Return every statement with its signature that lies beside an image."""
     found = []
-    for entry in registry.referrers(digest):
-        if entry.artifact_type not in ("", release.STATEMENT):
-            continue
-        data = registry.manifest(entry.digest)
-        if data is None:
-            continue
-        try:
-            artifact = read_manifest(data)
-        except (ValueError, RecursionError):
-            continue
+    for artifact in _artifacts(registry, digest, release.STATEMENT):
         blobs = {layer.media_type: layer for layer in artifact.layers}
         if {release.STATEMENT, release.SIGNATURE} <= set(blobs):
             found.append(
@@ -106,6 +104,74 @@ def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
                 )
             )
     return found
+
+
+def _artifacts(registry: Registry, digest: str, kind: str) -> list[Manifest]:
+    """Return the manifests of one kind of artifact beside an image; others are passed over."""
+    found = []
+    for entry in registry.referrers(digest):
+        data = registry.manifest(entry.digest) if entry.artifact_type in ("", kind) else None
+        if data is None:
+            continue
+        try:
+            found.append(read_manifest(data))
+        except (ValueError, RecursionError):
+            continue
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Hold the evidence beside a release.
+
+    Attributes:
+        believed: signed by somebody accepted, of this very image, and passed.
+        refused: why each other piece is none of these; nothing of it is shown.
+    """
+
+    believed: tuple[Vouched, ...]
+    refused: tuple[str, ...]
+
+
+def evidence_beside(registry: Registry, found: Verified, signers: Path) -> Beside:
+    """Find the evidence beside a verified release, and verify it.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    entry = found.release
+    believed: dict[str, Vouched] = {}
+    refused = []
+    for artifact in _artifacts(registry, entry.digest, evidence.ENVELOPE):
+        if artifact.subject is None or artifact.subject.digest != entry.digest:
+            continue
+        for blob in artifact.layers:
+            if blob.media_type != evidence.ENVELOPE:
+                continue
+            name = f"evidence {blob.digest[7:19]}"
+            try:
+                data = registry.blob(blob, evidence.LONGEST)
+                one = vouch.verified(data, name, signers)
+                require_counts(one, entry)
+            except StackyardError as error:
+                refused.append(f"{error.what}: {error.why}" if error.why else error.what)
+                continue
+            believed[blob.digest] = one
+    order = sorted(
+        believed.values(), key=lambda one: (not one.evidence.on_gpus, one.evidence.started)
+    )
+    return Beside(believed=tuple(order), refused=tuple(refused))
+
+
+def require_counts(one: Vouched, entry: Release) -> None:
+    """Check that a piece of evidence is of a release's image, and passed.
+
+    Raises:
+        ReleaseError: it is not.
+    """
+    diff_ids = [str(layer["diff_id"]) for layer in entry.layers]
+    evidence.require_image(one.evidence, one.name, entry.image_id, diff_ids)
+    evidence.require_passed(one.evidence, one.name)
 
 
 def _require_same(read: Release, manifest: Manifest, digest: str, reference: str) -> None:

@@ -8,7 +8,7 @@ ARG TOOLS=ghcr.io/astral-sh/uv:0.13.9
 FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+SHELL ["/usr/bin/env", "-u", "BASH_ENV", "/bin/bash", "-euo", "pipefail", "-c"]
 USER 0
 
 FROM base AS text

@@ -8,7 +8,7 @@ ARG TOOLS=ghcr.io/astral-sh/uv:0.13.9
 FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+SHELL ["/usr/bin/env", "-u", "BASH_ENV", "/bin/bash", "-euo", "pipefail", "-c"]
 USER 0
 
 FROM base AS text
@@ -61,7 +61,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/deepspeed.ngc-25-01.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/deepspeed.ngc-25-01.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/deepspeed.ngc-25-01.fixes.json,target=/mnt/fixes.json \
-export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
+export CXXFLAGS='-g0 -DNDEBUG' && export DS_ACCELERATOR=cpu && export DS_BUILD_SHM_COMM=1 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.

@@ -48,7 +48,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=images/wheels/deepspeed.nvidia-host.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/deepspeed.nvidia-host.build.lock,target=/mnt/wheel.build.lock \
     --mount=type=bind,source=images/wheels/deepspeed.nvidia-host.fixes.json,target=/mnt/fixes.json \
-export DS_ACCELERATOR=cuda && export DS_BUILD_OPS=0 && . /mnt/build.sh \
+export CXXFLAGS='-g0 -DNDEBUG' && export DS_ACCELERATOR=cpu && export DS_BUILD_SHM_COMM=1 && . /mnt/build.sh \
     && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.

@@ -12,10 +12,11 @@ from stackyard.errors import StackyardError
 from stackyard.fleet.hosts import Fleet
 from stackyard.fleet.link import Link, on_each
 from stackyard.fleet.muster import Muster
-from stackyard.fleet.plan import FIRST_PORT, SKEW_WARNING, usable_gpus
+from stackyard.fleet.plan import FIRST_PORT, SKEW_WARNING, misfits, usable_gpus
 from stackyard.fleet.receiver import leftovers
 from stackyard.fleet.runs import Reached
 from stackyard.fleet.survey import Network, choose_network
+from stackyard.spec import Base
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
            "route", "port", "runs")  # fmt: skip
@@ -32,11 +33,14 @@ for at in "$@"; do
 done"""
 
 
-def inspect(hosts: Reached, found: Muster, tag: str) -> dict[str, Any]:
+def inspect(
+    hosts: Reached, found: Muster, tag: str, base: str, bases: Mapping[str, Base]
+) -> dict[str, Any]:
     """The table's rows, remarks for people, and whether a run could start.
 
     Args:
         tag: of the image that is looked for; empty for none.
+        base: what it stands on, one of `bases`: compared with each host's driver and GPUs.
     """
     fleet = hosts.fleet
     network, problems = choose_network(found.facts, {h.name: h.interface for h in fleet.hosts})
@@ -57,6 +61,9 @@ def inspect(hosts: Reached, found: Muster, tag: str) -> dict[str, Any]:
     remarks += [f"{host}: {what}" for host, what in problems]
     for place, names in found.unshared.items():
         remarks += [f"{name}: {place} is not the folder that the first host sees" for name in names]
+    unfit = [problem for host in fleet.hosts if host.name in found.facts
+             for problem in misfits(host, found.facts[host.name], base, bases)]  # fmt: skip
+    remarks += [f"{problem.host}: {problem.what}; {problem.hint}" for problem in unfit]
     held = {image for image in images.values() if image}
     if len(held) > 1:
         remarks.append(f"hosts hold different images as {tag}")
@@ -67,6 +74,7 @@ def inspect(hosts: Reached, found: Muster, tag: str) -> dict[str, Any]:
         remarks.append(f"network between nodes: {network.why}")
     remarks += _pair_remarks(routes)
     ready = not (found.failed or problems or any(found.unshared.values()) or len(held) > 1)
+    ready = ready and not (tag and unfit)
     return {"columns": COLUMNS, "hosts": rows, "remarks": remarks, "ready": ready,
             "pairs": routes}  # fmt: skip
 

@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from stackyard import doctor
 from stackyard.errors import UsageError
 from stackyard.fleet.hosts import NAME, Fleet, Host, gpu_indexes, node_names
 from stackyard.fleet.mounts import Mount
 from stackyard.fleet.survey import HostFacts, Network, choose_network
 from stackyard.mesh import MeshPlan
 from stackyard.placement import Gpu, why_not_usable
+from stackyard.spec import Base
 
 FIRST_PORT = 2222
 _PORTS = range(FIRST_PORT, 2222 + 2000)
@@ -127,6 +129,7 @@ class Wanted:
         keep_seconds: how long certificates last.
         named: the image was named by the user, and must say itself what it is.
         mounts: users' trees over installed packages.
+        bases: all bases by name, to compare what images on them need with drivers and GPUs.
     """
 
     run: str
@@ -141,6 +144,7 @@ class Wanted:
     taken: Mapping[str, str] = field(default_factory=dict)
     named: bool = False
     mounts: tuple[Mount, ...] = ()
+    bases: Mapping[str, Base] = field(default_factory=dict)
 
 
 def require_name(run: str) -> str:
@@ -292,7 +296,7 @@ def wrong_host(fleet: Fleet, host: Host, facts: HostFacts, wanted: Wanted) -> li
         )
     found += _wrong_folders(fleet, host, facts)
     if wanted.device == "cuda":
-        found += _wrong_gpus(host, facts)
+        found += [*_wrong_gpus(host, facts), *misfits(host, facts, wanted.base, wanted.bases)]
     return found
 
 
@@ -338,6 +342,20 @@ def _wrong_gpus(host: Host, facts: HostFacts) -> list[HostProblem]:
         found.append(HostProblem(host=host.name, what=f"{len(usable)} GPUs cannot be spread over"
                                  f" {host.nodes} nodes evenly"))  # fmt: skip
     return found
+
+
+def misfits(
+    host: Host, facts: HostFacts, base: str, bases: Mapping[str, Base]
+) -> list[HostProblem]:
+    """Return why images on a base do not run on a host's GPUs, and which base does."""
+    if facts.driver is None or base not in bases:
+        return []
+    version, (usable, _) = facts.driver.version, usable_gpus(host, facts)
+    hint = doctor.advice(version, usable, bases.values())
+    return [
+        HostProblem(host=host.name, what=f"base {base} {reason}", hint=hint)
+        for reason in doctor.misfits(version, usable, bases[base])
+    ]
 
 
 def _same_address(network: Network) -> list[HostProblem]:

@@ -24,9 +24,10 @@ export PIP_CACHE_DIR=/mnt/cache/pip PIP_ROOT_USER_ACTION=ignore
 # Also what programs leave in /tmp (uv's locks, torch's caches) stays out of the layer.
 export TMPDIR=/mnt/tmp
 mkdir -p "$HOME" "$TMPDIR"
-# NVIDIA's images pin everything they hold by a constraint file that pip (not uv) reads in every call.
-# These steps install what locks name, by hash; assert_unchanged is what protects the base.
-unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
+# NVIDIA's images pin everything they hold by a constraint file that pip reads in every call, and
+# images made of them have uv read it, too. These steps install what locks name, by hash;
+# assert_unchanged is what protects the base.
+unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT UV_CONSTRAINT UV_BUILD_CONSTRAINT UV_OVERRIDE UV_SYSTEM_PYTHON
 if [ -s $secrets/ca.pem ]; then
   export SSL_CERT_FILE=$secrets/ca.pem REQUESTS_CA_BUNDLE=$secrets/ca.pem PIP_CERT=$secrets/ca.pem
 fi
@@ -188,6 +189,22 @@ install_locked() {
   uv_install "$1" "${options[@]}"
 }
 
+# some_of LOCK PATTERN...: those distributions of a lock whose names match, each with its hashes.
+some_of() {
+  local lock=$1 line pattern taken=''
+  shift
+  while IFS= read -r line; do
+    if [[ $line == [A-Za-z0-9]* ]]; then
+      taken=''
+      for pattern in "$@"; do
+        # shellcheck disable=SC2053 # it is a pattern
+        if [[ ${line%%==*} == $pattern ]]; then taken=yes; fi
+      done
+    fi
+    if [ -n "$taken" ]; then printf '%s\n' "$line"; fi
+  done < "$lock"
+}
+
 # Wheels that earlier stages built, from /mnt/wheels/*/*.whl: their sources were checked there.
 install_built() {
   /mnt/tools/uv pip install --python "$(command -v python3)" --break-system-packages --no-deps \
@@ -299,11 +316,15 @@ install_runtime() {
   install -D -m 0644 -t /usr/local/share/stackyard/text /mnt/text/*
 }
 
-# assert_unchanged BEFORE: what the base provided is still there, bit for bit the same version.
+# inventory: NAME==VERSION of what is installed; of two of a name the first on the path, as imports do.
 inventory() {
   python3 - <<'PY'
-import importlib.metadata as m
-print("\n".join(sorted(f"{d.metadata['Name']}=={d.version}" for d in m.distributions())))
+import importlib.metadata as m, re
+found = {}
+for d in m.distributions():
+    if name := d.metadata["Name"]:
+        found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), f"{name}=={d.version}")
+print("\n".join(sorted(found.values())))
 PY
 }
 
@@ -313,7 +334,10 @@ assert_provided() {
   python3 - "$@" <<'PY'
 import importlib.metadata as m, re, sys
 plain = lambda name: re.sub(r"[-_.]+", "-", name).lower()
-have = {plain(d.metadata["Name"]): d.version for d in m.distributions()}
+have = {}
+for d in m.distributions():  # the first on the path is the one that is imported
+    if d.metadata["Name"]:
+        have.setdefault(plain(d.metadata["Name"]), d.version)
 wrong = []
 for word in sys.argv[1:]:
     name, _, version = word.partition("==")
@@ -325,9 +349,14 @@ if wrong:
 PY
 }
 
+# assert_unchanged BEFORE [REPLACED...]: what the base provided is still there in the same version, but
+# for the distributions that its definition lets a lock replace.
 assert_unchanged() {
-  local changed
-  changed=$(comm -23 "$1" <(inventory)) || true
+  local changed before=$1
+  shift
+  local but
+  but=$(printf '%s|' "$@" | sed 's/-/[-_.]/g')
+  changed=$(comm -23 "$before" <(inventory) | grep -viE "^(${but%|})==") || true
   if [ -n "$changed" ]; then
     echo "the base's own packages were replaced or removed: $changed" >&2
     return 1

@@ -2,7 +2,7 @@
 
 They are not part of the ordinary test command, which has no GPUs:
 
-    STACKYARD_GPU_BASE=nvidia-host pytest tests/gpu -s
+    STACKYARD_GPU_IMAGE=stackyard/megatron:cuda pytest tests/gpu -s
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import gpu_run, smoke
-from stackyard.builder import Builder
+from stackyard import cli_source, gpu_run, smoke
 from stackyard.document import parse_document
 from stackyard.engine import Engine
 from stackyard.project import ROOT, load_project
@@ -25,15 +24,15 @@ EXAMPLE = ROOT / "examples" / "ddp"
 FAULTS = ROOT / "tests" / "smoke" / "faults.py"
 
 
-BASE = os.environ.get("STACKYARD_GPU_BASE", "")
+IMAGE = os.environ.get("STACKYARD_GPU_IMAGE", "")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if not BASE:
-                why = "needs two GPUs and STACKYARD_GPU_BASE, the base of an image built for them"
+            if not IMAGE:
+                why = "needs two GPUs and STACKYARD_GPU_IMAGE, an image of megatron for them"
                 item.add_marker(pytest.mark.skip(reason=why))
 
 
@@ -46,7 +45,7 @@ def engine():
 @pytest.fixture(scope="session")
 def built(engine):
     """An image that has what the example needs: torch and einops."""
-    return Builder(load_project(), engine, lambda stack, text: None).build("megatron", BASE)
+    return cli_source.named(load_project(), engine, IMAGE, "megatron", "")
 
 
 @pytest.fixture(scope="session")
@@ -59,15 +58,21 @@ def example():
     return dataclasses.replace(stack.gpu_smoke, start_seconds=40, stall_seconds=20)
 
 
+@pytest.fixture(scope="session")
+def bare(engine):
+    """What the bare host measures: once, not for every fault."""
+    made = gpu_run.with_bare_host(gpu_run.make_plan(engine, 2, 1, "", "pytest"))
+    assert made.bare, f"nothing shows what a container costs: {made.no_bare}"
+    return made.bare
+
+
 @pytest.fixture
-def plan(engine):
-    """Plan a run on two GPUs; the bare host is not measured again for every fault."""
+def plan(engine, bare):
+    """Plan a run on two GPUs."""
 
     def make(nodes=1, name="", settings=None):
         made = gpu_run.make_plan(engine, 2, nodes, name, "pytest")
-        return dataclasses.replace(
-            made, settings={**made.settings, **(settings or {})}, no_bare="not measured here"
-        )
+        return dataclasses.replace(made, settings={**made.settings, **(settings or {})}, bare=bare)
 
     return make
 

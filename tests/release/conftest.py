@@ -191,13 +191,14 @@ def image():
 
 @pytest.fixture(scope="session")
 def proven(image):
-    """The id of a stack's image, which has a passed smoke."""
+    """The id of a stack's image, which has a passed smoke and its evidence."""
 
     def seen(stack: str) -> str:
         found = image(stack).id
         path = ROOT / "reports" / stack / "cpu" / "smoke.json"
         report = json.loads(path.read_text()) if path.is_file() else {}
-        if report.get("outcome") != "passed" or report["image"]["id"] != found:
+        shown = path.with_name("smoke.intoto.jsonl").is_file()
+        if report.get("outcome") != "passed" or report["image"]["id"] != found or not shown:
             subprocess.run([ROOT / ".venv/bin/invoke", "smoke", stack, "--gpus", "0"], cwd=ROOT,
                            check=True, capture_output=True, timeout=300)  # fmt: skip
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
@@ -10,6 +9,8 @@ import pytest
 from tests.fleet.emulated import docker
 from tests.release import driver
 from tests.release.small import small_image
+
+BIGGEST = "../blobs/sha256/$(ls -S ../blobs/sha256 | head -n 1)"
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +65,10 @@ def test_a_folder_s_own_list_of_signers_is_told_to_prove_nothing(carried):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("printf X | dd of=image.tar bs=1 seek=500000 conv=notrunc", "is not what was signed"),
+        (f"printf X | dd of={BIGGEST} bs=1 seek=500000 conv=notrunc", "is not what was signed"),
         ("sed -i s/accelerate/megatron/ release.json", "is not signed by anybody"),
         ("rm release.json.sig", "is not signed by anybody"),
-        ("truncate -s 300000 image.tar", "is not what was signed"),
+        (f"truncate -s 300000 {BIGGEST}", "is not what was signed"),
     ],
 )
 def test_what_was_changed_on_the_way_is_refused(carried, change, says):
@@ -87,19 +88,3 @@ def test_a_stranger_s_release_is_refused(carried):
     code, said = install(host, "/strangers")
     assert code == 1 and "is not signed by anybody" in said
     assert site.images(host) == {}
-
-
-def test_the_archive_is_an_oci_image_layout_too(folder, tmp_path):
-    site, _, done = folder
-    archive = site.folder / "carried" / done.name / "image.tar"
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    subprocess.run(["tar", "-xf", str(archive), "-C", str(tree)], check=True)
-    index = json.loads((tree / "index.json").read_text())
-    (entry,) = index["manifests"]
-    assert entry["digest"] == done.digest
-    manifest = json.loads((tree / "blobs" / entry["digest"].replace(":", "/")).read_text())
-    for blob in (manifest["config"], *manifest["layers"]):
-        path = tree / "blobs" / blob["digest"].replace(":", "/")
-        assert path.stat().st_size == blob["size"]
-    assert json.loads((tree / "oci-layout").read_text())["imageLayoutVersion"] == "1.0.0"

@@ -10,6 +10,7 @@ import pytest
 
 from stackyard import oci, release
 from stackyard.parcel import PARTIAL
+from stackyard.project import ROOT
 from tests.release import driver
 from tests.release.conftest import NAMES, STACKS
 from tests.release.small import loaded, random_layers
@@ -91,7 +92,7 @@ def test_what_lies_beside_an_image_is_what_the_statement_names(proven_release):
     assert named == {
         title: oci.digest_of(data)
         for title, data in kinds.items()
-        if not title.startswith("release.json")
+        if not title.startswith(("release.json", "evidence-"))
     }
     assert {"sbom.cdx.json", "smoke.json", "provenance.json", "sizes.json",
             f"images/{stack}/cpu.lock"} <= set(named)  # fmt: skip
@@ -100,6 +101,30 @@ def test_what_lies_beside_an_image_is_what_the_statement_names(proven_release):
     assert json.loads(kinds["smoke.json"])["image"]["id"] == image
     made = json.loads(kinds["provenance.json"])
     assert made["subject"][0]["digest"]["sha256"] == done["digest"].removeprefix("sha256:")
+
+
+def test_evidence_is_refused_unsigned_then_attached_and_shown_with_who_vouches(
+    proven_release, tmp_path
+):
+    site, stack, image, done = proven_release
+    file = tmp_path / "smoke.intoto.jsonl"
+    value = json.loads((ROOT / "reports" / stack / "cpu" / file.name).read_text())
+    file.write_text(json.dumps({**value, "signatures": []}))
+    refused = site.publish(stack, "--evidence", str(file), check=False)
+    assert refused.returncode == 1 and "is not signed" in refused.stderr
+    site.invoke("evidence", str(file), "--sign", "--key", str(site.key))
+    words = ["--to", site.place, "--signers", str(site.signers)]
+    added = site.invoke("evidence", str(file), "--add", "--release", done["name"], *words, "--json")
+    told = json.loads(added.stdout)
+    assert (told["digest"], told["image_id"]) == (done["digest"], image)
+    (one,) = site.pull(stack)["evidence"]
+    assert (one["signer"], one["hardware"], one["kind"]) == ("publisher@site", "CPU ranks", "smoke")
+    listed = site.invoke("releases", "--from", site.place, "--signers", str(site.signers), "--json")
+    (row,) = json.loads(listed.stdout)["releases"]
+    assert row["evidence"] == [one] and row["evidence_refused"] == []
+    again = site.publish(stack, "--evidence", str(file))
+    assert (again["name"], again["again"]) == (done["name"], True)
+    assert again["evidence"][0]["image_id"] == image
 
 
 def test_publishing_again_brings_nothing_and_takes_no_new_number(site, small):

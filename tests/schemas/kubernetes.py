@@ -4,16 +4,17 @@ Built-in kinds: kubernetes-validate, strict. JobSet: the models of kubeflow-trai
 generated from JobSet's own API; no copy of JobSet's CustomResourceDefinition is kept here. Those
 models let unknown fields pass, so they are turned into a JSON schema that does not. They also know
 no enumerations: those of JobSet are few and stand below.
+
+The libraries take three seconds to import: functions do that, so that collecting tests does not.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
-import kubernetes_validate
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 # The oldest version on which JobSet is supported that the schemas have, and the newest.
 VERSIONS = ("1.31", "1.37")
@@ -26,12 +27,16 @@ _ENUMERATIONS = {
 def problems(document: dict[str, Any]) -> list[str]:
     """Everything that its schema holds against a manifest, `place: what`; an unknown kind, too."""
     if document.get("apiVersion") == "jobset.x-k8s.io/v1alpha2":
+        import jsonschema
+
         validator = jsonschema.Draft202012Validator(jobset_schema())
         return [_said(error) for error in validator.iter_errors(document)] + _inner(document)
     return _built_in(document)
 
 
 def _built_in(document: dict[str, Any]) -> list[str]:
+    import kubernetes_validate
+
     found = []
     for version in VERSIONS:
         try:
@@ -50,12 +55,14 @@ def _inner(document: dict[str, Any]) -> list[str]:
     return [problem for job in made for problem in _built_in(job)]
 
 
-def _said(error: jsonschema.ValidationError) -> str:
+def _said(error: ValidationError) -> str:
     return f"{'.'.join(map(str, error.path))}: {error.message}"
 
 
 @functools.cache
 def jobset_schema() -> dict[str, Any]:
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
     schema = JobsetV1alpha2JobSet.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     for name, definition in definitions.items():

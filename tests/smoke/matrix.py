@@ -23,7 +23,7 @@ import yaml
 
 from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
 from stackyard.project import ROOT
-from tests.smoke.trees import copy_tree
+from tests.trees import copy_tree
 
 STACKS = ("accelerate", "fairseq", "megatron")
 TARGETS = ("invoke", "launcher", "agent", "rank", "container")

@@ -11,7 +11,7 @@ import pytest
 from stackyard.bench.read import load_bench
 from stackyard.project import ROOT, load_project
 from tests.smoke.test_main_job import INVOKE, invoke
-from tests.smoke.trees import copy_tree
+from tests.trees import copy_tree
 
 STACKS = sorted(load_project().definitions.stacks)
 FIRST = "fairseq"  # the one with the fewest sides
@@ -79,39 +79,39 @@ def test_an_unknown_side_is_refused_before_anything_is_started():
 
 def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp_path):
     tree = copy_tree(tmp_path)
-    path = tree / "images" / "megatron" / "bench.yml"
-    path.write_text(path.read_text().replace("--zero=1]\n", "--zero=none]\n"))
-    done = invoke("bench", "megatron", "--gpus", "0", "--rounds", "2", "--json", folder=tree)
+    path = tree / "images" / "fairseq" / "bench.yml"
+    side = "    what: all fused parts\n"
+    assert side in path.read_text()
+    path.write_text(path.read_text().replace(side, f"{side}    args: [--no-such-thing]\n"))
+    done = invoke("bench", "fairseq", "--gpus", "0", "--rounds", "2", "--json", folder=tree)
     assert done.returncode == 1, done.stderr[-3000:]
     (report,) = json.loads(done.stdout)["reports"]
     assert [(run["label"], run["failed"]) for run in report["runs"] if run["round"] == 1] == [
-        ("plain-1-1.1", False), ("plain-1-1.2", False), ("deepspeed-1-1.1", False),
-        ("deepspeed-1-1.2", False), ("zero-1-1-1.1", True), ("zero-1-1-1.2", True),
-        ("plain-2-1", False), ("deepspeed-2-1", False), ("zero-1-2-1", True),
+        ("stock-1-1.1", False), ("stock-1-1.2", False), ("ours-1-1.1", True),
+        ("ours-1-1.2", True), ("stock-2-1", False), ("ours-2-1", True),
     ]  # fmt: skip
-    assert {run["side"] for run in report["runs"] if run["round"] == 2} == {"plain", "deepspeed"}
-    assert "invalid int value: 'none'" in report["last_lines"]["zero-1-2-1"]
+    assert {run["side"] for run in report["runs"] if run["round"] == 2} == {"stock"}
+    assert "unrecognized arguments: --no-such-thing" in report["last_lines"]["ours-2-1"]
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
     assert outcomes["trained"] == "failed"
-    assert outcomes["same_loss"] == "passed"
 
 
 def test_an_interrupted_bench_leaves_nothing_but_what_it_saw(engine):
     before = set(engine.runs())
-    words = [INVOKE, "bench", "megatron", "--gpus", "0", "--rounds", "1"]
+    words = [INVOKE, "bench", "fairseq", "--gpus", "0", "--rounds", "1"]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         for line in running.stderr:
-            if "deepspeed-1-1 x 2: update" in line:  # plain is done, two trainings are under way
+            if "ours-1-1 x 2: update" in line:  # stock is done, two trainings are under way
                 break
         mine = set(engine.runs()) - before
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
         assert running.wait(30) == 130
-    assert "megatron: interrupted after 2 of 9 trainings: report in reports/" in said
-    report = json.loads((ROOT / "reports" / "megatron" / "cpu" / "bench.json").read_text())
+    assert "fairseq: interrupted after 2 of 6 trainings: report in reports/" in said
+    report = json.loads((ROOT / "reports" / "fairseq" / "cpu" / "bench.json").read_text())
     assert report["outcome"] == "failed"
     assert {run["label"]: run["speed"] > 0 for run in report["runs"]} == {
-        "plain-1-1.1": True, "plain-1-1.2": True,
+        "stock-1-1.1": True, "stock-1-1.2": True,
     }  # fmt: skip
-    assert any(run.startswith("megatron-") for run in mine)
+    assert any(run.startswith("fairseq-") for run in mine)
     assert not mine & set(engine.runs())

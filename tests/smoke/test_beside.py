@@ -12,9 +12,9 @@ import pytest
 from stackyard import guard, nodes
 from stackyard.engine import OWNER_LABEL, RUN_LABEL
 from stackyard.project import ROOT
-from tests.shared import own_name, until
+from tests.shared import until
 from tests.smoke import matrix
-from tests.smoke.trees import copy_tree, rename_stack
+from tests.trees import copy_tree
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -26,21 +26,8 @@ def start(tree, *words, **env):
     )  # fmt: skip
 
 
-@pytest.fixture
-def never_built(tmp_path, engine):
-    """A tree with a stack whose last build step nobody has run before; the stack's name."""
-    tree, name = copy_tree(tmp_path), own_name("beside")
-    with (rename_stack(tree, "megatron", name) / "cpu.lock").open("a") as lock:
-        lock.write(f"# {secrets.token_hex(8)}\n")
-    yield tree, name
-    engine.remove_image(f"stackyard/{name}:cpu")
-
-
-def test_builds_of_one_stack_do_not_disturb_each_other(never_built):
-    tree, name = never_built
-    children = [start(tree, "build", name, "--base", "cpu") for _ in range(2)]
-    said = [child.communicate(timeout=400)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0], "\n".join(said)
+def test_builds_of_one_stack_do_not_disturb_each_other_nor_does_an_interrupted_one(rebuilt):
+    assert rebuilt.codes == (130, 0, 0), rebuilt.output
 
 
 @pytest.mark.bounded

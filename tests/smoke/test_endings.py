@@ -11,7 +11,7 @@ import pytest
 
 from stackyard.project import ROOT
 from tests.shared import own_name
-from tests.smoke.trees import copy_tree, rename_stack
+from tests.trees import copy_tree, rename_stack
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 
@@ -25,6 +25,7 @@ def own_stack(tmp_path, engine):
     engine.remove_image(f"stackyard/{name}:cpu")
 
 
+@pytest.mark.repeat  # one beside others is interrupted in test_beside.py
 def test_an_interrupted_build_ends_at_once_and_the_next_one_works(own_stack, engine):
     tree, name = own_stack
     # A lock nobody has built before, so that its step runs, however often this test did.

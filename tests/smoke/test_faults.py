@@ -1,7 +1,8 @@
 """Each check of a smoke, shown failing on a real training with one deliberate fault.
 
 That a check fails on what it should is the fast tests' (`test_judge.py`); with the marker `repeat`
-real trainings give what these make up. A rank that dies, hangs or leaves a process is real always.
+real trainings give what these make up, and one without a fault passes (in every run of the tests
+that one is `test_one_node.py`'s). A rank that dies, hangs or leaves a process is real always.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def see(**values):
     return judge.Observation(nodes=NODES, environment={}, **values)
 
 
+@pytest.mark.repeat
 def test_without_a_fault_every_training_check_passes(example, good, reference):
     seen = see(trainings={"one-process": reference, "ddp-2": good})
     for check in (judge.world_size, judge.loss_falls, judge.ranks_agree, judge.parity):

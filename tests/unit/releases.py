@@ -16,8 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from requests.adapters import BaseAdapter
 
-from stackyard import oci, registry, release, signing
+from stackyard import evidence, oci, registry, release, signing, vouch
+from stackyard.evidence import Envelope
 from stackyard.mesh import private_text
+from stackyard.project import ROOT
 from stackyard.release import Subject
 from tests.unit.layers import tar
 
@@ -87,6 +89,29 @@ def state(found: Image, **changes: Any) -> bytes:
         "proof": None, "artifacts": [], "created": CREATED, "builder": {},
     }  # fmt: skip
     return release.statement(SUBJECT, **{**given, **changes})
+
+
+def ran(found: Image, name: str = "smoke", **changes: Any) -> dict[str, Any]:
+    """Return a report of 2 x H200 as it was once, of this image; keywords replace what it says."""
+    path = ROOT / "docs" / "reports" / "2x-h200" / "fairseq" / f"{name}.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    own = {"id": oci.digest_of(found.config), "recipe": "sha256:" + 64 * "5"}
+    names = {"stack": SUBJECT.stack, "base": SUBJECT.base_name}
+    return {**value, **names, "image": {**value["image"], **own}, **changes}
+
+
+def layers_of(found: Image) -> list[str]:
+    """Return an image's diff ids."""
+    return [str(layer["diff_id"]) for layer in found.said]
+
+
+def shown_by(found: Image, *keys: Path, report: dict[str, Any] | None = None) -> bytes:
+    """Return evidence of an image that these keys have signed."""
+    payload = evidence.statement(report or ran(found), layers_of(found))
+    envelope = Envelope(payload=payload)
+    for key in keys:
+        envelope = vouch.sign(envelope, key)
+    return envelope.text()
 
 
 Before = Callable[[requests.PreparedRequest], "requests.Response | None"]

@@ -10,6 +10,7 @@ from stackyard import judge, report
 from stackyard.catalog import resolve
 from stackyard.image import ImageInfo
 from stackyard.outcome import Outcome, Phase
+from stackyard.spec import Base
 from tests.unit import samples
 
 PHASES = (Phase(name="start nodes", seconds=0.5), Phase(name="reach", seconds=0.25))
@@ -39,14 +40,15 @@ def outcome(seen: judge.Observation) -> Outcome:
     return Outcome(run="toy-1", checks=checks, phases=PHASES, observation=seen)
 
 
-def of(seen: judge.Observation) -> dict[str, Any]:
+def of(seen: judge.Observation, base: Base | None = None) -> dict[str, Any]:
     return report.smoke_report(
-        resolve(samples.definitions(), "toy", "cpu"),
+        resolve(samples.definitions(**({"bases": {"cpu": base}} if base else {})), "toy", "cpu"),
         INFO,
         outcome(seen),
         started="2030-01-02T03:04:05+00:00",
         seconds=12.345,
         host={"engine": "20.10", "cpus": "2"},
+        ranks="cpu",
         build_seconds=0.004,
         failures=FAILURES,
     )

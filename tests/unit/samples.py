@@ -77,7 +77,6 @@ def base(**changes: Any) -> Base:
         "name": "cpu",
         "summary": "a base made here",
         "reference": "stackyard/base:cpu",
-        "digest": "",
         "device": "cpu",
         "python": "3.11",
         "platform": "linux/amd64",

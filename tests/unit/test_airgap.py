@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tarfile
 
 import pytest
 
@@ -10,17 +11,17 @@ from stackyard import airgap, oci, parcel, release, signing, verify
 from stackyard.errors import RegistryError, ReleaseError, UsageError
 from stackyard.layer_source import LayerSource
 from stackyard.source import SOURCES_LABEL, Source, sources_text
-from tests.unit.layers import tar
 from tests.unit.releases import NAME, Held, accept, image, make_key, reply, state
-from tests.unit.test_parcel import read_pieces
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
+NEXT = "toy-1.0-cpu-r2"
 IMAGE = image("one" * 500, "two" * 500)
 ID, BILL = oci.digest_of(IMAGE.config), b'{"components": []}'
 # An engine's client that takes an archive as docker does: an image has the id of its configuration.
 DOCKER = r"""#!/bin/sh
 case $1 in
-load) tar -xOf "$4" manifest.json |
+load) cat > "$ENGINE.tar"
+    tar -xOf "$ENGINE.tar" manifest.json |
     grep -o 'Config": "blobs/sha256/[0-9a-f]*\|RepoTags": \["[^"]*' |
     sed 's|.*sha256/|sha256:|; s|.*\["|named |' >> "$ENGINE" ;;
 image) grep -qx "$3" "$ENGINE" ;;
@@ -42,28 +43,33 @@ class Site:
         (folder / "bin" / "docker").write_text(DOCKER)
         (folder / "bin" / "docker").chmod(0o755)
 
-    def hold(self, title="sbom.cdx.json", kind=release.SBOM, **changes):
-        """Put the release, with a file beside it, into the registry."""
-        digest = self.held.put(IMAGE, NAME)
+    def hold(self, title="sbom.cdx.json", kind=release.SBOM, of=IMAGE, name=NAME, **changes):
+        """Put a release, with a file beside it, into the registry."""
+        digest = self.held.put(of, name)
         bill = oci.described(kind, BILL, title)
         self.held.blobs[bill.digest] = BILL
-        text = state(IMAGE, artifacts=[bill], **changes)
+        text = state(of, artifacts=[bill], name=name, **changes)
         self.held.sign(digest, text, signing.sign(text, self.key))
 
-    def write(self):
-        found = verify.verify_release(self.registry, NAME, self.signers)
-        sizes = {digest: len(data) for digest, data in IMAGE.layers.items()}
+    def write(self, name=NAME):
+        found = verify.verify_release(self.registry, name, self.signers)
+        sizes = {str(layer["digest"]): layer["size"] for layer in found.release.layers}
         source = LayerSource(self.registry, self.folder / "cache", sizes)
         return airgap.write_release(
             self.out, self.registry, source, found, self.signers, lambda text: None
         )
 
-    def install(self, *words):
+    def blobs(self):
+        """The blobs of the folder: the image's layers first, from the bottom."""
+        found = list((self.out / "blobs" / "sha256").iterdir())
+        return sorted(found, key=lambda path: (path.name not in str(list(IMAGE.layers)), path.name))
+
+    def install(self, *words, where=None):
         """Run the installer as a user does; its exit code, what it said, what the engine has."""
         env = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
                "ENGINE": str(self.engine)}  # fmt: skip
         done = subprocess.run(["sh", self.out / "install.sh", *words], capture_output=True,
-                              text=True, env=env, check=False)  # fmt: skip
+                              text=True, env=env, check=False, cwd=where)  # fmt: skip
         has = self.engine.read_text().splitlines() if self.engine.exists() else []
         return done.returncode, done.stdout + done.stderr, has
 
@@ -84,26 +90,56 @@ def test_a_folder_holds_the_image_its_statement_and_what_lies_beside_it(site):
     assert (place / "sbom.cdx.json").read_bytes() == BILL
     assert signing.verify((place / "release.json").read_bytes(),
                           (place / "release.json.sig").read_bytes(), site.signers)  # fmt: skip
-    inside = read_pieces((place / "image.tar").read_bytes())
-    blobs = {**IMAGE.layers, ID: IMAGE.config, oci.digest_of(IMAGE.manifest): IMAGE.manifest}
-    for digest, data in blobs.items():
-        assert inside[f"blobs/{digest.replace(':', '/')}"] == data
-    assert {path.name for path in site.out.iterdir()} == {NAME, "allowed_signers", "install.sh"}
+    assert {f"sha256:{path.name}": path.read_bytes() for path in site.blobs()} == {
+        **IMAGE.layers, ID: IMAGE.config, oci.digest_of(IMAGE.manifest): IMAGE.manifest
+    }  # fmt: skip
+    assert {path.name for path in site.out.iterdir()} == {
+        NAME, "blobs", "oci-layout", "index.json", "allowed_signers", "install.sh"
+    }  # fmt: skip
+    assert json.loads((site.out / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+    (listed,) = json.loads((site.out / "index.json").read_bytes())["manifests"]
+    assert listed == {
+        "mediaType": oci.MANIFEST, "digest": oci.digest_of(IMAGE.manifest),
+        "size": len(IMAGE.manifest), "annotations": {"org.opencontainers.image.ref.name": NAME},
+    }  # fmt: skip
 
 
-def test_a_release_that_is_there_is_written_anew(site):
-    (site.write() / "image.tar").write_bytes(b"cut")
-    assert (site.write() / "image.tar").stat().st_size > 1000
+def test_a_layer_of_two_releases_lies_there_once(site):
+    site.write()
+    before = {path: path.stat().st_ino for path in site.blobs()}
+    other = image("one" * 500, "three" * 500)
+    shared = set(IMAGE.layers) & set(other.layers)
+    assert len(shared) == 1
+    site.hold(of=other, name=NEXT)
+    site.held.asked.clear()
+    site.write(NEXT)
+    assert not any(digest in line for digest in shared for line in site.held.asked)
+    assert len(site.blobs()) == len(before) + 3  # a layer, a configuration, a manifest
+    assert airgap.carried_bytes(site.out) == sum(path.stat().st_size for path in site.blobs())
+    listed = json.loads((site.out / "index.json").read_bytes())["manifests"]
+    names = [entry["annotations"]["org.opencontainers.image.ref.name"] for entry in listed]
+    assert names == [NAME, NEXT]
 
 
-def test_nothing_is_left_of_a_release_that_could_not_be_written(site):
-    layer = next(iter(IMAGE.layers))
+def test_a_damaged_layer_is_written_anew_and_a_whole_one_kept(site):
+    site.write()
+    damaged, whole = (site.out / parcel.path_of(digest) for digest in IMAGE.layers)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    kept = whole.stat().st_ino
+    site.write()
+    assert damaged.read_bytes() == next(iter(IMAGE.layers.values()))
+    assert whole.stat().st_ino == kept
+
+
+def test_of_a_release_that_could_not_be_written_only_whole_blobs_are_left(site):
+    first, last = IMAGE.layers
     site.held.before = lambda request: (
-        reply(403) if request.method == "GET" and layer in request.url else None
+        reply(403) if request.method == "GET" and last in request.url else None
     )
     with pytest.raises(RegistryError):
         site.write()
-    assert list(site.out.iterdir()) == []
+    assert [path.name for path in site.out.iterdir()] == ["blobs"]
+    assert [f"sha256:{path.name}" for path in site.blobs()] == [first]
 
 
 def test_a_layer_that_was_changed_in_the_registry_is_not_carried(site):
@@ -111,7 +147,7 @@ def test_a_layer_that_was_changed_in_the_registry_is_not_carried(site):
     site.held.blobs[layer] = b"x" * len(IMAGE.layers[layer])
     with pytest.raises(ReleaseError, match="is not what was signed"):
         site.write()
-    assert list(site.out.iterdir()) == []
+    assert site.blobs() == []
 
 
 @pytest.mark.parametrize("name", ["config", "beside"])
@@ -120,7 +156,7 @@ def test_another_blob_that_was_changed_in_the_registry_is_not_carried(site, name
     site.held.blobs[digest] += b" "
     with pytest.raises(RegistryError, match="is not what its digest says"):
         site.write()
-    assert list(site.out.iterdir()) == []
+    assert [path.name for path in site.out.iterdir()] == ["blobs"]
 
 
 def test_something_else_of_the_same_name_is_left_alone(site):
@@ -206,95 +242,72 @@ def test_a_statement_that_was_changed_is_not_installed(site):
     refuses(site, NOBODY)
 
 
-@pytest.mark.parametrize("part", ["layer", "configuration"])
-def test_an_image_that_was_changed_is_not_installed(site, part):
-    data = {"layer": next(iter(IMAGE.layers.values())), "configuration": IMAGE.config}[part]
-    swap(site.write() / "image.tar", data, data[:-1] + b"x")
-    refuses(site, "is not what was signed")
-
-
-def test_an_image_that_was_cut_off_is_not_installed(site):
-    path = site.write() / "image.tar"
-    path.write_bytes(path.read_bytes()[:2000])
-    refuses(site, "is not what was signed")
-
-
-def rewrite(place, *, of=IMAGE, add=(), change=None):
-    """Write an archive as whoever carries a folder may: of another image, with more, changed."""
-    sizes = {digest: len(data) for digest, data in of.layers.items()}
-    whole = parcel.whole_archive(of.config, of.manifest, sizes, NAME)
-    pieces = whole.pieces(0)
-    data = b"".join(of.layers[piece.digest] if piece.digest else piece.data for piece in pieces)
-    files = {**read_pieces(data), **(change or {})}
-    (place / "image.tar").write_bytes(tar(*files.items(), *add))
-
-
-def entry(of, *names):
-    """An image as an archive's manifest.json lists it."""
-    config = f"blobs/{oci.digest_of(of.config).replace(':', '/')}"
-    layers = [f"blobs/{digest.replace(':', '/')}" for digest in of.layers]
-    return {"Config": config, "RepoTags": list(names) or None, "Layers": layers}
-
-
-def blobs(of):
-    """The files of an image in an archive."""
-    found = {**of.layers, oci.digest_of(of.config): of.config}
-    return [(f"blobs/{digest.replace(':', '/')}", data) for digest, data in found.items()]
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("fault", ["changed", "cut", "missing"])
+def test_an_image_that_is_not_whole_is_not_installed(site, number, fault):
+    site.write()
+    path = site.blobs()[number]
+    data = path.read_bytes()
+    path.unlink()
+    if fault != "missing":
+        path.write_bytes(data[:-1] + (b"x" if fault == "changed" else b""))
+    refuses(site, f"blobs/sha256/{path.name} is not what was signed")
 
 
 EVIL = image("evil" * 500)
 
 
-def test_an_archive_that_was_written_again_with_the_same_in_it_is_installed(site):
-    rewrite(site.write())
-    assert site.install(site.signers)[0] == 0
-
-
-def test_an_archive_of_another_image_is_not_installed(site):
-    rewrite(site.write(), of=EVIL)
-    refuses(site, "is not what was signed")
-
-
-def test_an_image_beside_the_signed_one_is_not_installed(site):
-    rewrite(site.write(), add=blobs(EVIL))
-    refuses(site, "is not signed for")
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [entry(IMAGE), entry(EVIL, "python:3.11")],
-        [entry(EVIL)],
-        [entry(IMAGE, "python:3.11")],
-        [{**entry(IMAGE), "Layers": ["../../etc/passwd"]}],
-    ],
-)
-@pytest.mark.parametrize("lines", [None, 1])
-def test_an_archive_that_names_something_else_is_not_installed(site, entries, lines):
-    listed = json.dumps(entries, indent=lines).encode()
-    rewrite(site.write(), change={"manifest.json": listed})
-    refuses(site, "manifest.json is not what was signed")
-
-
-def test_an_archive_whose_index_names_another_image_is_not_installed(site):
+def test_an_engine_is_given_what_was_signed_and_nothing_else(site):
     place = site.write()
-    index = read_pieces((place / "image.tar").read_bytes())["index.json"]
-    other = oci.digest_of(EVIL.manifest).encode()
-    changed = index.replace(oci.digest_of(IMAGE.manifest).encode(), other)
-    assert changed != index
-    rewrite(place, change={"index.json": changed})
-    refuses(site, "index.json is not what was signed")
+    blobs = {**EVIL.layers, oci.digest_of(EVIL.config): EVIL.config}
+    listed = [{"Config": parcel.path_of(oci.digest_of(EVIL.config)), "RepoTags": ["python:3.11"],
+               "Layers": [parcel.path_of(digest) for digest in EVIL.layers]}]  # fmt: skip
+    for digest, data in blobs.items():
+        (site.out / parcel.path_of(digest)).write_bytes(data)
+    for folder in (site.out, place):
+        (folder / "manifest.json").write_text(json.dumps(listed))
+        (folder / "repositories").write_text("{}")
+    (site.out / "index.json").write_text('{"schemaVersion": 2, "manifests": []}')
+    code, said, has = site.install(site.signers)
+    assert (code, has) == (0, [ID, f"tag {ID} stackyard/toy:cpu"]), said
+    with tarfile.open(site.folder / "engine.tar") as archive:
+        files = [member for member in archive if member.isfile()]
+        given = {member.name: archive.extractfile(member).read() for member in files}
+    names = [parcel.path_of(digest) for digest in IMAGE.layers]
+    assert json.loads(given.pop("manifest.json")) == [
+        {"Config": parcel.path_of(ID), "RepoTags": None, "Layers": names}
+    ]
+    index = json.loads(given.pop("index.json"))
+    assert [entry["digest"] for entry in index["manifests"]] == [oci.digest_of(IMAGE.manifest)]
+    assert index["manifests"][0]["size"] == len(IMAGE.manifest)
+    assert json.loads(given.pop("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+    whole = {ID: IMAGE.config, oci.digest_of(IMAGE.manifest): IMAGE.manifest, **IMAGE.layers}
+    assert given == {parcel.path_of(digest): data for digest, data in whole.items()}
 
 
-@pytest.mark.parametrize("name", ["./manifest.json", "repositories", "x/layer.tar", "a b", "*"])
-def test_a_file_that_is_no_part_of_an_image_is_not_installed(site, name):
-    rewrite(site.write(), add=[(name, json.dumps([entry(EVIL)]))])
-    refuses(site, "is not what was signed")
+def test_two_releases_are_installed_each_under_its_own_name(site):
+    site.write()
+    other = image("one" * 500, "three" * 500)
+    site.hold(of=other, name=NEXT)
+    site.write(NEXT)
+    code, said, has = site.install(site.signers)
+    assert code == 0, said
+    assert [line for line in has if not line.startswith("tag")] == [ID, oci.digest_of(other.config)]
 
 
-def test_a_file_that_is_in_an_archive_twice_is_not_installed(site):
-    rewrite(site.write(), add=[("manifest.json", json.dumps([entry(EVIL)]))])
-    refuses(site, "is not what was signed")
+def test_signers_are_found_from_where_the_command_is_typed(site):
+    site.write()
+    assert site.install(site.signers.name, where=site.signers.parent)[0] == 0
+
+
+def test_an_installer_leaves_nothing_in_the_folder_for_temporary_files(site, tmp_path, monkeypatch):
+    place = site.write()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    site.install(site.signers)
+    (place / "release.json.sig").unlink()
+    site.install(site.signers)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_users_own_source_gets_no_stacks_name(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ ORDER = [
     "examples", "read_example", "dataset", "job_source", "fleet", "fleet.hosts", "fleet.mounts",
     "fleet.survey", "fleet.plan", "fleet.jobs", "own_copy",
     # releases: manifests, statements, what travels to hosts
-    "oci", "release", "parcel", "fleet.relay",
+    "oci", "release", "evidence", "parcel", "fleet.relay",
     # jobs as objects and scripts of engines that are there already
     "clusters",
     "clusters.kubernetes_yaml", "clusters.kubernetes_site", "clusters.kubernetes_start",
@@ -60,14 +60,15 @@ ORDER = [
     # machines over ssh, and runs that live on several of them
     "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
     # Image --publish--> release --pull--> the same digest on every host
-    "credentials", "registry", "signing", "spool", "layer_source", "verify", "publish",
+    "credentials", "registry", "signing", "vouch", "spool", "layer_source", "verify", "publish",
     "releasing", "airgap", "fleet.receiver", "fleet.inspect", "fleet.pull", "fleet.prune",
     # arguments in, terminal and exit code out
     "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
     "cli_compare", "cli_source", "cli_smoke", "cli_doctor",
     "fleet_view", "cli_hosts", "cli_mount", "cli_fleet", "cli_examples", "cluster_job",
     "cli_clusters",
-    "release_view", "cli_release", "cli_pull", "cli_bench", "cli_prove", "data_run", "cli_data",
+    "release_view", "cli_release", "cli_pull", "cli_evidence", "cli_bench", "cli_prove",
+    "data_run", "cli_data",
 ]  # fmt: skip
 
 PURE = [
@@ -76,7 +77,8 @@ PURE = [
     "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
     "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
     "dataset",
-    "oci", "release", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh", "record",
+    "oci", "release", "evidence", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh",
+    "record",
     "judge", "judge_gpu", "checks", "placement",
     "access",
     "nccl", "fused", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",

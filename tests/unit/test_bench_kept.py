@@ -31,6 +31,7 @@ def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error,
     def facts():
         return {"engine": "20.10"}
 
+    monkeypatch.setenv("HOME", str(tmp_path))  # no key of the developer's signs what is made up
     monkeypatch.setattr(cli_bench.play, "run_bench", run_bench)
     monkeypatch.setattr(cli_bench.play, "files", lambda root, stack: {})
     image = resolve(samples.definitions(), "toy", "cpu")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import builder, commands, hostbase, plan
-from stackyard.errors import NothingToRunOn, UsageError
+from stackyard import builder, commands, host, hostbase, lock, plan, settings
+from stackyard.errors import EngineError, NothingToRunOn, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
+from stackyard.spec import Fact
 from tests.unit import samples
 from tests.unit.standins import StandIns
 from tests.unit.test_bundle import locks, write_bundle
@@ -154,6 +155,37 @@ def test_a_base_out_of_files_that_was_not_made_says_what_to_type(project, builds
     assert caught.value.hint == "invoke base far"
 
 
+class Untouched:
+    """An engine that nothing may be asked of."""
+
+
+DISK = {"disk": Fact(value="13 GiB", source="a guess")}
+
+
+@pytest.mark.parametrize(
+    ("facts", "held", "said"),
+    [
+        (DISK, (), "3.5 GiB are free in /engine, 13 are needed: 9.5 GiB are missing"),
+        ({}, (), "3.5 GiB are free in /engine, 12 are needed: 8.5 GiB are missing"),
+        # Another stack's image is there, and with it the layers that all share.
+        (DISK, ("stackyard/other:cpu",), "3.5 GiB are free in /engine, 4 are needed: 0.5 GiB are"
+         " missing"),
+    ],
+)  # fmt: skip
+def test_too_little_disk_is_said_before_a_base_is_made(project, monkeypatch, facts, held, said):
+    stacks = {name: samples.stack(name=name) for name in ("toy", "other")}
+    definitions = dataclasses.replace(
+        project.definitions, stacks=stacks, bases={"cpu": samples.base(facts=facts)}
+    )
+    engine = Holding(*held)
+    monkeypatch.setattr(engine, "data_folder", lambda: "/engine", raising=False)
+    monkeypatch.setattr(host, "free_bytes", lambda _: 3.5 * 2**30)
+    with pytest.raises(EngineError) as caught:
+        make(dataclasses.replace(project, definitions=definitions), engine).build("toy", "cpu")
+    assert caught.value.what == said
+    assert engine.imported == []
+
+
 # invoke base, invoke bundle
 
 
@@ -199,3 +231,54 @@ def test_a_bundle_for_no_folder_is_refused_before_anything_is_fetched(tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.make_bundle(other, "all", "far", tmp_path / "no where" / "x.tar", print)
     assert caught.value.hint == f"mkdir -p '{tmp_path / 'no where'}'"
+
+
+def pulled_project(tmp_path, **locks):
+    found = samples.definitions(bases={"gpu": samples.pulled(never_built="far away")}, locks=locks)
+    return Project(root=tmp_path, definitions=found, default_base="gpu")
+
+
+class Registry(Holding):
+    """An engine that can pull everything, and tells what it was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def pull(self, reference):
+        self.asked.append(reference)
+        self.names.add(reference)
+        return self.image(reference)
+
+
+@pytest.mark.parametrize("offline", [None, Path("far.tar")])
+@pytest.mark.parametrize(
+    ("missing", "there"),
+    [
+        ("images/toy/gpu.lock and images/bases/gpu.lock", {}),
+        ("images/bases/gpu.lock", {"images/toy/gpu.lock": samples.locked("alpha==1.2.0")}),
+    ],
+)
+def test_a_base_without_a_lock_is_refused_before_anything_is_pulled(
+    tmp_path, builds, missing, there, offline
+):
+    engine = Registry()
+    with pytest.raises(UsageError) as caught:
+        make(pulled_project(tmp_path, **there), engine, offline).build("toy", "gpu")
+    assert caught.value.what == "toy has no lock on gpu"
+    assert caught.value.why == f"not there: {missing}; far away"
+    assert caught.value.hint == (
+        "invoke lock toy --base gpu (pulls registry.example/torch:1, to read what it holds)"
+    )
+    assert (engine.asked, builds()) == ([], [])
+
+
+def test_a_pulled_base_is_pulled_by_the_digest_of_its_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "collect", lambda *a, **k: None)
+    digest = "sha256:" + "1" * 64
+    text = lock.render_pulled(samples.pulled(), digest, {"torch": "2.1.0a0+nv"})
+    project, engine = pulled_project(tmp_path, **{"images/bases/gpu.lock": text}), Registry()
+    made = commands.make_base(project, engine, "gpu", lambda *_: None)
+    assert engine.asked == [made["reference"]] == [f"registry.example/torch@{digest}"]
+    assert commands.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)["made"]
+    assert engine.asked[1:] == ["registry.example/torch:1"]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from stackyard.catalog import Setting, choose, resolve
+from stackyard.catalog import Setting, choose, facts, resolve
 from stackyard.errors import UsageError
+from stackyard.spec import Fact
 from tests.unit import samples
 
 
@@ -17,6 +18,23 @@ def test_packages_come_from_the_lock_and_from_what_is_built_here():
         "gamma": Setting(value="0.5", source="images/toy/cpu.lock"),
         "beta": Setting(value="3.0", source="images/wheels/beta.yml"),
     }
+
+
+def test_cudnn_and_nccl_are_facts_of_the_lock_unless_the_base_states_them():
+    locks = samples.locks() | {
+        "images/bases/cpu.lock": samples.locked("nvidia-nccl-cu13==2.29.7",
+                                                "nvidia-cudnn-cu13==9.20.0.48", "nvidia-cu==1")
+    }  # fmt: skip
+    stated = samples.base(facts={"nccl": Fact(value="2.0", source="a page")})
+    found = {
+        base: facts(resolve(samples.definitions(locks=locks, bases={"cpu": base_}), "toy", "cpu"))
+        for base, base_ in (("silent", samples.base()), ("stated", stated))
+    }
+    assert found["silent"] == {
+        "nccl": Setting(value="2.29.7", source="images/bases/cpu.lock"),
+        "cudnn": Setting(value="9.20.0.48", source="images/bases/cpu.lock"),
+    }
+    assert found["stated"]["nccl"] == Setting(value="2.0", source="a page")
 
 
 def test_without_a_lock_packages_are_what_the_stack_pins():

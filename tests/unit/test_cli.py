@@ -115,10 +115,12 @@ LINES = [
     ("bundle toy --base far --out b.tar", [("bundle", "toy", "far", "b.tar", PLAIN)]),
     ("base cpu build --base cpu", [("base", "cpu", PLAIN), ("build", "all", "cpu", ONCE)]),
     ("smoke", [("smoke", "all", "", -1, 0, "", TRAINED)]),
-    ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", "", PLAIN)]),
+    ("bench --gpus 0", [("bench", "all", "", 0, 0, 0, "", "", {"image": "", **PLAIN})]),
     ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --counts 2"
      " --json",
-     [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", "2", JSON)]),
+     [("bench", "fairseq", "far", 2, 3, 60, "layer,fsdp", "2", {"image": "", **JSON})]),
+    ("bench --gpus 2 --image mine:1",
+     [("bench", "all", "", 2, 0, 0, "", "", {"image": "mine:1", **PLAIN})]),
     ("smoke fairseq --gpus 0 --image mine:1",
      [("smoke", "fairseq", "", 0, 0, "", {**TRAINED, "image": "mine:1"})]),
     ("smoke --gpus 2", [("smoke", "all", "", 2, 0, "", TRAINED)]),
@@ -418,15 +420,22 @@ def test_a_smoke_on_gpus_has_one_container_unless_told_otherwise(gpus, nodes, co
     assert cli_smoke._node_count(gpus, nodes, "", "invoke smoke") == count
 
 
-@pytest.mark.parametrize(
-    ("base", "gpus", "hint"),
-    [("cpu", 2, "--gpus 2 --base ngc"), ("ngc", 0, "--gpus 0 --base cpu")],
-)
-def test_a_base_for_the_other_device_is_refused_with_one_that_fits(base, gpus, hint):
+def test_a_smoke_on_gpus_refuses_a_base_without_cuda_and_names_one_that_fits():
     project = cli.load_project(locks_required=False)
     with pytest.raises(UsageError) as caught:
-        cli_smoke._require_device(project, ["fairseq"], base, gpus, "invoke smoke")
-    assert hint in caught.value.hint
+        cli_smoke._require_device(project, ["fairseq"], "cpu", 2, "invoke smoke")
+    assert caught.value.hint == "invoke smoke --gpus 2 --base cuda"
+
+
+@pytest.mark.parametrize("base", ["cpu", "cuda", "cuda12"])
+def test_cpu_ranks_train_in_the_images_of_every_base(base):
+    project = cli.load_project(locks_required=False)
+    cli_smoke._require_device(project, ["fairseq", "megatron"], base, 0, "invoke smoke")
+
+
+@pytest.mark.parametrize(("gpus", "base"), [(0, "cpu"), (2, "cuda"), (-1, "cuda")])
+def test_the_default_base_is_cuda_and_of_cpu_ranks_cpu(gpus, base):
+    assert commands.smoke_base(cli.load_project(locks_required=False), "", gpus) == base
 
 
 def test_a_stack_without_a_smoke_on_gpus_is_named():
@@ -440,12 +449,12 @@ def test_a_stack_without_a_smoke_on_gpus_is_named():
 
 def test_a_changed_stack_is_locked_wherever_it_is_locked_already():
     project = cli.load_project(locks_required=False)
-    assert locking.locked_bases(project, "fairseq") == ["cpu", "nvidia-host"]
+    assert locking.locked_bases(project, "fairseq") == ["cpu", "cuda", "cuda12", "nvidia-host"]
     kept = {path: text for path, text in project.definitions.locks.items() if "nvidia" not in path}
     definitions = dataclasses.replace(project.definitions, locks=kept)
     assert locking.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
-        "cpu"
-    ]
+        "cpu", "cuda", "cuda12",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

@@ -204,9 +204,9 @@ def test_another_launcher_leaves_the_examples_options_behind(here):
 @pytest.mark.parametrize(
     ("changes", "base", "per_node"),
     [
-        ({"gpus": 16}, "ngc", 8),
-        ({"gpus": 16, "per_node": 8}, "ngc", 8),
-        ({"gpus": -1, "per_node": 4}, "ngc", 4),
+        ({"gpus": 16}, "cuda", 8),
+        ({"gpus": 16, "per_node": 8}, "cuda", 8),
+        ({"gpus": -1, "per_node": 4}, "cuda", 4),
         ({"gpus": 0, "per_node": 4}, "cpu", 4),
         ({"gpus": -1, "base": "cpu"}, "cpu", 1),
     ],

@@ -304,8 +304,8 @@ def test_compare_says_by_its_exit_code_whether_it_is_the_same_training(
 def test_one_report_does_not_stand_for_several_stacks(tmp_path, two):
     with pytest.raises(UsageError, match="is of toy alone, and 2 stacks are to be smoked"):
         path = written(tmp_path, two[0])
-        cli_compare.earlier_reports(str(path), None, ["fairseq", "toy"], "cpu")
+        cli_compare.earlier_reports(str(path), None, ["fairseq", "toy"], "cpu", 0)
 
 
 def test_without_against_nothing_is_read():
-    assert cli_compare.earlier_reports("", None, ["toy"], "cpu") == {}
+    assert cli_compare.earlier_reports("", None, ["toy"], "cpu", 0) == {}

@@ -44,6 +44,18 @@ def test_a_base_of_packages_shares_one_layer_and_a_pulled_one_stays_as_it_is():
     assert "# torch and everything else in the base stay as they are.\n" in text("gpu")
 
 
+def test_parts_of_the_shared_layer_are_layers_of_their_own_before_the_rest():
+    found = text(bases={"cpu": samples.base(torch_layers=(("nvidia-*", "triton"), ("numpy",)))})
+    steps = [line for line in found.splitlines() if "some_of" in line or "install_locked" in line]
+    assert [step.strip().rstrip(" \\") for step in steps][:5] == [
+        "&& some_of /mnt/base.lock 'nvidia-*' triton > /mnt/some.lock",
+        "&& install_locked /mnt/some.lock https://torch.example/cpu",
+        "&& some_of /mnt/base.lock numpy > /mnt/some.lock",
+        "&& install_locked /mnt/some.lock https://torch.example/cpu",
+        "&& install_locked /mnt/base.lock https://torch.example/cpu",
+    ]
+
+
 def test_system_packages_are_installed_only_where_some_are_missing():
     assert "apt_install rsync\n" in text()
     assert "apt_install" not in text(stacks={"toy": samples.stack(system=())})
@@ -196,3 +208,15 @@ def test_fixes_are_applied_in_a_step_of_their_own_that_reaches_nothing_else():
     assert "apply_fixes.py /mnt/fixes.json" in step
     assert "apply_fixes" not in before.split("wheel-")[-1]
     assert "type=secret" not in step and "type=cache" not in step
+
+
+def test_what_an_image_has_bash_read_before_scripts_is_not_read_by_build_steps():
+    assert 'SHELL ["/usr/bin/env", "-u", "BASH_ENV", "/bin/bash", "-euo"' in text("gpu")
+    assert 'SHELL ["/bin/bash", "-euo"' in text("cpu")
+
+
+def test_only_what_a_lock_replaces_may_change_in_a_base():
+    bases = {"gpu": samples.pulled(replaceable=("regex", "protobuf"))}
+    locks = {"images/toy/gpu.lock": samples.locked("alpha==1.2.0", "regex==2")}
+    assert "&& assert_unchanged /mnt/before regex\n" in text("gpu", bases=bases, locks=locks)
+    assert "&& assert_unchanged /mnt/before\n" in text("gpu", locks=locks)

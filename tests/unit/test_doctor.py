@@ -87,16 +87,60 @@ def test_a_base_that_does_not_run_here_is_named(facts, why):
     assert why in found.what
     if why:
         with pytest.raises(NothingToRunOn) as caught:
-            doctor.require_fit(host(*pair()), base(**facts))
+            doctor.require_fit(host().driver, pair(), base(**facts), [])
         assert why in caught.value.why
     else:
-        doctor.require_fit(host(*pair()), base(**facts))
+        doctor.require_fit(host().driver, pair(), base(**facts), [])
+
+
+OLD = base(cuda="12.6", driver="525.60.13", architectures="sm_70 sm_80 sm_90")
+NEW = base(cuda="13.0", driver="580.65.06", architectures="sm_75 sm_80 sm_90 sm_100")
+BASES = [dataclasses.replace(OLD, name="old"), dataclasses.replace(NEW, name="new")]
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "base", "why", "hint"),
+    [
+        ("550.54.15", (9, 0), "new", "it needs driver 580.65.06 or newer, this host has 550.54.15",
+         "--base old runs here"),
+        ("580.65.06", (7, 0), "new", "it has no kernels for NVIDIA H200 (sm_70): its torch has"
+         " sm_75 sm_80 sm_90 sm_100", "--base old runs here"),
+        ("550.54.15", (7, 0), "new", "it needs driver 580.65.06 or newer, this host has 550.54.15\n"
+         "it has no kernels for NVIDIA H200 (sm_70): its torch has sm_75 sm_80 sm_90 sm_100",
+         "--base old runs here"),
+        ("590.1", (10, 3), "old", "it has no kernels for NVIDIA H200 (sm_103): its torch has"
+         " sm_70 sm_80 sm_90", "--base new runs here"),
+        ("470.1", (9, 0), "new", "it needs driver 580.65.06 or newer, this host has 470.1",
+         "no base that can be built here fits: install a newer driver"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_error_that_names_a_base_that_does(
+    driver, capability, base, why, hint
+):
+    chosen = next(one for one in BASES if one.name == base)
+    with pytest.raises(NothingToRunOn, match=f"base '{base}' does not run on this machine") as said:
+        doctor.require_fit(driver, [gpu(0, capability=capability)], chosen, BASES)
+    assert said.value.why == why
+    assert said.value.hint.startswith(hint)
+
+
+def test_the_newest_of_the_bases_that_fit_is_advised():
+    assert doctor.fitting("580.65.06", pair(), BASES) == ["new", "old"]
+    assert doctor.fitting("525.60.13", pair(), BASES) == ["old"]
+    never = [dataclasses.replace(one, bootstrap=None) for one in BASES]
+    assert doctor.fitting("580.65.06", pair(), never) == []
+
+
+def test_a_base_that_does_not_fit_is_wrong_only_where_no_other_does():
+    found = findings(BASES, gpus=dataclasses.replace(host(*pair()), driver="550.54.15"))
+    assert (found["base new"].state, found["base old"].state) == (doctor.NOTE, doctor.OK)
+    found = findings(BASES, gpus=dataclasses.replace(host(*pair()), driver="470.1"))
+    assert {found["base new"].state, found["base old"].state} == {doctor.WRONG}
 
 
 def test_a_driver_below_cudas_own_floor_is_too_old():
-    old = dataclasses.replace(host(*pair()), driver="550.54.15")
     with pytest.raises(NothingToRunOn, match="does not run on this machine"):
-        doctor.require_fit(old, base(cuda="13.0"))
+        doctor.require_fit("550.54.15", pair(), base(cuda="13.0"), [])
 
 
 @pytest.mark.parametrize(

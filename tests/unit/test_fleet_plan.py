@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from stackyard.access import DriverFiles
 from stackyard.errors import UsageError
 from stackyard.fleet.hosts import Folder, Host
 from stackyard.fleet.plan import (
@@ -19,6 +20,7 @@ from stackyard.fleet.plan import (
 )
 from stackyard.fleet.survey import FolderFacts
 from stackyard.placement import MIB, GpuProcess
+from tests.unit import test_doctor
 from tests.unit.machines import (
     IMAGE,
     NOW,
@@ -260,6 +262,18 @@ def test_a_host_without_a_driver_is_refused():
     made, problems = cuda(fleet("a"), {"a": facts()})
     assert made is None
     assert [p.what for p in problems] == ["no NVIDIA driver is loaded on it"]
+
+
+def test_a_host_whose_driver_or_gpus_do_not_fit_the_base_is_refused():
+    old = gpu_facts(driver=DriverFiles(version="550.54.15", nodes=(), libraries={}))
+    new, fits = test_doctor.NEW, test_doctor.OLD
+    bases = {"new": dataclasses.replace(new, name="new"), "old": fits}
+    hosts = fleet(Host(name="a", ssh="a", gpus="all"))
+    made, (problem,) = cuda(hosts, {"a": old}, base="new", bases=bases)
+    assert made is None
+    assert problem.what == ("base new needs driver 580.65.06 or newer, this host has 550.54.15")
+    assert problem.hint.startswith("--base ")
+    assert cuda(hosts, {"a": old}, base="old", bases=bases)[0]
 
 
 def test_gpus_of_all_hosts_are_told_at_once():

@@ -148,6 +148,19 @@ def test_locked_packages_are_wheels_with_checked_hashes_and_nothing_else(bash, t
     assert words[-2:] == ["-r", str(tmp_path / "x.lock")]
 
 
+def test_of_a_lock_those_that_match_are_taken_each_with_its_hashes(bash, tmp_path):
+    (tmp_path / "x.lock").write_text(
+        "# a comment\nnvidia-nccl-cu13==2 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n"
+        "torch==2 \\\n    --hash=sha256:3\ntriton==3 \\\n    --hash=sha256:4\n"
+    )
+    done = bash(f"some_of {tmp_path}/x.lock 'nvidia-*-cu13' triton")
+    assert done.stdout == (
+        "nvidia-nccl-cu13==2 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n"
+        "triton==3 \\\n    --hash=sha256:4\n"
+    )
+    assert bash(f"some_of {tmp_path}/x.lock tri").stdout == ""
+
+
 def test_an_index_for_torch_is_asked_only_where_no_local_wheels_are(bash, tmp_path):
     words = uv(bash, tmp_path, "install_locked {lock} https://torch.example")
     assert words[words.index("--extra-index-url") + 1] == "https://torch.example"
@@ -431,3 +444,26 @@ def test_a_check_that_cannot_be_made_is_no_success(bash, tmp_path):
     uv.chmod(0o755)
     said = bash("assert_met fairseq ''")
     assert (said.returncode, "no such option" in said.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("after", "code"), [("alpha==1\nbe_ta.x==3\n", 0), ("alpha==2\nbe_ta.x==3\n", 1)]
+)
+def test_only_what_is_named_may_be_replaced(bash, tmp_path, after, code):
+    (tmp_path / "before").write_text("alpha==1\nBe_ta.x==2\n")
+    (tmp_path / "after").write_text(after)
+    line = f"inventory() {{ cat {tmp_path}/after; }}; assert_unchanged {tmp_path}/before be-ta-x"
+    done = bash(line)
+    assert (done.returncode, "alpha==1" in done.stderr) == (code, code == 1)
+
+
+def test_of_two_distributions_of_one_name_the_first_on_the_path_counts(bash, tmp_path):
+    for folder, name, version in (("a", "Al_pha", "2"), ("b", "al-pha", "1"), ("b", "", "3")):
+        info = tmp_path / folder / f"{name or 'none'}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n" if name else "")
+    path = f"export PYTHONPATH={tmp_path}/a:{tmp_path}/b"
+    said = bash(f"{path}; inventory").stdout.splitlines()
+    assert [line for line in said if "pha" in line or "None" in line] == ["Al_pha==2"]
+    assert bash(f"{path}; assert_provided al.pha==2").returncode == 0
+    assert bash(f"{path}; assert_provided al.pha==1").returncode == 1

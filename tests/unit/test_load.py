@@ -1,7 +1,12 @@
 """A project's definitions: every problem of every file at once, with file and line."""
 
+import fnmatch
+import itertools
+
 import pytest
 
+from stackyard import doctor, host, lock
+from stackyard.catalog import resolve
 from stackyard.errors import DefinitionError
 from stackyard.load import load_definitions
 from stackyard.project import ROOT
@@ -34,6 +39,48 @@ def test_the_definitions_of_this_project_load():
     assert {"cpu", "ngc"} <= set(found.bases)
 
 
+OWN = load_definitions(ROOT)
+CUDA = [b for b in OWN.bases.values() if b.device == "cuda" and b.bootstrap is not None]
+
+
+@pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
+def test_what_a_base_states_of_cuda_is_what_its_lock_holds(base):
+    held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)]))
+    (runtime,) = [v for name, v in held.items() if name.startswith("nvidia-cuda-runtime")]
+    assert base.facts["cuda"].value == ".".join(runtime.split(".")[:2])
+    major = int(base.facts["cuda"].value.split(".")[0])
+    assert base.facts["driver"].value == doctor.DRIVER_FLOORS[major]
+    assert base.facts["architectures"].value.startswith("sm_")
+    assert base.disk_bytes > host.NEEDED_BYTES - 1
+    assert lock.other_builds(base, lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)])) == {}
+
+
+@pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
+def test_every_name_of_a_layer_is_in_the_lock(base):
+    held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)]))
+    assert len(base.torch_layers) == 2
+    for pattern in itertools.chain(*base.torch_layers):
+        assert fnmatch.filter(held, pattern), pattern
+
+
+@pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
+def test_an_image_with_cudas_wheels_names_no_folder_of_libraries(base):
+    """A system's cuDNN or NCCL would be taken in place of the wheel's: pytorch 80637."""
+    for stack in OWN.stacks:
+        env = resolve(OWN, stack, base.name).env
+        assert "LD_LIBRARY_PATH" not in env
+        assert env["NVIDIA_VISIBLE_DEVICES"].value == "all"
+        assert env["NVIDIA_DRIVER_CAPABILITIES"].value == "compute,utility"
+
+
+def test_of_the_bases_for_gpus_one_has_the_torch_of_cpu_ranks():
+    def torch(base):
+        held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base)]))
+        return held["torch"].partition("+")[0]
+
+    assert torch("cuda") == torch("cpu")
+
+
 # Within one file
 
 
@@ -51,6 +98,19 @@ def test_an_unquoted_version_is_refused(tree):
     tree.change(BASE, '"3.11"', "3.10")
     said = f"{BASE}:4: python: must be text; YAML reads 3.10 as float: write '3.10'"
     assert said in tree.problems()
+
+
+def test_disk_space_is_stated_in_gib(tree):
+    tree.change(BASE, "env:", "facts: {disk: {value: 12 GB, source: a guess}}\nenv:")
+    (said,) = tree.problems()
+    assert said.endswith("value: must be like '12 GiB'")
+
+
+def test_a_lock_that_holds_another_build_is_refused(tree):
+    tree.change("images/bases/cpu.lock", "torch==2.0.0", "torch==2.0.0+cpu")
+    (said,) = tree.problems()
+    assert "images/bases/cpu.lock holds torch 2.0.0+cpu, not the build of the base" in said
+    assert said.endswith(LOCK_AGAIN)
 
 
 def test_an_unquoted_version_of_a_package_is_refused_at_its_line(tree):

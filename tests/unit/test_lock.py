@@ -51,6 +51,21 @@ def test_comments_and_unpinned_lines_are_no_entries():
     assert lock.parse_lock("# alpha==1\n\nalpha>=1\n--index-url x\n") == ()
 
 
+@pytest.mark.parametrize(
+    ("named", "held", "other"),
+    [
+        ("torch===2.0.0", "torch==2.0.0", {}),
+        ("torch==2.0.0+cpu", "torch==2.0.0+cpu", {}),
+        ("torch===2.0.0", "torch==2.0.0+cpu", {"torch": "2.0.0+cpu"}),
+        ("torch==2.0.0", "torch==2.0.0+cpu", {"torch": "2.0.0+cpu"}),
+        ("torch==2.0.0+cpu", "torch==2.0.0", {"torch": "2.0.0"}),
+    ],
+)
+def test_a_local_version_is_another_build(named, held, other):
+    base = samples.base(torch=(named, "numpy==2.1.0"))
+    assert lock.other_builds(base, lock.parse_lock(f"{held}\nnumpy==2.1.0\n")) == other
+
+
 def test_versions_are_by_name():
     assert lock.versions(lock.parse_lock("alpha==1\nBeta==2\n")) == {"alpha": "1", "beta": "2"}
 
@@ -119,3 +134,30 @@ def test_a_digest_is_the_same_on_every_run():
     wanted = "sha256:3b609d76daabb1516601f2b7287a9349ca017e65ce4d89c2803822e971572f28"
     assert hashlib.sha256(text.encode()).hexdigest() == wanted.removeprefix("sha256:")
     assert lock.base_inputs(samples.base()) == wanted
+
+
+def test_the_lock_of_a_pulled_base_names_its_image_and_all_that_it_holds():
+    base = samples.pulled(reference="registry.example:5000/nv/torch:25.12-py3")
+    text = lock.render_pulled(base, A, {"torch": "2.1.0a0+nv", "numpy": "2.0.0"})
+    assert text == (
+        "# Written by `invoke lock --base gpu`; do not edit.\n"
+        f"# inputs: {lock.pulled_inputs(base)}\n"
+        f"# image: registry.example:5000/nv/torch@{A}\n"
+        "numpy==2.0.0\n"
+        "torch==2.1.0a0+nv\n"
+    )
+    found = lock.pinned(base, {"images/bases/gpu.lock": text})
+    assert found.image == f"registry.example:5000/nv/torch@{A}"
+    assert lock.pinned(base, {}).image == base.reference
+    of_other = {"images/bases/cpu.lock": text}
+    assert lock.pinned(samples.base(), of_other).image == "stackyard/base:cpu"
+
+
+def test_a_stacks_lock_belongs_to_one_image_of_a_pulled_base():
+    base = samples.pulled()
+    one, other = (
+        lock.pinned(base, {"images/bases/gpu.lock": lock.render_pulled(base, digest, {})})
+        for digest in (A, B)
+    )
+    digests = {lock.stack_inputs(samples.stack(), b, {}) for b in (base, one, other)}
+    assert len(digests) == 3

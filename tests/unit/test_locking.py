@@ -6,11 +6,13 @@ import json
 import pytest
 
 from stackyard import cli, cli_lock, locking, resolve
-from stackyard.errors import CommandError, UsageError
+from stackyard.errors import CommandError, EngineError, NothingToRunOn, UsageError
 from stackyard.lock import Locked
+from stackyard.lock_change import change_lines
 from stackyard.project import load_project
 from tests.unit import samples
 
+SURVEY = locking._survey
 FAR = """\
 name: far
 summary: another base
@@ -41,7 +43,14 @@ def tree(tmp_path, monkeypatch):
 
     monkeypatch.setattr(resolve, "compile_requirements", answer)
     monkeypatch.setattr(locking.settings, "collect", lambda *a, **k: None)
-    monkeypatch.setattr(locking, "_inventory", lambda project, base: {"torch": "2.1.0"})
+    made.surveyed = []
+
+    def survey(project, base):
+        made.surveyed.append(base.reference)
+        return made.digest, {"torch": "2.1.0", "numpy": "2.0.0"}
+
+    made.digest = "sha256:" + "1" * 64
+    monkeypatch.setattr(locking, "_survey", survey)
     return made
 
 
@@ -142,3 +151,55 @@ def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
         assert "written: images/toy/far.lock" in said
         assert cli_lock.lock("all", "", check=True, as_json=False) == 0
         assert "nothing changed on cpu: the torch layer, toy, 1 wheel" in capsys.readouterr().out
+
+
+def test_a_pulled_base_is_read_once_and_locked_by_its_digest(tree):
+    tree.write("images/bases/far.yml", FAR)
+    resolve.write_files(tree.root, lock(tree, "toy", "far").files)
+    text = (tree.root / "images/bases/far.lock").read_text()
+    assert f"# image: registry.example/far@{tree.digest}\n" in text
+    assert text.endswith("\nnumpy==2.0.0\ntorch==2.1.0\n")
+    first = f"ARG BASE=registry.example/far@{tree.digest}\n"
+    assert first in (tree.root / "images/toy/far.Dockerfile").read_text()
+    tree.digest = "sha256:" + "2" * 64  # the tag has moved since
+    assert lock(tree, "toy", "far").written == ()
+    assert tree.surveyed == ["registry.example/far:1"]
+
+
+def test_another_image_is_read_and_what_was_locked_on_the_old_one_is_named(tree):
+    other = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: other")
+    tree.write("images/other/stack.yml", other)
+    resolve.write_files(tree.root, lock(tree, "other", "cpu").files)
+    tree.write("images/bases/far.yml", FAR)
+    resolve.write_files(tree.root, lock(tree, "all", "far").files)
+    load_project(tree.root)
+    tree.digest = "sha256:" + "2" * 64
+    tree.change("images/bases/far.yml", "far:1", "far:2")
+    made = lock(tree, "toy", "far")
+    assert tree.surveyed == ["registry.example/far:1", "registry.example/far:2"]
+    assert made.stale == {"images/other/far.lock": "invoke lock other --base far"}
+    assert [line for line in change_lines(made.changes) if "image" in line] == [
+        "the image on far: the same packages, from other declarations than before"
+    ]
+
+
+def test_the_first_lock_of_an_image_does_not_list_all_that_it_holds(tree):
+    tree.write("images/bases/far.yml", FAR)
+    lines = change_lines(lock(tree, "toy", "far").changes)
+    assert "the image on far: locked for the first time, 2 packages" in lines
+    assert not any("numpy" in line for line in lines)
+
+
+def test_an_image_that_cannot_be_had_leaves_no_lock_and_says_which_bases_can(tree, monkeypatch):
+    def nowhere():
+        raise EngineError("registry.example/far:1 could not be pulled", why="no such host")
+
+    monkeypatch.setattr(locking, "_survey", SURVEY)
+    monkeypatch.setattr(locking, "Engine", nowhere)
+    tree.write("images/bases/far.yml", FAR)
+    before = everything(tree.root)
+    with pytest.raises(NothingToRunOn, match="base 'far'") as caught:
+        lock(tree, "toy", "far")
+    assert "no such host" in caught.value.why
+    assert "--base cpu" in caught.value.hint
+    assert everything(tree.root) == before

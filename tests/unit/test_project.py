@@ -31,7 +31,7 @@ def test_anything_else_is_refused_with_its_line(line):
     with pytest.raises(UsageError) as caught:
         parse_settings(f"# first\n{line}\n")
     assert caught.value.what == f"stackyard.toml:2: not understood: {line}"
-    assert caught.value.hint.startswith('settings are: default_base = "ngc", registry = ')
+    assert caught.value.hint.startswith('settings are: default_base = "cuda", registry = ')
 
 
 def test_all_means_every_stack_and_a_name_itself():
@@ -43,7 +43,7 @@ def test_all_means_every_stack_and_a_name_itself():
 
 def test_a_project_without_settings_has_the_shipped_default(tmp_path):
     samples.Tree(tmp_path)
-    assert load_project(tmp_path).default_base == "ngc"
+    assert load_project(tmp_path).default_base == "cuda"
     (tmp_path / "stackyard.toml").write_text('default_base = "cpu"\n')
     assert load_project(tmp_path).default_base == "cpu"
 

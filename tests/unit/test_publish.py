@@ -4,14 +4,24 @@ import json
 
 import pytest
 
-from stackyard import oci, publish, release, verify
+from stackyard import evidence, oci, publish, release, verify, vouch
 from stackyard.errors import RegistryError, ReleaseError
 from stackyard.gate import Finding
 from stackyard.image import ImageInfo
 from stackyard.publish import Publisher, Wanted, require_clean
 from stackyard.release import LOCK, REPORT, SBOM, Attached
 from stackyard.spool import Layer, Saved, Spool
-from tests.unit.releases import NAME, SUBJECT, Held, accept, image, make_key, reply
+from tests.unit.releases import (
+    NAME,
+    SUBJECT,
+    Held,
+    accept,
+    image,
+    make_key,
+    ran,
+    reply,
+    shown_by,
+)
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
 ONE, TWO = image("one", "same"), image("two", "same")
@@ -113,6 +123,49 @@ def test_the_latest_stays_the_later_one_when_an_earlier_one_is_published_again(s
     two = site.publish(TWO)
     assert site.publish().name == NAME
     assert site.verified(SUBJECT.latest).release.digest == two.digest
+
+
+# Evidence
+
+
+def seen(site, *reports):
+    return [
+        vouch.verified(shown_by(ONE, site.key, report=report), "FILE", site.signers)
+        for report in reports
+    ]
+
+
+def beside(site):
+    return verify.evidence_beside(site.registry, site.verified(NAME), site.signers)
+
+
+def test_evidence_lies_beside_the_image_and_the_statement_names_it(site):
+    pieces = seen(site, ran(ONE), ran(ONE, "bench"), ran(ONE, gpus={}))
+    done = site.publish(evidence=pieces, needs_gpus=True)
+    assert {one.data for one in beside(site).believed} == {one.data for one in pieces}
+    assert done.artifacts.count(evidence.ENVELOPE) == 3
+    found = site.verified(NAME).release
+    assert (found.needs_gpus, found.seen_on_gpus) == (True, True)
+    assert found.value["seen_on"] == ["2 x NVIDIA H200, driver 580.159.04"]
+    named = {value["digest"] for value in found.value["artifacts"]}
+    assert {oci.digest_of(one.data) for one in pieces} <= named
+    titles = [value["annotations"][oci.TITLE] for value in found.value["artifacts"]]
+    assert len(set(titles)) == len(titles)
+
+
+def test_a_release_without_evidence_of_gpus_says_so(site):
+    site.publish(evidence=seen(site, ran(ONE, "bench")), needs_gpus=True)
+    found = site.verified(NAME).release
+    assert (found.needs_gpus, found.seen_on_gpus, found.value["seen_on"]) == (True, False, [])
+
+
+def test_evidence_that_came_later_is_signed_for_the_same_release(site):
+    site.publish(needs_gpus=True)
+    pieces = seen(site, ran(ONE))
+    done = site.publish(evidence=pieces, needs_gpus=True)
+    assert (done.name, done.again) == (NAME, True)
+    assert site.verified(NAME).release.seen_on_gpus
+    assert site.publish(evidence=pieces, needs_gpus=True).sent == 0
 
 
 # What is not as it should be has no name

@@ -136,6 +136,7 @@ def test_a_pull_is_a_table_of_its_hosts():
 
 def test_releases_that_cannot_be_believed_say_why():
     good = {"name": "a-r1", "believed": True, "bytes": 1e6, "proven": False, "signer": "ann",
-            "created": "2026-01-01T10:11:12", "digest": "sha256:0123456789abcdef"}  # fmt: skip
+            "created": "2026-01-01T10:11:12", "digest": "sha256:0123456789abcdef",
+            "needs_gpus": False, "evidence": []}  # fmt: skip
     text = shown(release_table([good, {"name": "b-r1", "believed": False, "why": "no statement"}]))
     assert "ann" in text and "no statement" in text and "not believed" in text

@@ -153,15 +153,38 @@ def test_a_python_is_found_where_it_is_kept(tree, place):
 # Tests on other Pythons
 
 
+def said(version):
+    command = "pytest tests/unit tests/golden -n 2 --dist worksteal -m not repeat"
+    return [f"== fast tests on Python {version}", command]
+
+
+def own(tree, version):
+    """The project's own environment, as of another Python."""
+    interpreter(tree / ".venv" / "bin" / "python", version)
+    program(tree / ".venv" / "bin" / "pytest", PYTEST.format(code=0))
+
+
 def test_the_oldest_and_the_newest_are_run_where_they_are_here(tree):
     prepare(tree, "3.97")
+    prepare(tree, "3.99")
     done = run(tree, "test-pythons")
     assert done.returncode == 0
-    assert done.stdout.splitlines() == [
-        "== fast tests on Python 3.97",
-        "pytest tests/unit tests/golden -n 2 -m not repeat",
-        "== Python 3.99 was not found here: not run",
-    ]
+    assert done.stdout.splitlines() == [*said("3.97"), *said("3.99")]
+
+
+def test_the_projects_own_python_stands_in_for_one_that_is_not_here(tree):
+    prepare(tree, "3.97")
+    own(tree, "3.98")
+    done = run(tree, "test-pythons")
+    assert done.returncode == 0
+    missing = "== Python 3.99 was not found here: not run"
+    assert done.stdout.splitlines() == [*said("3.97"), missing, *said("3.98")]
+
+
+def test_reports_of_each_python_are_kept_where_they_are_wanted(tree):
+    prepare(tree, "3.97")
+    done = run(tree, "test-pythons", "3.97", RESULTS="/tmp/a b")
+    assert done.stdout.splitlines()[1] == f"{said('3.97')[1]} --junitxml /tmp/a b/fast-3.97.xml"
 
 
 def test_a_failure_on_another_python_fails(tree):
@@ -169,11 +192,12 @@ def test_a_failure_on_another_python_fails(tree):
     assert run(tree, "test-pythons").returncode == 1
 
 
-def test_the_projects_own_python_is_not_run_again(tree):
-    interpreter(tree / ".venv" / "bin" / "python", "3.97")
+def test_the_projects_own_python_is_run_once(tree):
+    own(tree, "3.97")
     done = run(tree, "test-pythons")
     assert done.returncode == 0
-    assert done.stdout.startswith("== Python 3.97 has the project's own environment: not run again")
+    missing = "== Python 3.99 was not found here: not run"
+    assert done.stdout.splitlines() == [*said("3.97"), missing]
 
 
 def test_a_python_that_was_named_must_be_here(tree):

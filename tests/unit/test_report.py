@@ -187,6 +187,14 @@ def test_the_figures_of_gpu_runs_are_those_of_the_reports():
         assert old == new, f"{page} is not what the reports say; type: scripts/gpu-figures"
 
 
+def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():
+    record = reports.of(samples.observation(), samples.base(device="cuda"))
+    assert record["ranks"] == "cpu"
+    assert report.path_of_report(record, "json") == "reports/toy/cpu/smoke-cpu-ranks.json"
+    assert "on cpu, CPU ranks" in render_page(record)
+    assert "ranks" not in reports.good()
+
+
 def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
     labels = {**reports.INFO.labels, SOURCES_LABEL: sources_text([ONE]), DESPITE_LABEL: "alpha-old"}
     info = dataclasses.replace(reports.INFO, labels=labels)
@@ -200,3 +208,10 @@ def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
     text = render_page(record)
     assert ONE.commit in text
     assert "Fixes left out: alpha-old" in text
+
+
+def test_the_figure_of_fused_parts_names_those_that_ran_anywhere():
+    measured = {"one": {"rank 0": {"b": "ran", "a": "off"}}, "two": {"rank 0": {"a": "ran"}}}
+    assert report.figure({"name": "fused", "measured": measured}) == "a, b ran"
+    nothing = {"one": {"rank 0": {}}}
+    assert report.figure({"name": "fused", "measured": nothing}) == "nothing ran"

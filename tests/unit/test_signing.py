@@ -1,6 +1,5 @@
 """Signatures by ssh-keygen itself: whose count, and of what."""
 
-import re
 import subprocess
 
 import pytest
@@ -66,8 +65,13 @@ def test_a_key_that_may_sign_other_things_only_is_refused(tmp_path, key):
     refused(signing.sign(TEXT, key), signers)
 
 
-def test_the_line_of_a_publisher_lets_its_key_sign_releases_and_nothing_else(tmp_path, key):
-    signers, seal = accept(tmp_path, key), tmp_path / "seal"
+PURPOSES = (signing.NAMESPACE, signing.EVIDENCE)
+
+
+@pytest.mark.parametrize("purposes", [PURPOSES, PURPOSES[1:]])
+def test_the_line_of_a_key_lets_it_sign_what_it_is_for_and_nothing_else(tmp_path, key, purposes):
+    signers, seal = tmp_path / "signers", tmp_path / "seal"
+    signers.write_text(signing.signer_line(key, WHO, purposes))
 
     def taken(namespace):
         seal.write_bytes(signed_as(key, namespace))
@@ -75,8 +79,24 @@ def test_the_line_of_a_publisher_lets_its_key_sign_releases_and_nothing_else(tmp
                  "-s", seal]  # fmt: skip
         return subprocess.run(words, input=TEXT, capture_output=True, check=False).returncode == 0
 
-    purpose = re.search('namespaces="([^"]+)"', signers.read_text())[1]
-    assert taken(purpose) and not taken("git") and not taken("file")
+    asked = (*PURPOSES, "git", "file")
+    assert tuple(purpose for purpose in asked if taken(purpose)) == purposes
+
+
+def test_a_publishers_line_is_for_releases_and_evidence(tmp_path, key):
+    assert f'namespaces="{",".join(PURPOSES)}"' in signing.signer_line(key, WHO)
+
+
+def test_a_keys_fingerprint_is_ssh_keygens_own(key):
+    words = ["ssh-keygen", "-l", "-f", key]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert signing.fingerprint(key) == told.split()[1]
+
+
+def test_a_public_half_that_is_none_has_no_fingerprint(tmp_path):
+    (tmp_path / "key.pub").write_text("ssh-ed25519 ???\n")
+    with pytest.raises(ReleaseError, match="cannot be read"):
+        signing.fingerprint(tmp_path / "key")
 
 
 @pytest.mark.parametrize("seal", [b"", b"no signature", b"-----BEGIN SSH SIGNATURE-----\nAAAA\n"])
@@ -100,7 +120,7 @@ def test_a_file_that_is_no_key_does_not_sign(tmp_path):
 
 def test_a_key_is_the_given_one_or_the_first_usual_one(tmp_path):
     (tmp_path / ".ssh").mkdir()
-    with pytest.raises(UsageError, match="no ssh key to sign the release with"):
+    with pytest.raises(UsageError, match="no ssh key to sign with"):
         signing.find_key("", tmp_path)
     for name in ("id_rsa", "id_ed25519", "id_dsa"):
         (tmp_path / ".ssh" / name).touch()

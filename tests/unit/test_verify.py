@@ -5,9 +5,21 @@ import subprocess
 
 import pytest
 
-from stackyard import oci, release, signing, verify
+from stackyard import evidence, oci, release, signing, verify, vouch
 from stackyard.errors import RegistryError, ReleaseError, StackyardError, UsageError
-from tests.unit.releases import NAME, SUBJECT, WHO, Held, accept, image, make_key, state
+from tests.unit.releases import (
+    NAME,
+    SUBJECT,
+    WHO,
+    Held,
+    accept,
+    image,
+    layers_of,
+    make_key,
+    ran,
+    shown_by,
+    state,
+)
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
 IMAGE, OTHER = image("one", "two", "three"), image("one", "two", "four")
@@ -238,3 +250,126 @@ def test_a_strangers_statement_beside_a_good_one_does_no_harm(site):
     site.key = key
     site.sign()
     assert site.verify().release.proven is False
+
+
+# Evidence beside a release
+
+
+def beside(site):
+    return verify.evidence_beside(site.registry, site.verify(), site.signers)
+
+
+def lay(site, data, digest=DIGEST):
+    kind = evidence.ENVELOPE
+    site.held.attach(digest, kind, one=(kind, data))
+    return site
+
+
+def test_evidence_is_told_with_who_vouches_for_it(site):
+    site.sign()
+    assert beside(site) == verify.Beside(believed=(), refused=())
+    data = shown_by(IMAGE, site.key)
+    (found,) = beside(lay(site, data)).believed
+    assert (found.signer, found.data) == (WHO, data)
+    assert found.evidence.hardware == "2 x NVIDIA H200, driver 580.159.04"
+
+
+def test_one_piece_that_was_attached_twice_is_told_once(site):
+    site.sign()
+    data = shown_by(IMAGE, site.key)
+    lay(site, data)
+    site.held.attach(DIGEST, evidence.ENVELOPE, again=(evidence.ENVELOPE, data))
+    assert len(beside(site).believed) == 1
+
+
+def test_several_pieces_are_told_those_on_gpus_first(site):
+    site.sign()
+    for report in (ran(IMAGE, "bench"), ran(IMAGE, gpus={}), ran(IMAGE)):
+        lay(site, shown_by(IMAGE, site.key, report=report))
+    found = [(one.evidence.kind, one.evidence.on_gpus) for one in beside(site).believed]
+    assert found[0] == ("smoke", True) and len(found) == 3
+
+
+def refuses_evidence(site, data, why):
+    """Nothing of a piece is shown but why, and another piece is shown all the same."""
+    site.sign()
+    lay(site, data)
+    found = beside(site)
+    assert found.believed == () and [why in told for told in found.refused] == [True]
+    assert "H200" not in found.refused[0]
+    assert len(beside(lay(site, shown_by(IMAGE, site.key))).believed) == 1
+
+
+def test_evidence_by_a_stranger_is_not_shown(site):
+    data = shown_by(IMAGE, make_key(site.folder, "stranger"))
+    refuses_evidence(site, data, "is not signed by anybody who may")
+
+
+def test_evidence_that_nobody_signed_is_not_shown(site):
+    refuses_evidence(site, shown_by(IMAGE), "is not signed: nobody vouches")
+
+
+@pytest.mark.parametrize(
+    ("of", "why"), [(OTHER, "of another image"), (image("one", "two"), "of another image")]
+)
+def test_evidence_of_another_image_is_not_shown(site, of, why):
+    refuses_evidence(site, shown_by(of, site.key), why)
+
+
+def test_evidence_of_other_layers_is_not_shown(site):
+    payload = evidence.statement(ran(IMAGE), layers_of(IMAGE)[:2])
+    data = vouch.sign(evidence.Envelope(payload=payload), site.key).text()
+    refuses_evidence(site, data, "of other layers")
+
+
+def test_evidence_of_a_failed_run_is_not_shown(site):
+    report = ran(IMAGE, outcome="failed")
+    refuses_evidence(site, shown_by(IMAGE, site.key, report=report), "did not pass: failed")
+
+
+def test_what_is_no_evidence_is_not_shown(site):
+    refuses_evidence(site, b"{}", "is no evidence of ours")
+
+
+def test_evidence_that_the_registry_changed_or_lost_is_not_shown(site):
+    site.sign()
+    data = shown_by(IMAGE, site.key)
+    lay(site, data)
+    digest = oci.digest_of(data)
+    site.held.blobs[digest] = data + b"\n"
+    assert "is not what its digest says" in beside(site).refused[0]
+    del site.held.blobs[digest]
+    assert "404" in beside(site).refused[0]
+
+
+def test_evidence_without_end_is_not_read(site, monkeypatch):
+    monkeypatch.setattr(evidence, "LONGEST", 100)
+    site.sign()
+    found = beside(lay(site, shown_by(IMAGE, site.key)))
+    assert found.believed == () and "is too long to be read" in found.refused[0]
+
+
+def test_evidence_that_was_attached_to_another_image_is_passed_over(site):
+    """Somebody lists it here; it says itself where it belongs."""
+    site.sign()
+    other = site.held.put(OTHER, "toy-1.0-cpu-r2")
+    lay(site, shown_by(IMAGE, site.key), other)
+    listed = site.held.manifests[oci.referrers_tag(other)]
+    site.held.manifests[oci.referrers_tag(DIGEST)] = oci.referrers_index(
+        [*oci.read_index(listed), *oci.read_index(site.held.manifests[oci.referrers_tag(DIGEST)])]
+    )
+    assert beside(site) == verify.Beside(believed=(), refused=())
+
+
+def test_what_else_lies_beside_a_release_is_no_evidence(site):
+    site.sign()
+    site.held.attach(DIGEST, release.SBOM, bill=(release.SBOM, b"{}"))
+    site.held.attach(DIGEST, evidence.ENVELOPE, other=(release.SBOM, b"{}"))
+    assert beside(site) == verify.Beside(believed=(), refused=())
+
+
+def test_of_several_statements_the_one_with_gpus_goes_before_a_newer_one_without(site):
+    for seen, created in (((), "2026-03"), (("a GPU",), "2026-01")):
+        site.sign(needs_gpus=True, seen_on=seen, created=created)
+    found = site.verify().release
+    assert (found.needs_gpus, found.seen_on_gpus, found.created) == (True, True, "2026-01")

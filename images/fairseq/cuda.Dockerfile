@@ -1,0 +1,201 @@
+# fairseq on cuda. Rendered by `invoke render`; edit images/ or templates/ instead.
+# By hand, from the project's root (settings of pip, uv and apt are optional secrets, see docs/):
+#   DOCKER_BUILDKIT=1 docker build -f images/fairseq/cuda.Dockerfile -t stackyard/fairseq:cuda .
+ARG BASE=stackyard/base:cuda
+ARG TOOLS=ghcr.io/astral-sh/uv:0.13.9
+# hadolint ignore=DL3006
+FROM ${TOOLS} AS tools
+# hadolint ignore=DL3006
+FROM ${BASE} AS base
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+USER 0
+
+FROM base AS text
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && unpack_text /text fortunes fortunes-zh
+
+FROM base AS system
+
+# The layer that every stack on this base shares.
+FROM system AS torch
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=images/bases/cuda.lock,target=/mnt/base.lock \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
+    . /mnt/build.sh \
+    && inventory > /mnt/before \
+    && some_of /mnt/base.lock 'nvidia-*-cu13' triton > /mnt/some.lock \
+    && install_locked /mnt/some.lock '' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
+    && inventory
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=images/bases/cuda.lock,target=/mnt/base.lock \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
+    . /mnt/build.sh \
+    && inventory > /mnt/before \
+    && some_of /mnt/base.lock 'nvidia-*' 'cuda-*' > /mnt/some.lock \
+    && install_locked /mnt/some.lock '' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
+    && inventory
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=images/bases/cuda.lock,target=/mnt/base.lock \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
+    . /mnt/build.sh \
+    && inventory > /mnt/before \
+    && install_locked /mnt/base.lock '' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
+    && warm torch torch.distributed.run torch.nn.parallel torch.utils.data
+
+# A compiler for the wheels that need one; it stays in this stage.
+FROM base AS compiler
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=locked,id=stackyard-apt \
+    . /mnt/build.sh && apt_install g++ python3-dev
+
+FROM base AS wheel-antlr4-python3-runtime
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda.lock,target=/mnt/wheel.lock \
+    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda.fixes.json,target=/mnt/fixes.json \
+. /mnt/build.sh \
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+
+FROM base AS wheel-fairscale
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/wheels/fairscale.cuda.lock,target=/mnt/wheel.lock \
+    --mount=type=bind,source=images/wheels/fairscale.cuda.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/fairscale.cuda.fixes.json,target=/mnt/fixes.json \
+. /mnt/build.sh \
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+
+FROM compiler AS wheel-fairseq
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/wheels/fairseq.cuda.lock,target=/mnt/wheel.lock \
+    --mount=type=bind,source=images/wheels/fairseq.cuda.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/fairseq.cuda.fixes.json,target=/mnt/fixes.json \
+. /mnt/build.sh \
+    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+
+# The packages as they come. `invoke prove` starts from here to have each fix left out.
+FROM torch AS packages
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=tools,target=/mnt/tools \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
+    --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
+    --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
+    --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
+    --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
+    --mount=type=bind,source=images/fairseq/cuda.lock,target=/mnt/stack.lock \
+    --mount=type=bind,from=wheel-antlr4-python3-runtime,source=/wheels,target=/mnt/wheels/antlr4-python3-runtime \
+    --mount=type=bind,from=wheel-fairscale,source=/wheels,target=/mnt/wheels/fairscale \
+    --mount=type=bind,from=wheel-fairseq,source=/wheels,target=/mnt/wheels/fairseq \
+    --mount=type=bind,source=stackyard/inside/leave_out.py,target=/mnt/leave_out.py \
+    . /mnt/build.sh \
+    && inventory > /mnt/before \
+    && install_locked /mnt/stack.lock \
+    && install_built \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+        --keep torch/bin/torch_shm_manager \
+        --keep mpmath/tests/__init__.py \
+        --keep mpmath/tests/runtests.py \
+        --keep torch/include \
+    && assert_unchanged /mnt/before
+
+# Fixes, and the bytecode of what is used, in a step of their own: it is small and quickly done again.
+FROM packages AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
+    --mount=type=bind,source=images/fairseq/cuda.fixes.json,target=/mnt/fixes.json \
+    . /mnt/build.sh \
+    && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
+        --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.profiler._cupti_monitor torch.utils.serialization omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.bash_completion hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.basic_sweeper hydra._internal.core_plugins.file_config_source hydra._internal.core_plugins.fish_completion hydra._internal.core_plugins.importlib_resources_config_source hydra._internal.core_plugins.structured_config_source hydra._internal.core_plugins.zsh_completion
+# Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,from=text,source=/text,target=/mnt/text \
+    --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,source=stackyard/inside/node.py,target=/mnt/inside/node.py \
+    --mount=type=bind,source=stackyard/inside/strays.py,target=/mnt/inside/strays.py \
+    --mount=type=bind,source=stackyard/inside/lease.py,target=/mnt/inside/lease.py \
+    --mount=type=bind,source=stackyard/inside/sshd_config,target=/mnt/inside/sshd_config \
+    --mount=type=bind,source=stackyard/inside/ssh_config,target=/mnt/inside/ssh_config \
+    . /mnt/build.sh && install_runtime
+ENV LANG="C.UTF-8" \
+    NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
+    NVIDIA_VISIBLE_DEVICES="all" \
+    PDSH_RCMD_TYPE="ssh" \
+    TOKENIZERS_PARALLELISM="false"
+WORKDIR /root
+ENTRYPOINT ["/usr/bin/tini", "--"]
+CMD ["python3", "/usr/local/lib/stackyard/node.py"]
