@@ -36,7 +36,7 @@ from stackyard.bench.judge import judge
 from stackyard.bench.plan import BenchPlan, Turn, make_plan, read_counts
 from stackyard.bench.read import load_bench, load_peaks
 from stackyard.bench.report import bench_report, headings, render_page, rows
-from stackyard.bench.result import Played, Seen, group_speed, speed
+from stackyard.bench.result import START, Played, Seen, group_speed, speed
 from stackyard.builder import Builder, Built
 from stackyard.cli import EXIT_CODES, chosen_stacks, run, show_diagnoses
 from stackyard.console import Terminal
@@ -48,6 +48,8 @@ from stackyard.tables import outcome_text
 
 CPU_RANKS = 2
 ROUNDS = 2
+# Columns of words; those of numbers stand to the right.
+LEFT = ("side", "ratio", f"of all after {START}")
 
 
 def bench(
@@ -272,7 +274,7 @@ def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
     title = f"{value['stack']} on {value['base']}: {value['what']}"
     table = Table(title=title, title_justify="left")
     for heading in headings(value):
-        table.add_column(heading, justify="left" if heading in ("side", "ratio") else "right")
+        table.add_column(heading, justify="left" if heading in LEFT else "right")
     for row in rows(value):
         table.add_row(*map(escape, row))
     terminal.table(table)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from stackyard import cli_mount, commands, dockerfile, job_source
+from stackyard import cli_mount, commands, dockerfile, fused, job_source
 from stackyard.catalog import choose
 from stackyard.cli import run as command_run
 from stackyard.cli import show_diagnoses
@@ -27,6 +27,7 @@ from stackyard.fleet.mounts import require_there, together, with_mounts
 from stackyard.fleet.plan import HOST_NETWORK, StandingPlan, Wanted, require_name
 from stackyard.fleet.runs import Ended, Follower, Reached, Watcher, reached
 from stackyard.fleet.standing import Standing
+from stackyard.fleet.talk import Event
 from stackyard.fleet_view import RunView, runs_table
 from stackyard.job import Job
 from stackyard.job_source import Work, load_example, require_work
@@ -269,9 +270,24 @@ def _run(
         (follower.talk if follower else talk).close()
 
 
+def fused_warnings(job: Event) -> list[str]:
+    """Return a warning for each fused part that is on and does not run; old images tell of none."""
+    said = {int(rank): found.get("fused", {}) for rank, found in job.get("ranks", {}).items()}
+    try:
+        return fused.warnings({rank: fused.read_parts(parts) for rank, parts in said.items()})
+    except (KeyError, TypeError, AttributeError):
+        return []  # the training is over: what a rank wrote does not fail it now
+
+
 def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[Any, int]:
     job = ended.job
-    value = {"outcome": "passed" if ended.passed else "failed", "lost": ended.lost, **job}
+    warnings = fused_warnings(job)
+    value = {
+        "outcome": "passed" if ended.passed else "failed",
+        "lost": ended.lost,
+        "warnings": warnings,
+        **job,
+    }
     if not wanted.detach:
         terminal.note(f"every line is in reports/runs, in {job['name']}.log")
     if wanted.detach:
@@ -287,6 +303,8 @@ def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[A
     else:
         seconds = float(job["ended"]) - float(job["started"])
         terminal.text(f"{job['name']} is done: {len(job['ranks'])} ranks, {seconds:.1f} s")
+    for warning in warnings:
+        terminal.text(f"{job['name']}: warning: {warning}")
     if job.get("left"):
         left = ", ".join(f"{n} {len(p)}" for n, p in job["left"].items())
         terminal.text(f"{job['name']}: its launcher left processes, which were ended: {left}")

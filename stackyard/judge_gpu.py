@@ -1,4 +1,4 @@
-"""The checks that only GPUs have: transport, bandwidth, throughput, memory.
+"""The checks that only GPUs have: transport, bandwidth, throughput, memory, fused parts.
 
 Owns their thresholds and sentences, as `stackyard.judge` owns those of every smoke. Pure.
 """
@@ -48,14 +48,18 @@ class GpuObservation:
 
 
 def judge_gpu(
-    seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str
+    seen: GpuObservation,
+    trainings: Sequence[tuple[str, Training]],
+    broken: str,
+    parts: Sequence[str] = (),
 ) -> tuple[Check, ...]:
-    """All checks, in a fixed order."""
+    """All checks, in a fixed order; `parts` are those that must be fused in every training."""
     return (
         transport(seen, trainings, broken),
         bandwidth(seen, broken),
         throughput(seen, trainings, broken),
         memory(seen, trainings, broken),
+        fused(trainings, broken, parts),
     )
 
 
@@ -236,3 +240,32 @@ def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], brok
         "freed_after_seconds": round(seen.freed_seconds, 2),
     }
     return check("memory", measured, expected, wrong)
+
+
+def fused(
+    trainings: Sequence[tuple[str, Training]], broken: str, parts: Sequence[str] = ()
+) -> Check:
+    """Require every fused part that is on and has something to do to run, on all ranks.
+
+    Args:
+        parts: those that must run unless they are off, also where no rank has asked for them.
+    """
+    expected = {"parts": list(parts) or "all that are on", "ranks": "all"}
+    if not any(training.ranks for _, training in trainings):
+        return not_run("fused", expected, broken or "nothing was trained")
+    wrong: list[str] = []
+    measured: dict[str, Any] = {}
+    for name, training in trainings:
+        for rank in training.ranks.values():
+            said = {part: found.state for part, found in rank.fused.items()}
+            measured.setdefault(name, {})[f"rank {rank.rank}"] = said
+            where = f"{name}: rank {rank.rank}: the fused part"
+            wrong += [
+                f"{where} {part!r} {found.lost}" for part, found in rank.fused.items() if found.lost
+            ]
+            wrong += [
+                f"{where} {part!r} did not run: nothing asked for it"
+                for part in parts
+                if said.get(part, "not asked") == "not asked"
+            ]
+    return check("fused", measured, expected, wrong)

@@ -73,6 +73,7 @@ def _smoke(whole: Mapping, entry: Mapping, device: str, other: Smoke | None = No
         stall_seconds=entry.integer("stall_seconds", other.stall_seconds if other else 60),
         layouts=layouts,
         device=device,
+        fused=entry.texts("fused", ()) if other else (),
     )
     _check_smoke(entry, smoke)
     return smoke

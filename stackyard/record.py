@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stackyard.fused import Part, read_parts
 from stackyard.nccl import NcclLog
 
 
@@ -21,11 +22,15 @@ class Window:
         seconds: wall time, with the device synchronised at both ends.
         tokens: tokens of this rank.
         peak_bytes: the most GPU memory that tensors took since the training began; 0 on a CPU rank.
+        updates: seconds of each update; empty in records of before they were told.
+        time: when it ended, in seconds since the epoch; 0 where that was not told.
     """
 
     seconds: float
     tokens: float
     peak_bytes: int
+    updates: tuple[float, ...] = ()
+    time: float = 0.0
 
 
 @dataclass
@@ -39,6 +44,7 @@ class RankRecord:
         losses: mean loss over the global batch, by update number.
         params: hash of the parameters, by update number and group.
         windows: in a bench: speed and memory, by the last update of each window.
+        fused: what became of the fused parts, by name; empty where the process has none.
     """
 
     rank: int
@@ -53,6 +59,7 @@ class RankRecord:
     losses: dict[int, float] = field(default_factory=dict)
     params: dict[tuple[int, str], str] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
+    fused: dict[str, Part] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
     ended: int | None = None
@@ -76,6 +83,7 @@ class Training:
         strays: processes left on each node once it was over (after a grace).
         command: what node 1 ran.
         nccl: what NCCL said about its channels; None on CPU ranks.
+        began: when it was launched, in seconds since the epoch; 0 where that is not known.
     """
 
     layout: str
@@ -90,6 +98,7 @@ class Training:
     command: tuple[str, ...]
     nodes: tuple[str, ...] = ()
     nccl: NcclLog | None = None
+    began: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -132,7 +141,7 @@ def take_line(ranks: dict[int, RankRecord], line: str) -> tuple[RankRecord, str]
         event: dict[str, Any] = json.loads(text)
         kind = str(event["event"])
         _take(record, kind, event)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     ranks[rank] = record
     return record, kind
@@ -151,8 +160,16 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
     elif kind == "window":
         step, loss = int(event["step"]), float(event["loss"])
         seconds, tokens, peak = (float(event[key]) for key in ("seconds", "tokens", "peak_bytes"))
-        record.windows[step] = Window(seconds=seconds, tokens=tokens, peak_bytes=int(peak))
+        record.windows[step] = Window(
+            seconds=seconds,
+            tokens=tokens,
+            peak_bytes=int(peak),
+            updates=tuple(float(one) for one in event.get("updates", ())),
+            time=float(event.get("time", 0.0)),
+        )
         record.losses[step] = loss
+    elif kind == "fused":
+        record.fused = read_parts(event["parts"])
     elif kind == "memory":
         record.memory = {key: int(event[key]) for key in ("allocated", "reserved")}
     elif kind == "params":

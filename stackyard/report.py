@@ -218,6 +218,13 @@ def _largest(gaps: Sequence[float | str]) -> str:
     return f"max {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
 
 
+def _fused_figure(measured: Mapping[str, Any]) -> str:
+    """Name the parts that ran anywhere."""
+    ranks = [parts for training in measured.values() for parts in training.values()]
+    ran = {name for parts in ranks for name, state in parts.items() if state == "ran"}
+    return f"{', '.join(sorted(ran)) or 'nothing'} ran"
+
+
 _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "mesh": _mesh_figure,
     "world_size": lambda measured: f"{len(measured)} trainings",
@@ -230,6 +237,7 @@ _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "bandwidth": lambda measured: f"{measured['busbw_gb_s'].get('1 GiB', 0):.1f} GB/s",
     "throughput": lambda measured: f"{measured['gpt2_small_tokens_s']:,.0f} tokens/s",
     "memory": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+    "fused": _fused_figure,
 }
 
 

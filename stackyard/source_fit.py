@@ -100,7 +100,8 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
             for name, text in fix.get("add", {}).items()
             if any(path.startswith(folder_of(here + name)) for path in tree)
         }
-        if kept or added:
+        # A module beside the packages would fit any tree: alone it says nothing of this one.
+        if kept or any("/" in name.removeprefix(here) for name in added):
             rules.append({**fix, "stage": "installed", "replace": kept, "add": added})
     return json.dumps(rules), root
 

@@ -263,6 +263,7 @@ class Smoke:
         tolerance: largest allowed absolute difference of a logged loss.
         args: arguments of the program on this kind of device, before a layout's own.
         device: what the ranks compute on: `cpu` or `cuda`.
+        fused: parts that must be fused on every rank of each layout; only on GPUs.
         start_seconds: time within which every rank must have joined.
         stall_seconds: longest silence of a running training.
     """
@@ -281,6 +282,7 @@ class Smoke:
     layouts: tuple[Layout, ...]
     args: tuple[str, ...] = ()
     device: str = "cpu"
+    fused: tuple[str, ...] = ()
 
     @property
     def horizon(self) -> int:

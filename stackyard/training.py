@@ -235,6 +235,7 @@ class _Running:
             seconds=self.ended - started,
             command=self.launch.argv,
             nccl=log,
+            began=time.time() - (time.monotonic() - started),
         )
 
 

@@ -1,11 +1,13 @@
 """The clock of a bench: seconds, tokens, loss and memory of every few updates, as records.
 
 Owns when the clock is looked at: every STACKYARD_BENCH_WINDOW updates, with the device synchronised. Between
-two looks it makes nobody wait: losses stay on the device. Used by every program of `invoke bench`.
+two looks it makes nobody wait: losses stay on the device, and how long each update took is left to the
+device's own events. Used by every program of `invoke bench`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -29,11 +31,11 @@ class Windows:
         self._weight: Any = 0.0
         self._tokens: Any = 0.0
         self._peak = 0
-        self._began = self._now()
+        self.start()
 
     def start(self) -> None:
         """The first update begins."""
-        self._began = self._now()
+        self._began, self._marks = self._now(), [self._mark()]
 
     def look_at_memory(self) -> None:
         """Take the peak so far; for programs that reset it, before they do."""
@@ -50,6 +52,7 @@ class Windows:
         """
         self._loss, self._weight = self._loss + _wide(loss), self._weight + _wide(weight)
         self._tokens = self._tokens + _wide(tokens)
+        self._marks.append(self._mark())
         if step % self._every:
             return
         now = self._now()
@@ -60,8 +63,21 @@ class Windows:
             seconds=now - self._began,
             tokens=float(self._tokens),
             peak_bytes=self._peak,
+            updates=[self._between(*pair) for pair in itertools.pairwise(self._marks)],
         )
         self._began, self._loss, self._weight, self._tokens = now, 0.0, 0.0, 0.0
+        self._marks = self._marks[-1:]
+
+    def _mark(self) -> Any:
+        """Mark the end of what was given to the device so far; on CPU ranks, now."""
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, one: Any, other: Any) -> float:
+        return float(one.elapsed_time(other)) / 1000 if self._cuda else float(other - one)
 
     def _now(self) -> float:
         if self._cuda:

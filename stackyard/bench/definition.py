@@ -83,6 +83,7 @@ class Side:
         against: the side that speed and losses are held against; empty for the first of all. A
             side that trains something else (another dropout) names itself.
         asked: whether it is played only when it is named.
+        fused: parts that must run on every rank on GPUs, unless its environment has them off.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Side:
     env: Mapping[str, str]
     against: str
     asked: bool
+    fused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,23 +12,27 @@ from typing import Any
 
 from stackyard.bench.definition import Tolerance
 from stackyard.bench.plan import BenchPlan
-from stackyard.bench.result import Played, Seen, speed
+from stackyard.bench.result import START, Played, Seen, longest_pause, speed
 from stackyard.checks import Check, check, not_run
-from stackyard.judge_gpu import FREED_BYTES, FREED_SECONDS, still_held
+from stackyard.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
 from stackyard.record import Training
+
+# A later update that takes so many seconds more than its neighbours has compiled something again.
+PAUSE_SECONDS = 1.0
 
 
 def judge(plan: BenchPlan, seen: Seen) -> tuple[Check, ...]:
     """All checks, in a fixed order.
 
-    `same_loss` only where there is something to compare, `freed` only on GPUs.
+    `same_loss` only where there is something to compare; `steady`, `fused` and `freed` only on
+    GPUs: the tiny size of CPU ranks says nothing about speed, and fused parts are for GPUs.
     """
     checks: list[Callable[[BenchPlan, Seen], Check]] = [trained, own_device]
     if any(plan.bench.against(side) != side.name for side in plan.sides):
         checks.append(same_loss)
     checks.append(no_strays)
     if plan.size.device == "cuda":
-        checks.append(freed)
+        checks += [steady, all_fused, freed]
     return tuple(one(plan, seen) for one in checks)
 
 
@@ -165,6 +169,40 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
         why = seen.broken or "no side and the one it is held against were both played"
         return not_run("same_loss", expected, why)
     return check("same_loss", {**measured, "rounds": _rounds(plan, seen)}, expected, wrong)
+
+
+def steady(plan: BenchPlan, seen: Seen) -> Check:
+    """Require that no update after the start-up takes much longer than its neighbours."""
+    expected = {"longer_than_its_neighbours_s": f"<= {PAUSE_SECONDS:g}", "updates": f"> {START}"}
+    measured, wrong = {}, []
+    for played in seen.played:
+        if played.training.failed:
+            continue
+        label, found = played.turn.label, longest_pause(played.training)
+        if found is None:
+            wrong.append(f"{label}: its updates were not timed one by one")
+            continue
+        seconds, update = found
+        measured[label] = {"seconds": round(seconds, 3), "at": update}
+        if seconds > PAUSE_SECONDS:
+            wrong.append(f"{label}: update {update} took {seconds:.1f} s more than its neighbours")
+    if not measured and not wrong:
+        return not_run("steady", expected, seen.broken or "no training came to its end")
+    return check("steady", measured, expected, wrong)
+
+
+def all_fused(plan: BenchPlan, seen: Seen) -> Check:
+    """Require every fused part that is on and has something to do to run, on all ranks."""
+    expected = {side.name: list(side.fused) or "all that are on" for side in plan.sides}
+    found = [
+        fused([(p.turn.label, p.training)], seen.broken, plan.bench.side(p.turn.side).fused)
+        for p in seen.played
+        if p.training.ranks
+    ]
+    if not found:
+        return not_run("fused", expected, seen.broken or "nothing was played")
+    measured = {label: said for one in found for label, said in one.measured.items()}
+    return check("fused", measured, expected, [one.why for one in found if one.why])
 
 
 def _said(bound: Tolerance) -> dict[str, str]:

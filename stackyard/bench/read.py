@@ -85,6 +85,7 @@ def read_bench(top: Mapping, stack: str) -> Bench:
     """`images/<stack>/bench.yml`."""
     launcher = top.one_of("launcher", LAUNCHERS, "torchrun")
     one = top.mapping("one_rank")
+    fused = top.texts("fused", ())
     bench = Bench(
         stack=stack,
         what=top.text("what"),
@@ -94,7 +95,7 @@ def read_bench(top: Mapping, stack: str) -> Bench:
         one_args=one.texts("args", ()) if one else (),
         prepare=top.texts("prepare"),
         program=top.texts("program"),
-        sides=tuple(_side(item, name) for name, item in top.entries("sides").items()),
+        sides=tuple(_side(item, name, fused) for name, item in top.entries("sides").items()),
         sizes={name: _size(item, name) for name, item in top.entries("sizes").items()},
         start_seconds=_positive(top, "start_seconds", 120),
         stall_seconds=_positive(top, "stall_seconds", 180),
@@ -109,7 +110,7 @@ def read_bench(top: Mapping, stack: str) -> Bench:
     return bench
 
 
-def _side(entry: Mapping, name: str) -> Side:
+def _side(entry: Mapping, name: str, fused: tuple[str, ...]) -> Side:
     side = Side(
         name=name,
         what=entry.single_line("what"),
@@ -118,6 +119,7 @@ def _side(entry: Mapping, name: str) -> Side:
         env=entry.env("env"),
         against=entry.single_line("against", ""),
         asked=entry.flag("asked", False),
+        fused=entry.texts("fused", fused),
     )
     entry.done()
     return side

@@ -13,11 +13,24 @@ from stackyard import page, report, template
 from stackyard.bench import flops
 from stackyard.bench.definition import Peak
 from stackyard.bench.plan import BenchPlan
-from stackyard.bench.result import Line, Played, Seen, lines, peak_bytes, speed, window_speeds
+from stackyard.bench.result import (
+    START,
+    Line,
+    Played,
+    Seen,
+    lines,
+    longest_pause,
+    mean_speed,
+    peak_bytes,
+    speed,
+    started,
+    window_speeds,
+)
 from stackyard.catalog import ResolvedImage
 from stackyard.checks import Check, verdict
 from stackyard.diagnose import diagnose_all, diagnosis_value
 from stackyard.image import ImageInfo
+from stackyard.record import Training
 from stackyard.spec import Failure
 
 SCHEMA = "stackyard.bench/1"
@@ -109,7 +122,16 @@ def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> dict[str, Any]:
         "scaling": _rounded(line.scaling, 4),
         "mfu": _rounded(share, 4),
         "peak_bytes": line.peak_bytes,
+        "mean": _rounded(line.mean, 1),
+        "mean_ratio": _rounded(line.mean_ratio, 4),
+        "start_seconds": _start(line.first, line.tenth),
+        "pause_seconds": _rounded(line.pause, 3),
     }
+
+
+def _start(first: float | None, tenth: float | None) -> dict[str, float | None]:
+    """Seconds from the launch to the end of an update, by its number."""
+    return {"1": _rounded(first, 2), str(START): _rounded(tenth, 2)}
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -129,11 +151,19 @@ def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
         "why": training.stopped or (f"exit code {training.code}" if training.failed else ""),
         "seconds": round(training.seconds, 2),
         "speed": _rounded(speed(training, plan.size.warm), 1),
+        "mean": _rounded(mean_speed(training), 1),
+        "start_seconds": _start(started(training, 1), started(training, START)),
+        "pause": _pause(training),
         "windows": [[step, round(value, 1)] for step, value in window_speeds(training).items()],
         "losses": [[step, report.finite(loss)] for step, loss in sorted(training.losses.items())],
         "peak_bytes": peak_bytes(training),
         "command": list(training.command),
     }
+
+
+def _pause(training: Training) -> dict[str, Any] | None:
+    found = longest_pause(training)
+    return {"seconds": round(found[0], 3), "at": found[1]} if found else None
 
 
 def render_page(value: Mapping[str, Any]) -> str:
@@ -175,24 +205,27 @@ def curves(
 
 
 def rows(value: Mapping[str, Any]) -> list[list[str]]:
-    """The results as text: side, ranks, speed, ratio, MFU, memory, scaling."""
+    """The results as text, under `headings`."""
     return [
         [
             entry["side"],
             str(entry["ranks"]),
             _text(entry["speed"], "{:,.0f}"),
             _ratio(value, entry),
+            _ratio(value, entry, "mean_ratio"),
             _text(entry["mfu"] and 100 * entry["mfu"], "{:.1f} %"),
             _text(entry["peak_bytes"] and entry["peak_bytes"] / GIB, "{:.1f} GiB"),
             _text(entry["scaling"], "{:.3f}"),
+            _text(entry.get("pause_seconds"), "{:.2f} s"),
+            ", ".join(_text(s, "{:.1f} s") for s in entry.get("start_seconds", {}).values() if s),
         ]
         for entry in value["results"]
     ]
 
 
-def _ratio(value: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def _ratio(value: Mapping[str, Any], entry: Mapping[str, Any], key: str = "ratio") -> str:
     against = value["sides"][entry["side"]]["against"]
-    return "" if against == entry["side"] else _text(entry["ratio"], f"{{:.3f}} of {against}")
+    return "" if against == entry["side"] else _text(entry.get(key), f"{{:.3f}} of {against}")
 
 
 def _text(number: float | None, form: str) -> str:
@@ -201,4 +234,15 @@ def _text(number: float | None, form: str) -> str:
 
 def headings(value: Mapping[str, Any]) -> list[str]:
     """Headings of the columns of `rows`."""
-    return ["side", "ranks", f"{value['unit']}/s", "ratio", "MFU", "memory", "scaling"]
+    return [
+        "side",
+        "ranks",
+        f"{value['unit']}/s",
+        "ratio",
+        f"of all after {START}",
+        "MFU",
+        "memory",
+        "scaling",
+        "longest pause",
+        f"start-up (1, {START})",
+    ]

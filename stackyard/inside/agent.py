@@ -122,6 +122,7 @@ class Agent:
         self._words: dict[Path, Words] = {}
         self._ranks: dict[int, Said] = {}
         self._gone: set[int] = set()
+        self._fused: dict[int, str] = {}
 
     def keep(self) -> None:
         """Go on until nothing is heard for the lease's time, or the line closes."""
@@ -133,6 +134,7 @@ class Agent:
         command, _, rest = text.partition(" ")
         if command == "watch":
             self._folder, self._words, self._ranks, self._gone = Path(rest), {}, {}, set()
+            self._fused = {}
         elif command == "finish":
             self._pass_on(last=True)
             for event in self._ended():
@@ -173,7 +175,20 @@ class Agent:
                 pid, rank = int(found["pid"]), int(found["rank"])
                 if pid not in self._ranks:
                     self._ranks[pid] = {"pid": pid, "rank": rank}
+                    self._fused.pop(rank, None)
                     self._line.write(json.dumps({"event": "rank", "pid": pid, "rank": rank}))
+        for known in self._ranks.values():
+            self._learn_fused(int(str(known["rank"])))
+
+    def _learn_fused(self, rank: int) -> None:
+        """Tell what became of a rank's fused parts, where that is not what was told before."""
+        assert self._folder is not None
+        with contextlib.suppress(OSError, ValueError):
+            text = (self._folder / f"rank{rank}.fused").read_text()
+            if text != self._fused.get(rank):
+                parts = json.loads(text)
+                self._fused[rank] = text
+                self._line.write(json.dumps({"event": "fused", "rank": rank, "parts": parts}))
 
     def _ended(self) -> list[Said]:
         """Ranks of this node that have ended since the last look, and how."""

@@ -133,7 +133,8 @@ def repair(out: Path, fixes: list[dict[str, Any]]) -> dict[str, list[str]]:
     for fix in fixes:
         rules = [rule for rule in fix["replace"] if (out / rule["file"]).is_file()]
         added = {n: t for n, t in fix.get("add", {}).items() if (out / n).parent.is_dir()}
-        if rules or added:
+        # A module beside the packages would fit any tree: alone it says nothing of this one.
+        if rules or any("/" in name for name in added):
             kept.append({**fix, "stage": "installed", "replace": rules, "add": added})
         elif any(".dist-info/" not in rule["file"] for rule in fix["replace"]):
             found["absent"].append(fix["id"])

@@ -26,6 +26,12 @@ def _uuid(device: str) -> str:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
+def _fused() -> dict[str, Any]:
+    """Return what became of this process's fused parts, where a package with such parts is loaded."""
+    ledger = sys.modules.get("stackyard_fused")
+    return ledger.states() if ledger is not None else {}
+
+
 class Recorder:
     """The record of one rank.
 
@@ -44,6 +50,7 @@ class Recorder:
         self.rank = rank
         # In a user's own run somebody reads what the ranks say; a smoke reads the record.
         self._says = rank == 0 and "STACKYARD_LOGS" in os.environ
+        self._parts: dict[str, Any] = {}
         self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
         self._write(
             event="start",
@@ -61,9 +68,17 @@ class Recorder:
         if self._says and (step % 10 == 0 or step == 1):
             print(f"update {step} loss {float(loss):.4f}", flush=True)
         self._write(event="step", step=step, loss=float(loss))
+        self._tell_fused()
 
     def window(
-        self, step: int, loss: float, *, seconds: float, tokens: float, peak_bytes: int
+        self,
+        step: int,
+        loss: float,
+        *,
+        seconds: float,
+        tokens: float,
+        peak_bytes: int,
+        updates: Iterable[float] = (),
     ) -> None:
         """In a bench: what the updates up to `step` since the window before took.
 
@@ -72,11 +87,14 @@ class Recorder:
             seconds: wall time between two looks at the clock, with the device synchronised.
             tokens: of this rank.
             peak_bytes: most GPU memory that tensors took since the training began; 0 on CPUs.
+            updates: seconds of each of the window's updates.
         """
         self._write(
             event="window", step=step, loss=float(loss), seconds=round(seconds, 6),
             tokens=float(tokens), peak_bytes=int(peak_bytes),
+            updates=[round(one, 4) for one in updates],
         )  # fmt: skip
+        self._tell_fused()
 
     def params(self, step: int, named: Iterable[tuple[str, Any]], group: str = "all") -> None:
         """Hash parameters after `step`.
@@ -101,6 +119,7 @@ class Recorder:
 
     def end(self, step: int) -> None:
         """This rank did all it was asked to and is about to exit with 0."""
+        self._tell_fused()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             self._write(
@@ -110,6 +129,13 @@ class Recorder:
             )
         self._write(event="end", step=step)
         self._file.close()
+
+    def _tell_fused(self) -> None:
+        """Say what became of the fused parts, where that is not what was said before."""
+        parts = _fused()
+        if parts != self._parts:
+            self._parts = parts
+            self._write(event="fused", parts=parts)
 
     def _write(self, **fields: Any) -> None:
         # One write of one short line: readers never see half of one from a live rank.

@@ -98,6 +98,10 @@ class Supervisor:
             rank = int(str(value["rank"]))
             job.ranks[rank] = {"node": node, "pid": value["pid"], "end": None}
             job.dead.pop(rank, None)  # its launcher has started it again
+        elif value.get("event") == "fused":
+            known = job.ranks.get(int(str(value["rank"])))
+            if known is not None:
+                known["fused"] = value["parts"]
         elif value.get("event") == "gone":
             job.gone(int(str(value["rank"])), node, value["pid"], str(value["end"]))
         elif value.get("event") == "orphan":

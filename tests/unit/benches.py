@@ -44,8 +44,8 @@ def bench(**changes: Any) -> Bench:
         "prepare": ("prepare", "{data}", "{vocabulary}"),
         "program": ("train.py", "--record={record}"),
         "sides": (
-            side("stock", env={"FUSED": "0"}),
-            side("ours"),
+            side("stock", env={"FUSED": "0"}, fused=("fast",)),
+            side("ours", fused=("fast",)),
             side("part", args=("--part",), asked=True),
         ),
         "sizes": {"cpu": size, "cuda": dataclasses.replace(size, device="cuda")},

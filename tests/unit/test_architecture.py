@@ -33,7 +33,7 @@ ORDER = [
     # layers and configuration of an image --gate--> what must not be published
     "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
     # Run --> raw logs --judge--> Outcome --> report
-    "placement", "access", "nccl", "checks", "doctor",
+    "placement", "access", "nccl", "fused", "checks", "doctor",
     "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report",
     "comparison", "comparison_view", "earlier", "page",
     "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
@@ -81,7 +81,7 @@ PURE = [
     "record",
     "judge", "judge_gpu", "checks", "placement",
     "access",
-    "nccl", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",
+    "nccl", "fused", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",
     "comparison", "comparison_view", "earlier",
     "archive", "template", "positional",
     "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",

@@ -21,19 +21,20 @@ from stackyard.engine import ExecResult
 from stackyard.errors import DefinitionError, EngineError, UsageError
 from stackyard.project import ROOT, load_project
 from stackyard.record import take_line
-from tests.unit import benches
+from tests.unit import benches, samples
 from tests.unit.benches import MODEL, PEAK, plan
 from tests.unit.test_training_at_once import Node
 
 GOOD = """\
 what: a toy
+fused: [fast]
 prepare: [prepare, "{data}"]
 program: [train.py, "--record={record}"]
 one_rank: {launcher: alone, args: [--one]}
 sides:
   stock: {what: as it was, env: {FUSED: "0"}}
   ours: {what: ours}
-  part: {what: one part, asked: true, against: ours}
+  part: {what: one part, asked: true, against: ours, fused: []}
 sizes:
   cpu: &size
     model: {layers: 2, width: 8, heads: 2, inner: 32, vocabulary: 100, context: 16}
@@ -74,6 +75,7 @@ def test_a_good_definition_is_read_whole():
     assert (found.launcher, found.one_launcher, found.unit) == ("torchrun", "alone", "tokens")
     assert found.against(found.side("ours")) == "stock"
     assert found.against(found.side("part")) == "ours"
+    assert [side.fused for side in found.sides] == [("fast",), ("fast",), ()]
     assert found.sizes["cpu"].model == MODEL
 
 
@@ -252,6 +254,72 @@ def test_windows_of_the_warm_up_do_not_count_and_the_median_does():
     assert result.speed(seen.find("stock", 1)[0].training, benches.UPDATES) is None
 
 
+def timed(*windows, began=100.0, **changes):
+    """A training of one rank whose updates take these seconds, window by window."""
+    found, now, step = {}, began + 5.0, 0
+    for updates in windows:
+        now, step = now + sum(updates), step + len(updates)
+        found[step] = benches.Window(
+            seconds=sum(updates), tokens=100.0, peak_bytes=1, updates=tuple(updates), time=now
+        )
+    ranks = {0: samples.rank(0, 1, windows=found)}
+    return samples.training(ranks=ranks, wanted=1, began=began, **changes)
+
+
+EVEN = [1.0] * 10
+PAUSED = [*EVEN[:4], 7.0, *EVEN[:5]]
+
+
+def test_the_mean_counts_pauses_and_leaves_out_the_start_up():
+    found = timed([5.0, *EVEN[:9]], EVEN, PAUSED, EVEN, EVEN)
+    assert result.speed(found, 10) == 10.0
+    assert result.mean_speed(found) == pytest.approx(400.0 / 46.0)
+    assert result.mean_speed(timed(EVEN)) is None
+    # Windows of another length: those count that begin after the start-up.
+    assert result.mean_speed(timed(*[[1.0] * 4] * 3, [2.0] * 4)) == pytest.approx(100.0 / 8.0)
+
+
+def test_the_start_up_is_told_up_to_the_first_and_the_tenth_update():
+    found = timed([5.0, *EVEN[:9]], EVEN)
+    assert (result.started(found, 1), result.started(found, 10)) == (10.0, 19.0)
+    assert result.started(timed([5.0, *EVEN[:4]], EVEN[:5]), 10) == 19.0
+    assert result.started(timed(EVEN, began=0.0), 1) is None
+    assert result.started(timed(EVEN), 11) is None
+
+
+@pytest.mark.parametrize(
+    ("windows", "pause"),
+    [
+        ([EVEN, PAUSED], (6.0, 15)),
+        ([PAUSED, EVEN], (0.0, 20)),  # in the start-up
+        ([EVEN, [*EVEN[:9], 3.0], EVEN], (2.0, 20)),
+        ([EVEN, [3.0, *EVEN[:9]]], (2.0, 11)),
+        ([EVEN, EVEN, [*EVEN[:9], 3.0]], (2.0, 30)),  # with neighbours on one side alone
+        ([EVEN, [*EVEN[:5], 7.0, 7.0, *EVEN[:3]]], (6.0, 17)),  # two do not hide each other
+        ([EVEN], None),
+    ],
+)
+def test_the_longest_pause_is_that_of_an_update_among_its_neighbours(windows, pause):
+    assert result.longest_pause(timed(*windows)) == pause
+
+
+def test_an_update_takes_as_long_as_on_its_slowest_rank():
+    one, other = timed(EVEN).ranks[0], timed(PAUSED).ranks[0]
+    found = samples.training(ranks={0: one, 1: other}, wanted=2)
+    assert result.update_seconds(found) == {**dict.fromkeys(range(1, 11), 1.0), 5: 7.0}
+
+
+def test_a_line_has_the_worst_start_up_and_pause_and_the_ratio_of_means():
+    made = plan(1, rounds=1)
+    seen = benches.seen(made)
+    for label, windows in (("stock-1-1", [EVEN, EVEN]), ("ours-1-1", [EVEN, PAUSED])):
+        found = timed(*windows)
+        seen = benches.with_training(seen, label, ranks=found.ranks, began=found.began)
+    lines = {line.side: line for line in result.lines(made, seen)}
+    assert lines["ours"].mean_ratio == pytest.approx(10.0 / 16.0)
+    assert (lines["ours"].first, lines["ours"].tenth, lines["ours"].pause) == (6.0, 15.0, 6.0)
+
+
 def test_a_training_that_lost_a_rank_has_no_speed():
     found = benches.seen(plan()).find("ours", 2)[0].training
     alone = benches.dataclasses.replace(found, ranks={0: found.ranks[0]})
@@ -282,13 +350,16 @@ def test_a_window_is_read_from_the_record_with_its_loss():
     ranks = {}
     line = (
         'rank0\t{"event": "window", "step": 10, "loss": 2.5, "seconds": 1.5, "tokens": 320.0,'
-        ' "peak_bytes": 7, "time": 1.0}'
+        ' "peak_bytes": 7, "updates": [1.0, 0.5], "time": 1.0}'
     )
     record, kind = take_line(ranks, line)
     assert kind == "window"
-    assert record.windows == {10: benches.Window(seconds=1.5, tokens=320.0, peak_bytes=7)}
+    window = benches.Window(seconds=1.5, tokens=320.0, peak_bytes=7, updates=(1.0, 0.5), time=1.0)
+    assert record.windows == {10: window}
     assert record.losses == {10: 2.5}
     assert take_line(ranks, line.replace('"seconds": 1.5, ', "")) is None
+    take_line(ranks, line.replace('"updates": [1.0, 0.5], ', ""))
+    assert record.windows[10].updates == ()  # of before they were told
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from stackyard.bench.judge import judge
 from stackyard.bench.report import bench_report, headings, render_page, rows
 from stackyard.bench.result import Seen
 from stackyard.catalog import resolve
+from stackyard.fused import Part
 from stackyard.project import ROOT
 from tests.unit import benches, reports, samples
 from tests.unit.benches import plan, with_rank, with_training
@@ -118,6 +119,67 @@ def test_losses_are_held_against_those_of_the_same_gpus():
     assert found.measured["rounds"]["stock-1"] == pytest.approx(0.11)
 
 
+def on_gpus(label="", updates=None, fused=None):
+    """A bench on GPUs, every update timed; one training with other updates, or other parts."""
+    made = plan(device="cuda")
+    seen = benches.seen(made)
+    for one in seen.played:
+        seen = with_training(seen, one.turn.label, began=990.0)
+        updates_of = updates if updates and one.turn.label == label else [0.2] * 40
+        for number, rank in one.training.ranks.items():
+            windows = {
+                step: benches.dataclasses.replace(
+                    w, updates=tuple(updates_of[step - 10 : step]), time=1000.0 + step
+                )
+                for step, w in rank.windows.items()
+            }
+            parts = {"fast": Part(state="off" if one.turn.side == "stock" else "ran")}
+            if fused is not None and one.turn.label == label and number == one.turn.ranks - 1:
+                parts = fused
+            seen = with_rank(seen, one.turn.label, number, windows=windows, fused=parts)
+    return made, seen
+
+
+def test_a_steady_bench_whose_parts_run_passes():
+    made, seen = on_gpus()
+    found = outcomes(seen, made)
+    assert (found["steady"].outcome, found["fused"].outcome) == ("passed", "passed")
+    assert found["steady"].measured["ours-2-1"] == {"seconds": 0.0, "at": 40}
+    assert found["fused"].measured["stock-1-1.1"] == {"rank 0": {"fast": "off"}}
+
+
+def test_a_later_update_that_pauses_fails():
+    made, seen = on_gpus("ours-2-1", [0.2] * 24 + [6.2] + [0.2] * 15)
+    found = outcomes(seen, made)["steady"]
+    assert found.why == "ours-2-1: update 25 took 6.0 s more than its neighbours"
+    _, within = on_gpus("ours-2-1", [9.0] * 10 + [0.2] * 14 + [1.1] + [0.2] * 15)
+    assert outcomes(within, made)["steady"].outcome == "passed"
+
+
+def test_updates_that_were_not_timed_are_not_called_steady():
+    made = plan(device="cuda")
+    found = outcomes(benches.seen(made), made)["steady"]
+    assert found.outcome == "failed"
+    assert "ours-2-1: its updates were not timed one by one" in found.why
+    assert outcomes(Seen(run="x", broken="no engine"), made)["steady"].outcome == "not run"
+
+
+@pytest.mark.parametrize(
+    ("fused", "said"),
+    [
+        ({"fast": Part(state="fell back", why="no compiler")},
+         "fell back to the package's own code: no compiler"),
+        ({}, "did not run: nothing asked for it"),
+    ],
+)  # fmt: skip
+def test_a_part_that_a_side_must_fuse_and_does_not_fails(fused, said):
+    made, seen = on_gpus("ours-2-1", fused=fused)
+    found = outcomes(seen, made)["fused"]
+    said = f"ours-2-1: rank 1: the fused part 'fast' {said}"
+    assert (found.outcome, found.why) == ("failed", said)
+    assert outcomes(Seen(run="x", broken="no engine"), made)["fused"].outcome == "not run"
+
+
 def test_gpus_hold_nothing_when_all_is_over():
     made = plan(device="cuda")
     found = outcomes(benches.seen(made, gpu=observation()), made)["freed"]
@@ -219,6 +281,19 @@ def test_the_table_has_a_row_for_each_side_and_count():
     ]
     assert len(found) == 4
     assert all(len(row) == len(headings(value())) for row in found)
+
+
+def test_a_row_tells_pauses_and_start_up_where_updates_were_timed():
+    made, seen = on_gpus("ours-2-1", [0.2] * 24 + [6.2] + [0.2] * 15)
+    found = value(seen, made=made)
+    assert rows(found)[-1][-2:] == ["6.00 s", "18.2 s, 20.0 s"]
+    assert rows(found)[-1][4] == "1.500 of stock"
+    run = next(run for run in found["runs"] if run["label"] == "ours-2-1")
+    assert run["pause"] == {"seconds": 6.0, "at": 25}
+    assert run["start_seconds"] == {"1": 18.2, "10": 20.0}
+    older = [{k: v for k, v in e.items() if k in ("side", "ranks", "speed", "ratio", "mfu",
+              "peak_bytes", "scaling")} for e in found["results"]]  # fmt: skip
+    assert rows({**found, "results": older})[-1][-2:] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,22 @@ def test_a_rank_that_is_started_again_is_told_again(node):
     assert [(e["event"], e["pid"]) for e in node.tick()] == [("rank", 60), ("gone", 50)]
 
 
+def test_what_became_of_fused_parts_is_told_when_it_changes(node):
+    node.take(f"watch {node.folder}")
+    fused = node.folder / "rank0.fused"
+    fused.write_text("{")
+    node.rank(0, 50)
+    assert node.tick() == [{"event": "rank", "pid": 50, "rank": 0}]
+    for state in ("ran", "fell back"):
+        parts = {"layer": {"state": state, "why": ""}}
+        fused.write_text(json.dumps(parts))
+        assert node.tick() == [{"event": "fused", "rank": 0, "parts": parts}]
+        assert node.tick() == []
+    node.running.clear()
+    node.rank(0, 60)  # started again: what it says is its own
+    assert [event["event"] for event in node.tick()] == ["rank", "fused", "gone"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "{}", '{"pid": 1}', '{"pid": "a", "rank": 0}',
                                   '{"pid": null, "rank": 0}'])  # fmt: skip
 def test_what_is_no_word_of_a_rank_is_passed_over(node, text):

@@ -88,12 +88,14 @@ def test_what_the_user_compiled_is_the_users(tmp_path, site, tree):
 
 
 def test_fixes_are_applied_to_copies_and_the_tree_is_as_it_was(tmp_path, site, tree):
-    absent = fix("alpha/gone.py", "alpha-gone")
+    # A module beside the packages would fit every tree.
+    absent = {**fix("alpha/gone.py", "alpha-gone"), "add": {"beside.py": "b = 1\n"}}
     metadata = fix("alpha-1.2.0.dist-info/METADATA", "alpha-needs")
     more = {**fix(name="alpha-more"), "replace": [], "add": {"alpha/extra.py": "e = 1\n"}}
     out, said = laid(tmp_path, tree, fix(), absent, metadata, more)
     assert said["fixes"] == {"applied": ["alpha-old", "alpha-more"], "there": [],
                              "absent": ["alpha-gone"]}  # fmt: skip
+    assert not (out / "beside.py").exists()
     assert (out / "alpha/__init__.py").read_text() == "new\n"
     assert (out / "alpha/extra.py").read_text() == "e = 1\n"
     assert (tree / "alpha/__init__.py").read_text() == "old\n"

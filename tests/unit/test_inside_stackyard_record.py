@@ -5,6 +5,8 @@ import math
 import os
 import socket
 import struct
+import sys
+import types
 
 import pytest
 
@@ -99,3 +101,20 @@ def test_a_second_recorder_of_the_rank_goes_on_in_the_same_file(recorder, tmp_pa
     again = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="gloo")
     again.end(3)
     assert [line["event"] for line in lines(tmp_path)] == ["start", "start", "end"]
+
+
+def test_fused_parts_are_told_when_they_change(recorder, tmp_path, monkeypatch):
+    recorder.step(1, 2.5)
+    ledger = types.SimpleNamespace(said={"layer": {"state": "ran", "why": ""}})
+    ledger.states = lambda: dict(ledger.said)
+    monkeypatch.setitem(sys.modules, "stackyard_fused", ledger)
+    recorder.step(2, 2.5)
+    recorder.window(2, 2.5, seconds=1.0, tokens=1.0, peak_bytes=0, updates=[0.25, 0.75])
+    ledger.said = {"layer": {"state": "fell back", "why": "no compiler"}}
+    recorder.end(3)
+    found = lines(tmp_path)
+    assert [line["event"] for line in found] == [
+        "start", "step", "step", "fused", "window", "fused", "end",
+    ]  # fmt: skip
+    assert found[4]["updates"] == [0.25, 0.75]
+    assert found[5]["parts"] == ledger.said

@@ -486,6 +486,17 @@ def test_ranks_are_known_by_node_pid_and_end(mesh):
     assert mesh.job.state == "running"
 
 
+def test_fused_parts_are_kept_with_their_rank_and_those_of_strangers_are_not(mesh):
+    mesh.start()
+    rank(mesh, 0, 50, "a")
+    parts = {"layer": {"state": "ran", "why": ""}}
+    for number in (0, 7):
+        mesh.say({"event": "fused", "rank": number, "parts": parts}, nodes=["a"])
+    assert mesh.job.ranks == {0: {"node": "a", "pid": 50, "end": None, "fused": parts}}
+    rank(mesh, 0, 60, "a")
+    assert "fused" not in mesh.job.ranks[0]
+
+
 @pytest.mark.parametrize(("end", "said"), [("", "killed"), ("ValueError: no", "ValueError: no")])
 def test_a_dead_rank_ends_the_job_if_its_launcher_does_not(mesh, end, said):
     mesh.start()

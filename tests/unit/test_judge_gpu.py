@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from stackyard import judge_gpu, nccl
+from stackyard.fused import Part
 from stackyard.judge_gpu import GpuObservation
 from stackyard.placement import ISOLATED, SHARED, place
 from tests.unit import samples
@@ -76,7 +77,7 @@ def one(name, observed=None, trainings=None, broken=""):
 def test_all_is_well():
     found = outcomes(seen(), [trained()])
     assert {name: check.outcome for name, check in found.items()} == dict.fromkeys(
-        ["transport", "bandwidth", "throughput", "memory"], "passed"
+        ["transport", "bandwidth", "throughput", "memory", "fused"], "passed"
     )
     assert found["bandwidth"].measured["ratio"] == 1.0
     assert found["throughput"].measured["updates_s"] == {"two": 50.0}
@@ -227,3 +228,53 @@ def test_a_rank_that_ended_without_telling_its_peak_fails():
 
 def test_memory_that_nobody_looked_at_is_not_judged():
     assert one("memory", seen(used_after={}), broken="node2 is gone").outcome == "not run"
+
+
+RAN, OFF, IDLE = Part(state="ran"), Part(state="off"), Part(state="not asked")
+FELL = Part(state="fell back", why="RuntimeError: Failed to find C compiler")
+UNUSED = Part(state="unused", why="batches are padded")
+
+
+def with_parts(first, second):
+    return trained(ranks={0: on_gpu(0, fused=first), 1: on_gpu(1, fused=second)})
+
+
+def test_fused_parts_that_ran_or_are_off_or_have_nothing_to_do_are_told():
+    found = judge_gpu.fused([("two", with_parts({"a": RAN}, {"a": OFF, "b": IDLE}))], "")
+    assert found.outcome == "passed"
+    assert found.measured == {
+        "two": {"rank 0": {"a": "ran"}, "rank 1": {"a": "off", "b": "not asked"}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parts", "said"),
+    [
+        ({"a": RAN}, {"a": FELL}, (),
+         "two: rank 1: the fused part 'a' fell back to the package's own code: RuntimeError:"
+         " Failed to find C compiler"),
+        ({"a": UNUSED}, {"a": RAN}, (),
+         "two: rank 0: the fused part 'a' did not run: batches are padded"),
+        ({"a": RAN}, {"a": IDLE}, ("a",),
+         "two: rank 1: the fused part 'a' did not run: nothing asked for it"),
+        ({"a": RAN}, {}, ("a",),
+         "two: rank 1: the fused part 'a' did not run: nothing asked for it"),
+    ],
+)  # fmt: skip
+def test_a_fused_part_that_is_lost_fails_with_its_rank_and_reason(first, second, parts, said):
+    found = judge_gpu.fused([("two", with_parts(first, second))], "", parts)
+    assert (found.outcome, found.why) == ("failed", said)
+
+
+def test_a_part_that_must_run_may_be_off():
+    assert judge_gpu.fused([("two", with_parts({"a": OFF}, {"a": RAN}))], "", ("a",)).why == ""
+
+
+def test_where_nothing_was_trained_nothing_is_said_of_fused_parts():
+    found = judge_gpu.fused([], "the node is gone")
+    assert (found.outcome, found.why) == ("not run", "the node is gone")
+
+
+def test_a_smoke_says_which_parts_must_run():
+    found = judge_gpu.judge_gpu(seen(), [("two", trained())], "", ("a",))[-1]
+    assert (found.name, found.outcome) == ("fused", "failed")

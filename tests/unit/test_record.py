@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from stackyard.fused import Part
 from stackyard.record import RankRecord, take_line
 from tests.unit import samples
 
@@ -114,3 +115,17 @@ def test_a_trainings_losses_are_the_first_ranks_that_has_any():
     ranks = {1: samples.rank(1, 2, losses={1: 5.0}), 0: samples.rank(0, 2, losses={})}
     assert samples.training(ranks=ranks).losses == {1: 5.0}
     assert samples.training(ranks={}).losses == {}
+
+
+def test_what_became_of_fused_parts_is_the_last_that_was_said():
+    said = {"layer": {"state": "fell back", "why": "no compiler"}}
+    before = {"layer": {"state": "ran", "why": ""}}
+    found = taken(START, {"event": "fused", "parts": before}, {"event": "fused", "parts": said})[1]
+    assert found.fused == {"layer": Part(state="fell back", why="no compiler")}
+
+
+@pytest.mark.parametrize("parts", [None, [], {"layer": None}, {"layer": {"state": "ran"}}])
+def test_parts_that_are_not_told_whole_are_no_record(parts):
+    ranks = taken(START)
+    line = f"rank1\t{json.dumps({'event': 'fused', 'parts': parts})}"
+    assert (take_line(ranks, line), ranks[1].fused) == (None, {})

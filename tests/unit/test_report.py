@@ -208,3 +208,10 @@ def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
     text = render_page(record)
     assert ONE.commit in text
     assert "Fixes left out: alpha-old" in text
+
+
+def test_the_figure_of_fused_parts_names_those_that_ran_anywhere():
+    measured = {"one": {"rank 0": {"b": "ran", "a": "off"}}, "two": {"rank 0": {"a": "ran"}}}
+    assert report.figure({"name": "fused", "measured": measured}) == "a, b ran"
+    nothing = {"one": {"rank 0": {}}}
+    assert report.figure({"name": "fused", "measured": nothing}) == "nothing ran"

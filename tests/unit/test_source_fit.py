@@ -103,6 +103,12 @@ def test_a_module_that_a_fix_adds_must_not_be_there_as_another():
     assert "the package has a file of that name" in refused.value.why
 
 
+def test_a_module_beside_the_packages_says_nothing_of_a_tree():
+    adding = fix(rule(file="beta/b.py"), more={"add": {"beside.py": "b = 1\n"}})
+    rules, _ = source_fit.fix_rules([adding], "alpha", tree())
+    assert json.loads(rules) == []
+
+
 def image():
     own = forked()
     return own.image(resolve(own.definitions, "toy", "cpu"))

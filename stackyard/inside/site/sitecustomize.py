@@ -3,7 +3,7 @@
 Owns where a rank writes and how its end is told: launchers mix the lines of all ranks, and pdsh
 holds back what has no line break (progress bars). Files below STACKYARD_LOGS, by rank:
 `rankN.log` what it wrote; `rankN.json` who it is; `rankN.end` `ok`, or how it failed; none when it
-was killed. Processes that a rank starts write to the same file.
+was killed. Processes that a rank starts write to the same file. Fused parts write `rankN.fused`.
 """
 
 import atexit
@@ -23,8 +23,9 @@ def _take_over(folder: str, rank: int) -> None:
         os.dup2(log, stream)
     os.close(log)
     os.environ["STACKYARD_RANK_PID"] = str(os.getpid())
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{base}.end")  # of the rank that this one takes the place of
+    for old in ("end", "fused"):  # of the rank that this one takes the place of
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{base}.{old}")
     _write(f"{base}.json", json.dumps({"rank": rank, "pid": os.getpid(),
                                        "world_size": os.environ.get("WORLD_SIZE", "")}))  # fmt: skip
     _tell_the_end(f"{base}.end")

@@ -1,11 +1,9 @@
-"""What the fused parts of fairseq share: the switch, and compiling with a way back.
+"""What the fused parts of fairseq share: compiling with a way back, once for batches of all sizes.
 
-Added by Stackyard. STACKYARD_FUSED names the parts that are on (`layer,loss,adam,copies,waits` unless set, or `1`); `0` is none of
-them: fairseq's own code then runs, line by line.
+Added by Stackyard. Which parts are on, and what became of them, is `stackyard_fused`'s.
 """
 
 import logging
-import os
 import time
 
 import torch
@@ -13,46 +11,64 @@ import torch
 logger = logging.getLogger(__name__)
 # A call only queues work: one that takes this many seconds has compiled.
 LONG = 0.5
-PARTS = ("layer", "loss", "adam", "copies", "waits")
 
 
-def wanted(part):
-    """Whether a part is on in this process."""
-    named = [name.strip() for name in os.environ.get("STACKYARD_FUSED", "1").split(",")]
-    return part in named or "1" in named
+def _graphs():
+    """Return how many graphs torch has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
 
 
 class Compiled:
-    """A function that torch.compile has fused; where it cannot, it says so once and gives None from then on."""
+    """A function that torch.compile has fused; where it cannot, it says so once and gives None from then on.
 
-    def __init__(self, name, function):
-        self.name, self._function, self._fused, self._works = name, function, None, True
+    Args:
+        part: the fused part that it belongs to.
+        varying: what differs between batches, as places of arguments and their dimensions. These sizes are compiled as
+            unknown: torch would compile for those of the first batch, and once more (6 s) when another one comes.
+    """
+
+    def __init__(self, part, name, function, varying=()):
+        self.part, self.name, self._function, self._varying = part, name, function, varying
+        self._fused, self._works, self._lone = None, True, False
 
     def __call__(self, *args):
-        """The function's value, or None: the caller does it the ordinary way."""
+        """Return the function's value, or None: the caller does it the ordinary way."""
         if not self._works:
             return None
+        sizes = [args[place].shape[dim] for place, dim in self._varying]
         first = self._fused is None
         if first:
             self._fused = torch.compile(self._function, fullgraph=True)
+            self._lone = 1 in sizes
+        elif 1 in sizes and not self._lone:
+            # torch compiles a size of 1 by itself. It is the odd batch: sooner done than compiled.
+            return self._function(*args)
+        for (place, dim), size in zip(self._varying, sizes):
+            if size > 1:
+                torch._dynamo.maybe_mark_dynamic(args[place], dim)
         began = time.monotonic()
         try:
+            graphs = _graphs() if first else 0
             value = self._fused(*args)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            self._works = False
-            said = str(error).strip().splitlines()
-            logger.warning(
-                "%s is not fused here: %s: %s",
-                self.name,
-                type(error).__name__,
-                said[0] if said else "",
-            )
+            self._give_up(error)
             return None
         took = time.monotonic() - began
+        if first and _graphs() == graphs:
+            self._give_up("torch.compile compiled nothing (TORCHDYNAMO_DISABLE switches it off)")
+            return value
+        self.part.ran()
         if first:
             logger.info("%s: fused in %.1f s", self.name, took)
         elif took > LONG:
-            logger.info("%s: fused again in %.1f s, for tensors of other sizes", self.name, took)
+            logger.info("%s: fused again in %.1f s, for tensors of another kind", self.name, took)
         return value
+
+    def _give_up(self, why):
+        self._works = False
+        self.part.fell_back(why)
+        logger.warning("%s is not fused here: %s", self.name, self.part.why)

@@ -5,10 +5,11 @@ Added by Stackyard (fix fairseq-fused-adam). The same operations in the same ord
 
 import math
 
+import stackyard_fused
 import torch
-from fairseq.fused import Compiled, wanted
+from fairseq.fused import Compiled
 
-_ON = wanted("adam")
+_PART = stackyard_fused.part("adam")
 
 
 def _update(p, g, m, v, beta1, beta2, eps, size, decay):
@@ -21,7 +22,7 @@ def _update(p, g, m, v, beta1, beta2, eps, size, decay):
     return True
 
 
-_fused = Compiled("Adam", _update)
+_fused = Compiled(_PART, "Adam", _update)
 
 
 def _ordinary(tensor):
@@ -43,17 +44,20 @@ def sizes(group, number):
 def step(parameter, group, state):
     """Whether the parameter was updated; if not, fairseq's own code has to do it."""
     grad = parameter.grad.data
-    if (
-        not _ON
-        or group.get("amsgrad", False)
-        or not (_ordinary(parameter.data) and _ordinary(grad))
-    ):
+    if not (_PART.on and parameter.is_cuda):
+        return False
+    if group.get("amsgrad", False):
+        _PART.unused("amsgrad is on")
+        return False
+    if not (_ordinary(parameter.data) and _ordinary(grad)):
+        _PART.unused("parameters or gradients are not fp32 on a GPU")
         return False
     if not state:
         state["step"] = 0
         state["exp_avg"] = torch.zeros_like(parameter.data)
         state["exp_avg_sq"] = torch.zeros_like(parameter.data)
     if not (_ordinary(state["exp_avg"]) and _ordinary(state["exp_avg_sq"])):
+        _PART.unused("Adam's moments are not fp32 on a GPU")
         return False
     number = state["step"] + 1
     # As tensors: other values are then no other program.

@@ -3,10 +3,10 @@
 Added by Stackyard (fix fairseq-fp16-copies). The values are the same bit for bit.
 """
 
+import stackyard_fused
 import torch
-from fairseq.fused import wanted
 
-_ON = wanted("copies")
+_PART = stackyard_fused.part("copies")
 
 
 # Where an optimizer keeps the stretches of its flat tensors: cutting them takes longer than copying.
@@ -31,23 +31,32 @@ def _kept_views(optimizer, name, flat):
 
 def _one_flat(optimizer):
     """The flat fp32 parameter where there is only one, on a GPU, of everything that is trained."""
-    flat = optimizer.fp32_params
-    if not (_ON and optimizer.has_flat_params and isinstance(flat, dict) and len(flat) == 1):
+    flat, parameters = optimizer.fp32_params, optimizer.fp16_params
+    if not (_PART.on and parameters and parameters[0].is_cuda):
+        return None
+    if not (optimizer.has_flat_params and isinstance(flat, dict) and len(flat) == 1):
+        _PART.unused("parameters are not one flat fp32 tensor")
         return None
     (only,) = flat.values()
-    parameters = optimizer.fp16_params
     whole = only.is_cuda and sum(p.numel() for p in parameters) == only.numel()
-    return only if whole and all(p.requires_grad for p in parameters) else None
+    if whole and all(p.requires_grad for p in parameters):
+        return only
+    _PART.unused("the flat fp32 tensor is not of everything that is trained, on a GPU")
+    return None
 
 
 def gradients(optimizer):
     """Copy all gradients up; False where fairseq's own code has to do it."""
     only = _one_flat(optimizer)
     found = [p.grad for p in optimizer.fp16_params]
-    if only is None or any(grad is None for grad in found):
+    if only is None:
+        return False
+    if any(grad is None for grad in found):
+        _PART.unused("a parameter has no gradient")
         return False
     with torch.no_grad():
         torch._foreach_copy_(_kept_views(optimizer, "gradients", only.grad.data), found)
+    _PART.ran()
     return True
 
 

@@ -4,11 +4,12 @@ Added by Stackyard (fix fairseq-fused-decoder-layer). The weights are arguments,
 one compiled function. The values are those of fairseq's own code up to rounding; dropout draws other random numbers.
 """
 
+import stackyard_fused
 import torch
 import torch.nn.functional as F
-from fairseq.fused import Compiled, wanted
+from fairseq.fused import Compiled
 
-_ON = wanted("layer")
+_PART = stackyard_fused.part("layer")
 
 
 def _layer(x, heads, before, training, act, drops, eps, norm1, qkv, out, norm2, fc1, fc2):
@@ -35,7 +36,8 @@ def _layer(x, heads, before, training, act, drops, eps, norm1, qkv, out, norm2, 
     return x if before else F.layer_norm(x, (width,), *norm2, eps[1])
 
 
-_fused = Compiled("the decoder layer", _layer)
+# Batches differ in their length (dimension 0) and in their number of sentences.
+_fused = Compiled(_PART, "the decoder layer", _layer, varying=((0, 0), (0, 1)))
 
 
 def _activation(layer):
@@ -91,6 +93,22 @@ def is_causal(mask):
     return known[part]
 
 
+def _obstacle(layer, incremental_state, prev_self_attn_state, self_attn_mask, padding_mask):
+    """Say why fairseq's own code is needed; empty where the fused one does as well."""
+    if self_attn_mask is None:
+        return "the attention has no mask"
+    if padding_mask is not None:
+        return "batches are padded"
+    if incremental_state is not None or prev_self_attn_state is not None:
+        return "it decodes word by word"
+    known = layer.__dict__.get("_stackyard_plain")
+    if known is None:
+        known = layer.__dict__["_stackyard_plain"] = _plain(layer)
+    if not known:
+        return "the layer has more than self-attention and a feed-forward part with relu or gelu"
+    return "" if is_causal(self_attn_mask) else "the mask is not the causal one"
+
+
 def forward(
     layer, x, incremental_state, prev_self_attn_state, self_attn_mask, self_attn_padding_mask
 ):
@@ -100,14 +118,14 @@ def forward(
         x: time x batch x channels.
         self_attn_mask: only the causal one, which fairseq's own decoders give, is fused.
     """
-    if not _ON or not x.is_cuda or self_attn_mask is None or self_attn_padding_mask is not None:
+    if not (_PART.on and x.is_cuda):
         return None
-    if incremental_state is not None or prev_self_attn_state is not None:
-        return None
-    known = layer.__dict__.get("_stackyard_plain")
-    if known is None:
-        known = layer.__dict__["_stackyard_plain"] = _plain(layer)
-    if not known or not is_causal(self_attn_mask):
+    why = _obstacle(
+        layer, incremental_state, prev_self_attn_state, self_attn_mask, self_attn_padding_mask
+    )
+    if why:
+        if layer.training:
+            _PART.unused(why)
         return None
     return _fused(*arguments(layer, x))
 

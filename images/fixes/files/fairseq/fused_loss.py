@@ -3,17 +3,19 @@
 Added by Stackyard (fix fairseq-fused-cross-entropy). The value is that of fairseq's own code up to rounding.
 """
 
+import stackyard_fused
 import torch.nn.functional as F
-from fairseq.fused import Compiled, wanted
+from fairseq.fused import Compiled
 
-_ON = wanted("loss")
+_PART = stackyard_fused.part("loss")
 
 
 def _loss(logits, target, ignored):
     return F.cross_entropy(logits.float(), target, ignore_index=ignored, reduction="sum")
 
 
-_fused = Compiled("cross entropy", _loss)
+# Batches differ in their number of tokens.
+_fused = Compiled(_PART, "cross entropy", _loss, varying=((0, 0), (1, 0)))
 
 
 def _plain(model):
@@ -35,7 +37,11 @@ def _plain(model):
 def summed(model, net_output, sample, ignored):
     """The sum over all targets but `ignored`, or None where fairseq's own code has to do it."""
     logits = net_output[0]
-    if not _ON or not logits.is_cuda or not _plain(model):
+    if not (_PART.on and logits.is_cuda):
+        return None
+    if not _plain(model):
+        if model.training:
+            _PART.unused("the model's probabilities are not the softmax of what it gives")
         return None
     target = model.get_targets(sample, net_output).view(-1)
     return _fused(logits.view(-1, logits.size(-1)), target, ignored)

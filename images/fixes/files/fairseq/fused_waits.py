@@ -7,17 +7,20 @@ import collections
 import functools
 import math
 
+import stackyard_fused
 import torch
-from fairseq.fused import wanted
 
-_ON = wanted("waits")
+_PART = stackyard_fused.part("waits")
 # Where a tensor keeps its number once it was read, and its copy in the host's memory.
 _NUMBER, _COPY = "_stackyard_number", "_stackyard_copy"
 
 
 def _far(tensor):
     """Whether reading a tensor makes the host wait."""
-    return _ON and torch.is_tensor(tensor) and tensor.is_cuda
+    far = _PART.on and torch.is_tensor(tensor) and tensor.is_cuda
+    if far:
+        _PART.ran()
+    return far
 
 
 def _pinned(tensor):
@@ -126,4 +129,4 @@ class Smoothed(collections.UserDict):
 def smoothed(meters, left_out, **more):
     """Values of meters without some of them, and more; at once where this part is off."""
     found = Smoothed(meters, left_out, more)
-    return found if _ON else found.data
+    return found if _PART.on else found.data

@@ -1,35 +1,33 @@
 """Checks, norms, scaling and copies of an update for all tensors at once, where DeepSpeed does them one by one.
 
-Added by Stackyard. STACKYARD_FUSED names the parts that are on (`norms,copies,hooks` unless set, or `1`); `0` is none of
-them: what DeepSpeed's own code does then runs. So it does for what the lists of torch are not made for: sparse
-gradients, empty ones, fp64, tensors of several devices, or not of the accelerator.
+Added by Stackyard. `stackyard_fused` says which parts are on (`norms`, `copies`, `hooks`); where none is, DeepSpeed's own
+code runs. So it does for what the lists of torch are not made for: sparse gradients, empty ones, fp64, tensors of several
+devices, or not of the accelerator.
 """
 
 import inspect
-import os
 
+import stackyard_fused
 import torch
 from deepspeed.accelerator import get_accelerator
 
-PARTS = ("norms", "copies", "hooks")
+NORMS, COPIES, _HOOKS = (stackyard_fused.part(name) for name in ("norms", "copies", "hooks"))
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def wanted(part):
-    """Whether a part is on in this process."""
-    named = [name.strip() for name in os.environ.get("STACKYARD_FUSED", "1").split(",")]
-    return part in named or "1" in named
 
 
 def _listed(part, tensors):
     """Whether a part is on and all tensors can go to torch as one list."""
-    if not (tensors and wanted(part) and get_accelerator().on_accelerator(tensors[0])):
+    if not (part.on and tensors):
         return False
     device = tensors[0].device
-    return all(
+    if get_accelerator().on_accelerator(tensors[0]) and all(
         t.layout is torch.strided and t.dtype in FLOATS and t.device == device and t.numel()
         for t in tensors
-    )
+    ):
+        part.ran()
+        return True
+    part.unused("tensors are sparse, empty, fp64, or not all on one accelerator")
+    return False
 
 
 def _norms(tensors, dtype):
@@ -49,7 +47,7 @@ def overflow(tensors):
     A sum of squares in fp64 is finite exactly where all elements are: none of these types has a square too large.
     """
     tensors = [t for t in tensors if t.numel()]
-    if not _listed("norms", tensors):
+    if not _listed(NORMS, tensors):
         return None
     return torch.isfinite(torch.stack(_norms(tensors, torch.float64))).all().logical_not().view(1)
 
@@ -57,7 +55,7 @@ def overflow(tensors):
 def norms(tensors, norm_type, dtype):
     """The norm of each tensor as scalars in `dtype` on the accelerator, in the tensors' order."""
     tensors = list(tensors)
-    if norm_type == 2.0 and _listed("norms", tensors):
+    if norm_type == 2.0 and _listed(NORMS, tensors):
         return _norms(tensors, dtype)
     device = get_accelerator().current_device_name()
     # Not linalg.vector_norm: it takes no sparse gradients, which DeepSpeed's own code does.
@@ -66,7 +64,7 @@ def norms(tensors, norm_type, dtype):
 
 def powers(tensors, norm_type):
     """The sum of all norms in fp32, each to the power of the norm's type; 0.0 without tensors."""
-    if norm_type == 2.0 and _listed("norms", tensors):
+    if norm_type == 2.0 and _listed(NORMS, tensors):
         return torch.stack(_norms(tensors, torch.float32)).square().sum()
     total = 0.0
     for tensor in tensors:
@@ -80,7 +78,7 @@ def scale(tensors, factor):
     number = torch.is_tensor(factor)
     # A number of another type, without dimensions, would be rounded to the tensors' own first.
     fits = not number or all(t.dtype is factor.dtype for t in tensors)
-    if not (fits and _listed("copies", tensors)):
+    if not (fits and _listed(COPIES, tensors)):
         for tensor in tensors:
             tensor.mul_(factor)
     elif number:
@@ -92,7 +90,7 @@ def scale(tensors, factor):
 def copy(targets, sources):
     """Copy each source into its target."""
     targets, sources = [t.data for t in targets], [s.data for s in sources]
-    if _listed("copies", targets) and _listed("copies", sources):
+    if _listed(COPIES, targets) and _listed(COPIES, sources):
         torch._foreach_copy_(targets, sources)
         return
     for target, source in zip(targets, sources):
@@ -115,7 +113,7 @@ def gradients(masters, parameters):
 
 
 # Read once: decorators and module hooks are made when DeepSpeed is imported.
-HOOKS = wanted("hooks")
+HOOKS = _HOOKS.on
 
 
 def known(function_class):
@@ -135,4 +133,5 @@ def own_parameters(module):
     for name, parameter in module._parameters.items():
         if parameter is not None:
             named.setdefault(parameter, name)
+    _HOOKS.ran()
     return [(name, parameter) for parameter, name in named.items()]

@@ -1,0 +1,59 @@
+"""Fused parts as ranks tell of them: values, and the sentences about parts that did not run.
+
+Owns the states that `images/fixes/files/stackyard_fused.py` writes. Whether a smoke, a bench or a
+run minds is theirs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UNUSED, FELL_BACK = "unused", "fell back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One fused part of one rank.
+
+    Attributes:
+        state: `off`, `not asked` (the training has nothing for it to do), `unused`, `ran` or
+            `fell back`.
+        why: what kept it from running; empty in the other states.
+    """
+
+    state: str
+    why: str = ""
+
+    @property
+    def lost(self) -> str:
+        """Say why an enabled part does not run where it could; empty where nothing is lost."""
+        if self.state == FELL_BACK:
+            return f"fell back to the package's own code: {self.why}"
+        return f"did not run: {self.why}" if self.state == UNUSED else ""
+
+
+def read_parts(value: Any) -> dict[str, Part]:
+    """Read a rank's parts by name.
+
+    Raises:
+        KeyError, TypeError, AttributeError: it is not what a rank says.
+    """
+    return {
+        str(name): Part(state=str(part["state"]), why=str(part["why"]))
+        for name, part in value.items()
+    }
+
+
+def warnings(ranks: Mapping[int, Mapping[str, Part]]) -> list[str]:
+    """Return one line for each part that was lost and its reason, with the ranks that say so."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, parts in sorted(ranks.items()):
+        for name, part in parts.items():
+            if part.lost:
+                found.setdefault((name, part.lost), []).append(rank)
+    return [
+        f"the fused part {name!r} {lost} (rank {', '.join(map(str, who))})"
+        for (name, lost), who in found.items()
+    ]
