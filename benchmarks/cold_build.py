@@ -1,21 +1,23 @@
-"""Cold build of all stacks: `invoke build --base cpu` against hand-written pip Dockerfiles.
+"""Cold build of all stacks: `invoke build --base BASE` against hand-written pip Dockerfiles.
 
-Both sides begin with an engine that holds nothing, bootstrap their Debian base, take the torch
-wheel from this machine and everything else from the network, and end with the same packages in
-the same versions, the same repairs and the same files, which is checked. By hand is measured
-twice: the builds typed one after another, and all started at once.
+Both sides begin with an engine that holds nothing, bootstrap their Debian base, take local wheels
+that the lock names from this machine and everything else from the network, and end with the same
+packages in the same versions, the same repairs, files and environment, which is checked. By hand is
+measured twice: the builds typed one after another, and all started at once. A GPU base is also held
+to limits of size, and shown beside the sizes of images that others publish.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,77 @@ from stackyard.console import Terminal
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.project import Project, load_project
+from stackyard.spool import Layer, Spool
 
 OURS, SERIAL, AT_ONCE = "stackyard", "by hand", "by hand, at once"
 SIDES = (OURS, SERIAL, AT_ONCE)
+PUBLISHED = "published"
+BASES = ("cpu", "cuda")
 GOAL = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What images on one base may have, in GB (10^9) unpacked.
+
+    Attributes:
+        own: what a stack adds to the layers that all stacks share.
+    """
+
+    image: float
+    layer: float
+    own: float
+
+
+LIMITS = {"cuda": Limits(image=5.6, layer=2.0, own=0.2)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The size of somebody else's image as a public page states it; not measured here.
+
+    Attributes:
+        name: a short one, for pictures.
+        gigabytes: unpacked, as `docker images` shows it.
+        source: the page.
+        date: of that page.
+    """
+
+    name: str
+    image: str
+    gigabytes: float
+    source: str
+    date: str
+    note: str = ""
+
+
+# No page of NVIDIA's own was found that states a size: those are from people who had its images.
+OTHERS = (
+    Published(
+        name="NVIDIA 2023",
+        image="nvcr.io/nvidia/pytorch:23.03-py3",
+        gigabytes=20.0,
+        source="https://github.com/d4l3k/torchdrive/pull/4",
+        date="2023-04-11",
+        note="about, as a user saw it",
+    ),
+    Published(
+        name="NVIDIA 2024",
+        image="nvcr.io/nvidia/pytorch",
+        gigabytes=22.0,
+        source="https://github.com/hiyouga/LlamaFactory/issues/4974",
+        date="2024-07-26",
+        note="as a user saw it, who names no tag",
+    ),
+    Published(
+        name="AWS 2023",
+        image="pytorch-training 2.0.1, gpu, cu118, ec2 (AWS Deep Learning Containers)",
+        gigabytes=15.5,
+        source="https://github.com/aws/deep-learning-containers/pull/3337",
+        date="2023-09-14",
+        note="after that change, 20.8 before; its SageMaker image 18 after 23.4",
+    ),
+)
 INVOKE = Path(sys.prefix) / "bin" / "invoke"
 Seconds = dict[str, float]
 # What an image holds, read inside it: packages as Python and dpkg see them, files by hash.
@@ -49,10 +118,10 @@ print(json.dumps({"python": {n: m.version(n) for n in sorted(names)},
 """
 
 
-def build_ours(project: Project, engine: Engine, say: Callable[[str], None]) -> Seconds:
-    """`invoke build --base cpu`; seconds in all, and of each stack from the common start."""
+def build_ours(project: Project, base: str, engine: Engine, say: Callable[[str], None]) -> Seconds:
+    """Run `invoke build`; seconds in all, and of each stack from the common start."""
     started = time.monotonic()
-    words = [str(INVOKE), "build", "--base", "cpu", "--json"]
+    words = [str(INVOKE), "build", "--base", base, "--json"]
     output = process.run(words, cwd=project.root, timeout=3600, on_line=say).output
     whole = time.monotonic() - started
     return {"all": whole, **{row["stack"]: row["seconds"] for row in built_rows(output)}}
@@ -64,23 +133,27 @@ def built_rows(output: str) -> list[dict[str, Any]]:
     return rows
 
 
-def build_by_hand(project: Project, engine: Engine, say: Callable[[str], None]) -> Seconds:
-    """Base, then one Dockerfile after another."""
-    return _by_hand(project, engine, say, workers=1)
+def build_by_hand(
+    project: Project, base: str, engine: Engine, say: Callable[[str], None]
+) -> Seconds:
+    """Build the Debian base, then one Dockerfile after another."""
+    return _by_hand(project, base, engine, say, workers=1)
 
 
-def build_by_hand_at_once(project: Project, engine: Engine, say: Callable[[str], None]) -> Seconds:
-    """Base, then all Dockerfiles at the same time."""
-    return _by_hand(project, engine, say, workers=len(project.stacks("all")))
+def build_by_hand_at_once(
+    project: Project, base: str, engine: Engine, say: Callable[[str], None]
+) -> Seconds:
+    """Build the Debian base, then all Dockerfiles at the same time."""
+    return _by_hand(project, base, engine, say, workers=len(project.stacks("all")))
 
 
 def _by_hand(
-    project: Project, engine: Engine, say: Callable[[str], None], *, workers: int
+    project: Project, base: str, engine: Engine, say: Callable[[str], None], *, workers: int
 ) -> Seconds:
-    with hand_build.prepared(project) as hand:
+    with hand_build.prepared(project, base) as hand:
         started = time.monotonic()
         hand_build.ensure_base(engine, project, say)
-        base = time.monotonic() - started
+        debian = time.monotonic() - started
 
         def one(stack: str) -> float:
             begun = time.monotonic()
@@ -90,56 +163,60 @@ def _by_hand(
         stacks = project.stacks("all")
         with ThreadPoolExecutor(workers) as pool:
             each = dict(zip(stacks, pool.map(one, stacks), strict=True))
-        return {"all": time.monotonic() - started, "base": base, **each}
-
-
-def layer_bytes(archive: Path) -> dict[str, int]:
-    """Size of each layer by its digest, from an archive that `docker save` wrote."""
-    with tarfile.open(archive) as tar:
-        manifest = json.load(_member(tar, "manifest.json"))[0]
-        digests = json.load(_member(tar, manifest["Config"]))["rootfs"]["diff_ids"]
-        sizes = [_followed(tar, name).size for name in manifest["Layers"]]
-    return dict(zip(digests, sizes, strict=True))
-
-
-def _member(tar: tarfile.TarFile, name: str) -> Any:
-    found = tar.extractfile(name)
-    assert found is not None
-    return found
-
-
-def _followed(tar: tarfile.TarFile, name: str) -> tarfile.TarInfo:
-    """A member of the archive; older engines write a repeated layer as a link to the first."""
-    info = tar.getmember(name)
-    if info.issym():
-        return tar.getmember(str((Path(name).parent / info.linkname).as_posix()).split("../")[-1])
-    return info
+        return {"all": time.monotonic() - started, "base": debian, **each}
 
 
 def inspect(engine: Engine, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Layers of all images together, each counted once, and the content of each."""
-    layers: dict[str, int] = {}
-    for reference in tags.values():
-        with tempfile.TemporaryDirectory(prefix="stackyard-save-") as name:
-            engine.save(reference, Path(name) / "image.tar")
-            layers |= layer_bytes(Path(name) / "image.tar")
+    """Weigh the images by stack, and read the content of each."""
+    with tempfile.TemporaryDirectory(prefix="stackyard-layers-") as name:
+        store = Spool(Path(name))
+        # Compressed as `invoke publish` does it: that is what is pulled.
+        layers = {s: store.save(engine.saved(tag), {}).layers for s, tag in tags.items()}
     content = {stack: content_of(engine, tag) for stack, tag in tags.items()}
-    return {"bytes": sum(layers.values()), "layers": layers, "content": content}
+    return {**weighed(layers), "content": content}
+
+
+def weighed(images: Mapping[str, Sequence[Layer]]) -> dict[str, Any]:
+    """Return bytes of all images together, each layer counted once, and of each image.
+
+    `bytes` are unpacked; `own_bytes` those of the layers above what all images share.
+    """
+    distinct = {layer.diff_id: layer for layers in images.values() for layer in layers}
+    together = zip(*images.values(), strict=False)
+    alike = itertools.takewhile(lambda same: len({layer.diff_id for layer in same}) == 1, together)
+    shared = len(list(alike))
+    return {
+        "bytes": sum(layer.unpacked for layer in distinct.values()),
+        "layers": {name: layer.unpacked for name, layer in distinct.items()},
+        "pulled": {name: layer.size for name, layer in distinct.items()},
+        "images": {
+            stack: {
+                "bytes": sum(layer.unpacked for layer in layers),
+                "pulled_bytes": sum(layer.size for layer in layers),
+                "largest_layer": max(layer.unpacked for layer in layers),
+                "own_bytes": sum(layer.unpacked for layer in layers[shared:]),
+                "layers": [layer.diff_id for layer in layers],
+            }
+            for stack, layers in images.items()
+        },
+    }
 
 
 def content_of(engine: Engine, tag: str) -> dict[str, Any]:
-    """Packages and files of an image, as a container of it sees them."""
+    """Return packages and files of an image, as a container sees them, and its environment."""
     output = engine.run_once(tag, ["python3", "-c", _CONTENT], seconds=120)
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    info = engine.image(tag)
+    assert info is not None
+    return {**found, "env": dict(entry.split("=", 1) for entry in info.env)}
 
 
 def missing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """What our image holds and the other lacks or has otherwise; the other may hold more."""
     return [
         f"{kind}: {name}: {value}, not {theirs[kind].get(name, 'there')}"
-        for kind in ("python", "files")
-        for name, value in ours[kind].items()
+        for kind, held in ours.items()
+        for name, value in held.items()
         if theirs[kind].get(name) != value
     ]
 
@@ -164,25 +241,29 @@ def require_same(runs: Sequence[Mapping[str, Any]]) -> None:
         raise StackyardError("the two sides did not build the same content", why=why)
 
 
-_BUILDS: dict[str, Callable[[Project, Engine, Callable[[str], None]], Seconds]] = {
+_BUILDS: dict[str, Callable[[Project, str, Engine, Callable[[str], None]], Seconds]] = {
     OURS: build_ours,
     SERIAL: build_by_hand,
     AT_ONCE: build_by_hand_at_once,
 }
 
 
-def run_side(side: str, project: Project, beside: Path, terminal: Terminal) -> dict[str, Any]:
-    """One cold build of one side, in an engine of its own."""
+def run_side(
+    side: str, project: Project, base: str, beside: Path, terminal: Terminal
+) -> dict[str, Any]:
+    """Build one side cold, in an engine of its own, and look at its images."""
     with private_engine(beside) as engine:
-        seconds = _BUILDS[side](project, engine, lambda line: terminal.say(side, line[:200]))
+        seconds = _BUILDS[side](project, base, engine, lambda line: terminal.say(side, line[:200]))
         terminal.done(side, f"built in {seconds['all']:.1f} s; looking at the images")
-        name = dockerfile.image_tag if side == OURS else lambda stack, base: hand_build.tag(stack)
-        tags = {stack: name(stack, "cpu") for stack in project.stacks("all")}
+        tags = {
+            stack: dockerfile.image_tag(stack, base) if side == OURS else hand_build.tag(stack)
+            for stack in project.stacks("all")
+        }
         return {"side": side, "seconds": seconds, **inspect(engine, tags)}
 
 
-def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str]) -> Measured:
-    """The pictures and verdicts that follow from the runs."""
+def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str], base: str) -> Measured:
+    """Return the pictures and verdicts that follow from the runs."""
 
     def values(side: str, what: str) -> list[float]:
         found = [run["seconds"] for run in runs if run["side"] == side]
@@ -194,8 +275,11 @@ def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str]) -> Measu
     at_once = common.median_ratio(values(OURS, "all"), values(AT_ONCE, "all"))
     size_ratio = common.median_ratio(sizes[OURS], sizes[SERIAL])
     return Measured(
-        title="Cold build of three stacks, bootstrap of the base included",
-        runs=[{**run, "content": counted(run["content"])} for run in runs],
+        title=f"Cold build of three stacks on {base}, bootstrap of the base included",
+        runs=[
+            *({**run, "content": counted(run["content"])} for run in runs),
+            *({"side": PUBLISHED, **asdict(other)} for other in others_beside(base)),
+        ],
         panels=[
             Panel(
                 title="wall time", unit="s", x=places,
@@ -205,13 +289,71 @@ def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str]) -> Measu
                 title="distinct layers of three images", unit="GB", x=["bytes"],
                 series={side: [sizes[side]] for side in (OURS, SERIAL)},
             ),
+            *image_panels(runs, stacks, base),
         ],
         verdicts=[
             Verdict(what="time of a cold build, against by hand", value=time_ratio, goal=GOAL),
             Verdict(what="the same, against by hand all at once", value=at_once, goal=GOAL),
             Verdict(what="bytes of distinct layers, against by hand", value=size_ratio, goal=GOAL),
+            *limit_verdicts(runs, base),
         ],
     )  # fmt: skip
+
+
+def others_beside(base: str) -> tuple[Published, ...]:
+    """Return the images of others that those on a base are shown beside."""
+    return OTHERS if base in LIMITS else ()
+
+
+def image_panels(
+    runs: Sequence[Mapping[str, Any]], stacks: Sequence[str], base: str
+) -> list[Panel]:
+    """Draw the size of each image; only where others' images are shown beside."""
+    if base not in LIMITS:
+        return []
+
+    def gigabytes(key: str) -> dict[str, list[list[float]]]:
+        return {
+            side: [
+                [run["images"][stack][key] / 1e9 for run in runs if run["side"] == side]
+                for stack in stacks
+            ]
+            for side in SIDES
+        }
+
+    others = others_beside(base)
+    unpacked = {side: [*found, *([] for _ in others)] for side, found in gigabytes("bytes").items()}
+    published = [*([] for _ in stacks), *([other.gigabytes] for other in others)]
+    return [
+        Panel(
+            title="one image, unpacked", unit="GB", x=[*stacks, *(o.name for o in others)],
+            series={**unpacked, PUBLISHED: published},
+            limit=[*(LIMITS[base].image for _ in stacks), *(None for _ in others)],
+        ),
+        Panel(title="one image, as pulled", unit="GB", x=stacks, series=gigabytes("pulled_bytes")),
+    ]  # fmt: skip
+
+
+def limit_verdicts(runs: Sequence[Mapping[str, Any]], base: str) -> list[Verdict]:
+    """Judge the largest of our images against the limits of its base, where there are any.
+
+    Raises:
+        ValueError: ours were not measured.
+    """
+    if base not in LIMITS:
+        return []
+    limits = LIMITS[base]
+    images = [image for run in runs if run["side"] == OURS for image in run["images"].values()]
+
+    def largest(what: str, key: str, goal: float) -> Verdict:
+        value = max(image[key] / 1e9 for image in images)
+        return Verdict(what=f"{what}, in GB, the largest", value=value, goal=goal)
+
+    return [
+        largest("image", "bytes", limits.image),
+        largest("layer", "largest_layer", limits.layer),
+        largest("what a stack adds to what all share", "own_bytes", limits.own),
+    ]
 
 
 def counted(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,8 +369,8 @@ def counted(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measure(rounds: int, sides: Sequence[str]) -> Callable[[Terminal, Engine], Measured]:
-    """The benchmark; every second round goes through the sides in the other order."""
+def measure(rounds: int, sides: Sequence[str], base: str) -> Callable[[Terminal, Engine], Measured]:
+    """Return the benchmark; every second round goes through the sides in the other order."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         beside = Path(engine.data_folder()).parent
@@ -237,9 +379,10 @@ def measure(rounds: int, sides: Sequence[str]) -> Callable[[Terminal, Engine], M
             project = load_project(common.copy_project(Path(name) / "project"))
             for number in range(rounds):
                 for side in sides if number % 2 == 0 else list(reversed(sides)):
-                    runs.append({"round": number, **run_side(side, project, beside, terminal)})
+                    run = run_side(side, project, base, beside, terminal)
+                    runs.append({"round": number, **run})
                     require_same(runs)
-            return summarise(runs, project.stacks("all"))
+            return summarise(runs, project.stacks("all"), base)
 
     return measured
 
@@ -247,8 +390,15 @@ def measure(rounds: int, sides: Sequence[str]) -> Callable[[Terminal, Engine], M
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1, help="how often each side is built")
+    parser.add_argument("--base", choices=BASES, default="cpu", help="what the stacks lie on")
     return parser.parse_args()
 
 
+def result_name(base: str) -> str:
+    """Return the name of the result on a base; that on `cpu` is older than the choice."""
+    return "cold_build" if base == "cpu" else f"cold_build_{base}"
+
+
 if __name__ == "__main__":
-    sys.exit(common.main("cold_build", measure(_arguments().rounds, SIDES)))
+    given = _arguments()
+    sys.exit(common.main(result_name(given.base), measure(given.rounds, SIDES, given.base)))

@@ -1,8 +1,9 @@
 """The stacks as a person would build them: Dockerfiles of `by_hand/`, pip, the layer cache.
 
-Owns what those builds are given: a context with pinned requirements made from the project's locks,
-the local torch wheel, and the caller's package settings as secrets. The Dockerfiles are written by
-hand and are the other side of every comparison; nothing of the project's own building is used.
+Owns what those builds are given: a context with pinned requirements made from the project's locks
+on one base, the local wheels that these name, and the caller's package settings as secrets. The
+Dockerfiles are written by hand and are the other side of every comparison; nothing of the project's
+own building is used.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stackyard import build, foundation, lock, plan, process, settings
+from packaging.utils import canonicalize_name
+
+from stackyard import build, dockerfile, foundation, lock, plan, process, settings
 from stackyard.engine import Engine
 from stackyard.errors import StackyardError
 from stackyard.image import ImageInfo
@@ -34,12 +37,14 @@ class Hand:
     Attributes:
         folder: the build context.
         secrets: the files that are handed over as secrets, by id.
+        device: what the images are for; the Dockerfiles are told.
     """
 
     client: build.Client
     folder: Path
     secrets: Mapping[str, Path]
     proxies: Mapping[str, str]
+    device: str = "cpu"
 
 
 def tag(stack: str, variant: str = "by-hand") -> str:
@@ -47,14 +52,31 @@ def tag(stack: str, variant: str = "by-hand") -> str:
     return f"benchmark/{stack}:{variant}"
 
 
-def dockerfile(stack: str, variant: str = "by-hand") -> str:
-    """The name of a Dockerfile in the context."""
+def dockerfile_name(stack: str, variant: str = "by-hand") -> str:
+    """Return the name of a Dockerfile in the context."""
     return f"{stack}.Dockerfile" if variant == "by-hand" else f"{stack}.{variant}.Dockerfile"
 
 
-def requirements(text: str) -> str:
-    """Pinned requirements as people write them, from a lock: the hashes left out."""
-    return "".join(f"{item.name}=={item.version}\n" for item in lock.parse_lock(text))
+def fixes_path(stack: str) -> str:
+    """Return where a stack's fixes lie in the context, those of the base that is built on."""
+    return f"fixes/{stack}.json"
+
+
+def requirements(text: str, exact: Collection[str] = ()) -> str:
+    """Return pinned requirements as people write them, from a lock: the hashes left out.
+
+    Args:
+        exact: names whose pin is satisfied by no other build of that version, such as 2.13.0+cpu.
+    """
+    return "".join(
+        f"{item.name}{'===' if item.name in exact else '=='}{item.version}\n"
+        for item in lock.parse_lock(text)
+    )
+
+
+def exact_names(base: Base) -> set[str]:
+    """Return the distributions of which a base wants one build (`torch===2.13.0`)."""
+    return {canonicalize_name(pin.split("===")[0]) for pin in base.torch if "===" in pin}
 
 
 def bare_base(definitions: Definitions) -> Base:
@@ -84,39 +106,61 @@ def ensure_base(engine: Engine, project: Project, say: Callable[[str], None]) ->
 
 
 @contextmanager
-def prepared(project: Project) -> Iterator[Hand]:
-    """Lay out the context and the secrets, for as long as the builds take.
+def prepared(project: Project, base_name: str) -> Iterator[Hand]:
+    """Lay out the context and the secrets for one base, for as long as the builds take.
 
     Raises:
-        StackyardError: the torch wheel is in no local folder that pip is told of.
+        StackyardError: the torch wheel is neither on the index nor in a local folder.
     """
-    base = project.definitions.bases["cpu"]
+    base = project.definitions.bases[base_name]
     caller = settings.collect(os.environ, distribution=base.distribution)
     client = build.find_client(os.environ.get("PATH", ""))
     with tempfile.TemporaryDirectory(prefix="stackyard-by-hand-") as name:
         folder = Path(name)
         secrets = _write_secrets(folder / "secrets", caller.secrets)
-        context = folder / "context"
-        for path in (*plan.INSIDE, *(f"images/{s}/cpu.fixes.json" for s in project.stacks("all"))):
-            (context / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(project.root / path, context / path)
-        for written in DOCKERFILES.glob("*.Dockerfile"):
-            shutil.copy2(written, context)
-        write_requirements(project.root, context, project.stacks("all"))
-        _copy_torch(project.root, context / "wheels", caller.wheel_folders)
-        yield Hand(client=client, folder=context, secrets=secrets, proxies=caller.proxies)
+        write_context(project, base, folder / "context", caller.wheel_folders)
+        yield Hand(
+            client=client, folder=folder / "context", secrets=secrets, proxies=caller.proxies,
+            device=base.device,
+        )  # fmt: skip
 
 
-def write_requirements(root: Path, context: Path, stacks: list[str], *, mark: str = "") -> None:
-    """Requirements of the shared part and of each stack, from the locks below `root`.
+def write_context(project: Project, base: Base, context: Path, wheels: tuple[Path, ...]) -> None:
+    """Write everything that the Dockerfiles read to a new folder.
+
+    Args:
+        wheels: local folders that may hold what the lock of the base names.
+
+    Raises:
+        StackyardError: the torch wheel is neither on the index nor in a local folder.
+    """
+    stacks = project.stacks("all")
+    fixes = {dockerfile.fixes_path(s, base.name): fixes_path(s) for s in stacks}
+    for source, target in {**{path: path for path in plan.INSIDE}, **fixes}.items():
+        (context / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project.root / source, context / target)
+    for written in DOCKERFILES.glob("*.Dockerfile"):
+        shutil.copy2(written, context)
+    write_requirements(project.root, base, context, stacks)
+    _copy_wheels(project.root, base, context / "wheels", wheels)
+
+
+def write_requirements(
+    root: Path, base: Base, context: Path, stacks: list[str], *, mark: str = ""
+) -> None:
+    """Write requirements of the shared part and of each stack, from the locks below `root`.
 
     Args:
         mark: a comment in the stacks' files.
     """
     (context / "requirements").mkdir(exist_ok=True)
-    paths = {"base": lock.base_lock_path("cpu"), **{s: lock.lock_path(s, "cpu") for s in stacks}}
+    paths = {
+        "base": lock.base_lock_path(base.name),
+        **{stack: lock.lock_path(stack, base.name) for stack in stacks},
+    }
+    exact = exact_names(base)
     for name, path in paths.items():
-        text = requirements((root / path).read_text(encoding="utf-8"))
+        text = requirements((root / path).read_text(encoding="utf-8"), exact)
         text += f"# {mark}\n" if mark and name != "base" else ""
         (context / "requirements" / f"{name}.txt").write_text(text, encoding="utf-8")
 
@@ -133,16 +177,20 @@ def _write_secrets(folder: Path, given: Mapping[str, bytes]) -> dict[str, Path]:
     return {name: folder / name for name in wanted}
 
 
-def _copy_torch(root: Path, target: Path, folders: tuple[Path, ...]) -> None:
-    pins = lock.versions(lock.parse_lock((root / lock.base_lock_path("cpu")).read_text()))
-    wheels = foundation.local_wheels(folders, {("torch", pins["torch"])})
-    if not wheels:
+def _copy_wheels(root: Path, base: Base, target: Path, folders: tuple[Path, ...]) -> None:
+    """Copy the local wheels that the base's lock names: `invoke build` takes them, too."""
+    pins = lock.versions(lock.parse_lock((root / lock.base_lock_path(base.name)).read_text()))
+    wheels = foundation.local_wheels(folders, set(pins.items()))
+    # A build of torch that the public index does not have: pip is told of no other one.
+    if base.torch_index and not any(wheel.name.startswith("torch-") for wheel in wheels):
         raise StackyardError(
             f"the wheel of torch {pins['torch']} is in no local folder",
             why="both sides are to take it from this machine, so that they download the same",
             hint="pip download --no-deps torch==... into a folder, name it in PIP_FIND_LINKS",
         )
     target.mkdir()
+    # Builders may leave an empty folder out of the context, and pip wants the one that is named.
+    (target / "README").write_text("Wheels of this machine.\n", encoding="utf-8")
     for wheel in wheels:
         shutil.copy2(wheel, target)
 
@@ -151,9 +199,9 @@ def arguments(hand: Hand, stack: str, variant: str = "by-hand") -> list[str]:
     """The build command that a person would type."""
     client = hand.client
     words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
-    words += ["--progress=plain", "-f", str(hand.folder / dockerfile(stack, variant))]
+    words += ["--progress=plain", "-f", str(hand.folder / dockerfile_name(stack, variant))]
     words += ["-t", tag(stack, variant)]
-    words += ["--build-arg", f"BASE={BASE}"]
+    words += ["--build-arg", f"BASE={BASE}", "--build-arg", f"DEVICE={hand.device}"]
     for name in sorted(hand.proxies):
         words += ["--build-arg", name]
     for name, path in sorted(hand.secrets.items()):

@@ -91,7 +91,7 @@ def ingredients(project: Project, stack: str) -> dict[str, Any]:
         "built": [f"{item.wheel.package}=={item.wheel.version}" for item in late],
         "build_env": {name: value for item in late for name, value in item.env.items()},
         "packages": _pins(image.locks[lock.lock_path(stack, "cpu")]),
-        "fixes": dockerfile.fixes_path(stack, "cpu"),
+        "fixes": hand_build.fixes_path(stack),
         "env": {name: setting.value for name, setting in image.env.items()},
     }  # fmt: skip
 
@@ -112,10 +112,10 @@ def hpccm_dockerfile(project: Project, stack: str) -> str:
 def write_variants(project: Project, hand: hand_build.Hand) -> hand_build.Hand:
     """Lay the other Dockerfiles beside the hand-written ones, and the setting that they need."""
     for stack in project.stacks("all"):
-        written = (hand.folder / hand_build.dockerfile(stack)).read_text(encoding="utf-8")
+        written = (hand.folder / hand_build.dockerfile_name(stack)).read_text(encoding="utf-8")
         texts = {ONE_RUN: one_run(written), HPCCM: hpccm_dockerfile(project, stack)}
         for side, text in texts.items():
-            path = hand.folder / hand_build.dockerfile(stack, VARIANTS[side])
+            path = hand.folder / hand_build.dockerfile_name(stack, VARIANTS[side])
             path.write_text(text, encoding="utf-8")
     conf = hand.folder.parent / "secrets" / "apt.conf"
     conf.write_text(_APT, encoding="utf-8")
@@ -224,10 +224,10 @@ def measure(terminal: Terminal, engine: Engine) -> Measured:
         say: Callable[[str], None] = lambda line: terminal.say("sizes", line[:200])  # noqa: E731
         mine = [tag for tag in _names(project) if engine.image(tag) is None]
         try:
-            cold_build.build_ours(project, engine, say)
+            cold_build.build_ours(project, "cpu", engine, say)
             hand_build.ensure_base(engine, project, say)
             base = weigh(engine, store, hand_build.BASE)
-            with hand_build.prepared(project) as hand:
+            with hand_build.prepared(project, "cpu") as hand:
                 complete = write_variants(project, hand)
                 for stack in stacks:
                     runs += _sides(engine, store, complete, stack, base, say)

@@ -179,13 +179,16 @@ class _Sides:
         self._engine, self._hand, self._made = engine, hand, made
         self._origin = common.copy_project(folder / "origin")
         self._copy = common.copy_project(folder / "copy")
+        self._base = load_project(self._origin).definitions.bases["cpu"]
 
     def edit(self, case: Case, version: str) -> None:
         """Change one package of one stack in the copy, for both sides."""
         # A mark of its own: what an earlier benchmark left in the layer cache is of no use to it.
         mark = f"benchmark {secrets.token_hex(8)}"
         edit_copy(self._origin, self._copy, case, version, mark)
-        hand_build.write_requirements(self._copy, self._hand.folder, [case.stack], mark=mark)
+        hand_build.write_requirements(
+            self._copy, self._base, self._hand.folder, [case.stack], mark=mark
+        )
 
     def ours(self, case: Case, version: str) -> float:
         """Build after the edit, and see that only the one stack was built, as edited."""
@@ -273,7 +276,7 @@ def measure(cases: Sequence[Case]) -> Callable[[Terminal, Engine], Measured]:
         names += hand_build.names(project)
         with contextlib.ExitStack() as held:
             made = held.enter_context(names_restored(engine, client, names))
-            hand = held.enter_context(hand_build.prepared(project))
+            hand = held.enter_context(hand_build.prepared(project, "cpu"))
             hand_build.ensure_base(engine, project, lambda text: terminal.say(BY_HAND, text))
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="stackyard-copy-"))
             sides = _Sides(engine, Path(folder), hand, made)

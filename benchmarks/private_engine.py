@@ -108,7 +108,8 @@ def _answering(folder: Path) -> Engine:
     end = time.monotonic() + 60
     while True:
         try:
-            return Engine()
+            # `docker save` writes all of an image to the disk before its first byte comes.
+            return Engine(seconds=600)
         except EngineError as error:
             if time.monotonic() > end:
                 why = process.last_lines((folder / "log").read_text(errors="replace"))

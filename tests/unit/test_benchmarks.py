@@ -1,8 +1,6 @@
 """The pure half of the benchmarks: what is compared, and that a wrong comparison is seen."""
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,14 @@ from benchmarks import (
     one_package,
     private_engine,
 )
-from stackyard import lock
+from stackyard import catalog, lock
 from stackyard.errors import StackyardError
 from stackyard.load import load_definitions
-from stackyard.project import ROOT
+from stackyard.project import ROOT, load_project
+from stackyard.spool import Layer
 
 STACKS = ("accelerate", "fairseq", "megatron")
+PROJECT = load_project()
 LOCK = lock.render_lock(
     [
         lock.Locked(name="einops", version="0.8.2", hashes=("sha256:" + "a" * 64,)),
@@ -85,14 +85,46 @@ def test_hand_written_images_share_the_layers_of_their_first_part():
     assert [line for line in parts[0] if "source=requirements/base.txt" in line]
 
 
+# What Debian installs for packages that the files name: g++ and python3-dev depend on them.
+IMPLIED = {"gcc": "g++", "libc6-dev": "g++", "libpython3.11-dev": "python3-dev"}
+
+
+@pytest.mark.parametrize("base", cold_build.BASES)
 @pytest.mark.parametrize("stack", STACKS)
-def test_a_hand_written_dockerfile_has_what_the_definitions_name(stack):
+def test_a_hand_written_dockerfile_has_what_the_definitions_name(stack, base):
     definitions, text = load_definitions(ROOT), dockerfile(stack)
     named = [*definitions.common.system, *definitions.common.build_system]
-    named += definitions.common.text_packages
-    assert [package for package in named if f" {package}" not in text] == []
+    named += [*definitions.common.text_packages, *definitions.bases[base].bootstrap.packages]
+    words = text.replace("(", " ").replace(")", " ").split()
+    assert [package for package in named if IMPLIED.get(package, package) not in words] == []
     wheels = [definitions.wheels[name] for name in definitions.stacks[stack].builds]
     assert [w.package for w in wheels if f"{w.package}=={w.version}" not in text] == []
+
+
+def variables(text, device):
+    """What a Dockerfile sets in an image for a device: in that device's stage, and in the last."""
+    stages = dict(stage.split("\n", 1) for stage in text.split("\nFROM ")[1:])
+    taken = [body for name, body in stages.items() if name.endswith((f"for-{device}", "}"))]
+    lines = [line for body in taken for line in body.splitlines() if line.startswith("ENV ")]
+    pairs = (word.split("=") for line in lines for word in line.split()[1:])
+    return {name: value.strip('"') for name, value in pairs}
+
+
+@pytest.mark.parametrize("base", cold_build.BASES)
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_hand_written_image_has_the_environment_of_its_base(stack, base):
+    image = catalog.resolve(PROJECT.definitions, stack, base)
+    wanted = {name: setting.value for name, setting in image.env.items()}
+    assert variables(dockerfile(stack), image.base.device) == wanted
+
+
+@pytest.mark.parametrize("base", cold_build.BASES)
+@pytest.mark.parametrize("stack", STACKS)
+def test_wheels_are_compiled_by_hand_with_the_environment_of_ours(stack, base):
+    steps = dockerfile(stack).replace("'", "").split("\nRUN ")
+    for wheel in catalog.resolve(PROJECT.definitions, stack, base).wheels:
+        (step,) = [one for one in steps if f"{wheel.wheel.package}==" in one]
+        assert [n for n, value in wheel.env.items() if f"{n}={value}" not in step] == []
 
 
 def copied(text):
@@ -115,6 +147,51 @@ def test_requirements_are_the_locks_pins_without_hashes():
     assert hand_build.requirements(LOCK) == "einops==0.8.2\nregex==1.0\n"
 
 
+def test_a_gpu_base_takes_the_build_of_torch_that_it_names_and_no_local_one(tmp_path):
+    base = PROJECT.definitions.bases["cuda"]
+    local = tmp_path / "local"
+    local.mkdir()
+    for version in ("2.13.0+cpu", "2.12.0"):
+        (local / f"torch-{version}-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+    hand_build.write_context(PROJECT, base, tmp_path / "context", (local,))
+    written = (tmp_path / "context" / "requirements" / "base.txt").read_text().splitlines()
+    assert "torch===2.13.0" in written
+    assert "numpy==2.4.6" in written
+    assert list((tmp_path / "context" / "wheels").glob("*.whl")) == []
+
+
+def test_a_build_of_torch_that_the_public_index_lacks_must_be_on_this_machine(tmp_path):
+    base, wheel = PROJECT.definitions.bases["cpu"], "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
+    with pytest.raises(StackyardError, match="in no local folder"):
+        hand_build.write_context(PROJECT, base, tmp_path / "without", ())
+    (tmp_path / wheel).touch()
+    hand_build.write_context(PROJECT, base, tmp_path / "with", (tmp_path,))
+    assert (tmp_path / "with" / "wheels" / wheel).is_file()
+
+
+@pytest.mark.parametrize("base", cold_build.BASES)
+def test_every_file_that_a_hand_written_dockerfile_mounts_or_copies_is_in_the_context(
+    tmp_path, base
+):
+    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+    context = tmp_path / "context"
+    hand_build.write_context(PROJECT, PROJECT.definitions.bases[base], context, (tmp_path,))
+    for stack in STACKS:
+        text = (context / hand_build.dockerfile_name(stack)).read_text()
+        sources = [w.split("source=")[1].split(",")[0] for w in text.split() if "source=" in w]
+        assert f"fixes/{stack}.json" in sources
+        for path in (*sources, *copied(text)):
+            assert (context / path).exists(), path
+        fixes = (ROOT / "images" / stack / f"{base}.fixes.json").read_text()
+        assert (context / hand_build.fixes_path(stack)).read_text() == fixes
+
+
+def test_the_dockerfiles_are_told_which_device_images_are_for():
+    client = hand_build.build.Client(path="docker", buildx=False)
+    hand = hand_build.Hand(client=client, folder=Path("c"), secrets={}, proxies={}, device="cuda")
+    assert "DEVICE=cuda" in hand_build.arguments(hand, "fairseq")
+
+
 def test_secrets_reach_the_builder_as_files_never_as_words():
     client = hand_build.build.Client(path="docker", buildx=False)
     secrets = {"pip.conf": Path("s/pip.conf")}
@@ -130,7 +207,19 @@ def test_secrets_reach_the_builder_as_files_never_as_words():
 
 
 def content(**packages):
-    return {"python": packages, "files": {"/etc/ssh/sshd_config": "1"}, "debian": {"less": 1}}
+    return {
+        "python": packages,
+        "files": {"/etc/ssh/sshd_config": "1"},
+        "debian": {"less": 1},
+        "env": {"LANG": "C.UTF-8"},
+    }
+
+
+@pytest.mark.parametrize("kind", ["files", "debian", "env"])
+def test_a_file_debian_package_or_variable_that_is_missing_is_seen(kind):
+    ours = content()
+    ((name, value),) = ours[kind].items()
+    assert cold_build.missing(ours, {**ours, kind: {}}) == [f"{kind}: {name}: {value}, not there"]
 
 
 def test_by_hand_may_hold_more_but_nothing_less_or_else():
@@ -155,42 +244,87 @@ def test_rows_are_found_after_progress():
     assert cold_build.built_rows(output) == [{"stack": "x"}]
 
 
+def layer(name, size):
+    return Layer(diff_id=name, unpacked=int(size * 1e9), digest=f"z{name}", size=int(size * 4e8))
+
+
+def run(side, seconds=100.0, torch=1.9, own=0.15):
+    images = {
+        "x": [layer("base", 0.4), layer(f"torch {torch}", torch), layer("x", own)],
+        # Above a layer of its own, also what both have is the stack's.
+        "y": [
+            layer("base", 0.4),
+            layer(f"torch {torch}", torch),
+            layer("y", 0.05),
+            layer("z", 0.1),
+        ],
+    }
+    return {
+        "side": side,
+        "seconds": {"all": seconds, "x": seconds / 2},
+        **cold_build.weighed(images),
+        "content": {"x": content(einops="1")},
+    }
+
+
+def test_layers_are_counted_once_and_a_stacks_own_from_the_bottom():
+    found = run("stackyard")
+    assert found["bytes"] == 2_600_000_000
+    assert found["layers"]["torch 1.9"] == 1_900_000_000
+    assert found["pulled"]["torch 1.9"] == 760_000_000
+    assert found["images"]["x"]["bytes"] == 2_450_000_000
+    assert found["images"]["x"]["pulled_bytes"] == 980_000_000
+    assert found["images"]["y"]["largest_layer"] == 1_900_000_000
+    assert [found["images"][stack]["own_bytes"] for stack in "xy"] == [150_000_000, 150_000_000]
+
+
+def runs(**ours):
+    others = [run(cold_build.SERIAL, 100.0, torch=2.5), run(cold_build.AT_ONCE, 70.0, torch=2.5)]
+    return [run(cold_build.OURS, **{"seconds": 60.0, **ours}), *others]
+
+
 def test_time_and_bytes_are_judged_against_by_hand():
-    def run(side, seconds, size):
-        each = {"all": seconds, "x": seconds / 2}
-        return {"side": side, "seconds": each, "bytes": size, "content": {"x": content(einops="1")}}
-
-    runs = [
-        run(cold_build.OURS, 60.0, 8e9),
-        run(cold_build.SERIAL, 100.0, 9e9),
-        run(cold_build.AT_ONCE, 70.0, 9e9),
-    ]
-    measured = cold_build.summarise(runs, ["x"])
-    assert [round(verdict.value, 2) for verdict in measured.verdicts] == [0.6, 0.86, 0.89]
+    measured = cold_build.summarise(runs(), ["x", "y"], "cpu")
+    assert [round(verdict.value, 2) for verdict in measured.verdicts] == [0.6, 0.86, 0.81]
     assert [verdict.met for verdict in measured.verdicts] == [True, False, False]
-    assert measured.panels[0].series[cold_build.SERIAL] == [[100.0], [50.0]]
+    assert measured.panels[0].series[cold_build.SERIAL] == [[100.0], [50.0], []]
+    assert len(measured.panels) == 2
 
 
-def saved(path):
-    """An archive as older engines write it: the second layer is a link to the first."""
-    config = json.dumps({"rootfs": {"diff_ids": ["sha256:1", "sha256:2", "sha256:3"]}}).encode()
-    layers = ["a/layer.tar", "b/layer.tar", "c/layer.tar"]
-    manifest = json.dumps([{"Config": "c.json", "Layers": layers}]).encode()
-    files = {"c.json": config, "manifest.json": manifest, layers[0]: b"1234", layers[2]: b"123456"}
-    with tarfile.open(path, "w") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-        link = tarfile.TarInfo(layers[1])
-        link.type, link.linkname = tarfile.SYMTYPE, "../a/layer.tar"
-        tar.addfile(link)
+@pytest.mark.parametrize(
+    ("ours", "unmet"),
+    [
+        ({}, []),
+        ({"torch": 2.01}, ["layer, in GB, the largest"]),
+        ({"own": 0.21}, ["what a stack adds to what all share, in GB, the largest"]),
+        ({"torch": 5.1}, ["image, in GB, the largest", "layer, in GB, the largest"]),
+    ],
+)
+def test_images_of_a_gpu_base_keep_its_limits(ours, unmet):
+    verdicts = cold_build.limit_verdicts(runs(**ours), "cuda")
+    assert len(verdicts) == 3
+    assert [verdict.what for verdict in verdicts if not verdict.met] == unmet
 
 
-def test_layers_are_measured_by_digest_through_links(tmp_path):
-    saved(tmp_path / "image.tar")
-    sizes = cold_build.layer_bytes(tmp_path / "image.tar")
-    assert sizes == {"sha256:1": 4, "sha256:2": 4, "sha256:3": 6}
+def test_images_of_a_gpu_base_are_shown_beside_those_of_others_which_name_their_source():
+    measured = cold_build.summarise(runs(), ["x", "y"], "cuda")
+    *_, unpacked, pulled = measured.panels
+    assert len(unpacked.x) == len(unpacked.limit) == 2 + len(cold_build.OTHERS)
+    assert all(len(values) == len(unpacked.x) for values in unpacked.series.values())
+    assert unpacked.series[cold_build.OURS][:2] == [[2.45], [2.45]]
+    assert pulled.series[cold_build.OURS] == [[0.98], [0.98]]
+    said = [found for found in measured.runs if found["side"] == cold_build.PUBLISHED]
+    assert [found["gigabytes"] for found in said] == [
+        other.gigabytes for other in cold_build.OTHERS
+    ]
+    page = (Path(cold_build.__file__).parent / "README.md").read_text()
+    assert [found["source"] for found in said if found["source"] not in page] == []
+    assert {found["name"].split()[0] for found in said} == {"NVIDIA", "AWS"}
+
+
+def test_each_base_has_a_result_of_its_own():
+    names = [cold_build.result_name(base) for base in cold_build.BASES]
+    assert names == ["cold_build", "cold_build_cuda"]
 
 
 def test_mounts_of_the_benchmarks_engine_are_found_and_no_others():
