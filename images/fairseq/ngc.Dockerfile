@@ -9,6 +9,7 @@ FROM ${TOOLS} AS tools
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
 SHELL ["/usr/bin/env", "-u", "BASH_ENV", "/bin/bash", "-euo", "pipefail", "-c"]
+# hadolint shell=/bin/bash
 USER 0
 
 FROM base AS text
