@@ -254,10 +254,12 @@ def docker(tmp_path):
 
 @pytest.mark.usefixtures("allow_processes")
 def test_files_are_streamed_with_the_folders_of_every_root(docker, tmp_path):
-    file = tmp_path / "with space\nand line"
+    folder = tmp_path / "carried"  # not where the engine's client writes: tar minds a change
+    folder.mkdir()
+    file = folder / "with space\nand line"
     file.write_text("content")
     file.chmod(0o6755)
-    made = hostbase._import(docker, [str(tmp_path), str(file)], ["ENV A=1", "CMD x"])
+    made = hostbase._import(docker, [str(folder), str(file)], ["ENV A=1", "CMD x"])
     assert made == "sha256:abc"
     with tarfile.open(tmp_path / "root.tar") as archive:
         listed = archive.getmembers()
