@@ -131,8 +131,15 @@ def test_doctor_tells_of_every_host_in_one_table(yard, tmp_path):
         value["hosts"]["away"] = {"address": "192.0.2.1"}
 
     found = altered(yard, tmp_path, change)
-    done = found.invoke("doctor", "--stack", "fairseq", "--gpus", "0", check=False)
+    left = "/dev/shm/stackyard-pull.4194303.1"  # of a process that cannot have begun at the boot
+    yard.hosts["depot"].run("mkdir", left)
+    try:
+        done = found.invoke("doctor", "--stack", "fairseq", "--gpus", "0", check=False)
+    finally:
+        yard.hosts["depot"].run("rm", "-r", left)
     assert done.returncode == 1
     assert all(name in done.stdout for name in ("study", "train", "depot", "away"))
     assert "network between nodes: all hosts are in" in done.stdout
     assert "away: " in done.stdout
+    assert f"depot: a broken pull left keys in {left}" in " ".join(done.stdout.split())
+    assert done.stdout.count("a broken pull left") == 1
