@@ -95,13 +95,13 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
     for fix in found:
         here = "" if fix["stage"] == "source" else root
         kept = [{**r, "file": here + r["file"]} for r in fix["replace"] if here + r["file"] in tree]
+        # A module beside the packages is the image's: no tree has it, and none lacks it.
         added = {
             here + name: text
             for name, text in fix.get("add", {}).items()
-            if any(path.startswith(folder_of(here + name)) for path in tree)
+            if "/" in name and any(path.startswith(folder_of(here + name)) for path in tree)
         }
-        # A module beside the packages would fit any tree: alone it says nothing of this one.
-        if kept or any("/" in name.removeprefix(here) for name in added):
+        if kept or added:
             rules.append({**fix, "stage": "installed", "replace": kept, "add": added})
     return json.dumps(rules), root
 

@@ -107,6 +107,9 @@ def test_a_module_beside_the_packages_says_nothing_of_a_tree():
     adding = fix(rule(file="beta/b.py"), more={"add": {"beside.py": "b = 1\n"}})
     rules, _ = source_fit.fix_rules([adding], "alpha", tree())
     assert json.loads(rules) == []
+    both = fix(more={"add": {"beside.py": "b = 1\n", "alpha/new.py": "x = 1\n"}})
+    rules, _ = source_fit.fix_rules([both], "alpha", tree())
+    assert [list(rule["add"]) for rule in json.loads(rules)] == [["alpha/new.py"]]
 
 
 def image():
