@@ -77,6 +77,13 @@ def test_a_node_sees_of_the_machine_what_is_the_runs_and_no_more(shared_mesh):
         assert f"size={2**20}k" in mounts["/dev/shm"].options
 
 
+def test_a_node_knows_its_own_address_as_an_ipv6_socket_has_it(shared_mesh):
+    """What torch asks at each launch: no server that could keep it waiting is asked."""
+    asked = "import socket; print(*socket.getnameinfo(('::ffff:127.0.0.1', 1, 0, 0), 0))"
+    container = next(iter(shared_mesh.containers.values()))
+    assert inside(container).run(f'python3 -c "{asked}"').stdout == "localhost4 1\n"
+
+
 def test_passwords_switched_on_are_noticed(make_mesh, settings, image_env, example):
     running = make_mesh()
     edit = (

@@ -29,7 +29,7 @@ def test_it_is_an_in_toto_test_result_of_the_image():
     assert value["subject"] == [{"name": "stackyard/toy:cpu", "digest": {"sha256": ID[7:]}}]
     told = value["predicate"]
     assert (told["result"], told["failedTests"], told["warnedTests"]) == ("PASSED", [], [])
-    assert told["passedTests"][0] == "mesh" and len(told["passedTests"]) == 11
+    assert told["passedTests"] == [check["name"] for check in ran(IMAGE)["checks"]]
     assert told["configuration"] == [{"name": "recipe", "digest": {"sha256": 64 * "5"}}]
 
 
@@ -48,7 +48,8 @@ def test_every_figure_of_the_report_is_in_it():
         "2 x NVIDIA H200, driver 580.159.04",
         "together",
     )
-    assert found.ratios == {"bandwidth": 0.9964, "throughput": 1.0013}
+    seen = {check["name"]: check["measured"] for check in ran(IMAGE)["checks"]}
+    assert found.ratios == {name: seen[name]["ratio"] for name in ("bandwidth", "throughput")}
 
 
 @pytest.mark.parametrize(

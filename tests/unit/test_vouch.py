@@ -35,7 +35,8 @@ def test_who_vouches_is_told_with_what_was_seen(key, signers):
     assert (found.signer, found.evidence.report) == (WHO, ran(IMAGE))
     told = vouch.words(found)
     assert told.startswith("smoke passed on 2 x NVIDIA H200, driver 580.159.04, together")
-    assert "throughput 1.001 of the bare host" in told and told.endswith(f"signed by {WHO}")
+    ratio = found.evidence.ratios["throughput"]
+    assert f"throughput {ratio:.3f} of the bare host" in told and told.endswith(f"signed by {WHO}")
     value = json.loads(json.dumps(found.value()))
     assert (value["signer"], value["on_gpus"]) == (WHO, True)
     assert value["gpus"] == ["NVIDIA H200", "NVIDIA H200"]
