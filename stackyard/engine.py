@@ -35,7 +35,7 @@ CONTROL = {"STACKYARD_CONTROL": "1"}
 
 
 # torch's c10d asks for the name of 127.0.0.1 as an IPv6 socket has it. The engine's resolver has
-# none and asks the machine's: on a network without a way out that takes 10 s to fail, twice a launch.
+# none and asks the machine's: without a way out that takes 10 s to fail, twice for each launch.
 _MAPPED = {"localhost4": "::ffff:127.0.0.1"}
 
 
