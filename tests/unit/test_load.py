@@ -333,6 +333,14 @@ def test_a_stale_lock_is_named_with_what_to_type(tree):
     assert tree.problems() == [f"{STACK}:3: packages: {said}; {LOCK_AGAIN}"]
 
 
+def test_a_stale_lock_of_a_base_says_what_of_the_base_is_another(tree):
+    lock_file = tree.root / "images/bases/cpu.lock"
+    text = lock_file.read_text()
+    lock_file.write_text(text.replace(lock.locked_inputs(text), "sha256:" + "0" * 64))
+    said = "images/bases/cpu.lock was made for another `torch`, platform or Python"
+    assert any(said in line for line in tree.problems())
+
+
 def test_a_changed_base_makes_every_lock_on_it_stale(tree):
     tree.change(BASE, "torch==2.0.0", "torch==2.1.0")
     assert [line.split(": ")[2].split()[0] for line in tree.problems()] == [
