@@ -55,6 +55,12 @@ def test_what_a_base_states_of_cuda_is_what_its_lock_holds(base):
     assert lock.other_builds(base, lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)])) == {}
 
 
+@pytest.mark.parametrize("name", ["ngc", "ngc-25-01"])
+def test_a_pulled_base_states_room_for_what_is_pulled(name):
+    assert OWN.bases[name].disk_bytes > 22 * 10**9
+    assert "not measured" in OWN.bases[name].facts["disk"].source
+
+
 @pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
 def test_every_name_of_a_layer_is_in_the_lock(base):
     held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)]))
