@@ -207,13 +207,35 @@ class Builder:
 
         if base.name in self._roomy:
             return
-        stacks = self._project.definitions.stacks
-        tags = [dockerfile.image_tag(stack, base.name) for stack in stacks]
-        needed = base.disk_bytes or host.NEEDED_BYTES
-        if any(self._engine.image(tag) for tag in tags):
-            needed = min(needed, host.MORE_BYTES)
-        host.require_space(self._engine, needed)
+        host.require_space(self._engine, self._needed_bytes(base))
         self._roomy.add(base.name)
+
+    def _needed_bytes(self, base: Base) -> int:
+        """Return what a build on a base still writes, at most: less where its layers are there."""
+        from stackyard import host
+
+        needed = base.disk_bytes or host.NEEDED_BYTES
+        reference = foundation.base_reference(base, self._project.definitions.common)
+        there = self._engine.image(reference)
+        if there is None:
+            return needed
+        if base.pulled:
+            needed = max(needed - there.size, host.MORE_BYTES)
+        stacks = self._project.definitions.stacks
+        if not self._fresh and any(
+            self._is_current(stack, base.name, reference, there) for stack in stacks
+        ):
+            needed = min(needed, host.MORE_BYTES)
+        return needed
+
+    def _is_current(self, stack: str, base: str, reference: str, base_info: ImageInfo) -> bool:
+        """Whether the engine holds an image of a stack as it would be built now."""
+        info = self._engine.image(dockerfile.image_tag(stack, base))
+        recipe = info.labels.get(plan.RECIPE_LABEL) if info else None
+        if not recipe:
+            return False
+        image = catalog.resolve(self._project.definitions, stack, base)
+        return image.locked and self._plan(image, reference, base_info).recipe == recipe
 
     def _require_sources(self, image: ResolvedImage) -> None:
         """See that a build has what it takes: package sources, or a bundle that fits."""
@@ -239,7 +261,7 @@ class Builder:
         return self._callers[key]
 
     def _found_on(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
-        """Return the base of a build and its name; what must be there is asked for before that."""
+        """Check lock and sources, then return the base image and its name."""
         require_lock(image)  # before gigabytes are pulled or made for a build that cannot be
         with self._shared:
             self._require_sources(image)
@@ -308,6 +330,6 @@ def cannot_have(project: Project, base_name: str, error: StackyardError) -> Noth
     return NothingToRunOn(
         f"base {base_name!r} ({base.reference}) cannot be had on this machine",
         why=f"{error.what}\n{error.why}".strip(),
-        hint="reach its registry (docker login, proxy), or take a base that is made here: "
-        + ", ".join(f"--base {name}" for name in local),
+        hint=f"{error.hint or 'reach its registry (docker login, proxy)'}; or take a base that is"
+        " made here: " + ", ".join(f"--base {name}" for name in local),
     )

@@ -133,8 +133,9 @@ def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str
 
     Raises:
         NothingToRunOn: it cannot be pulled here.
+        EngineError: there is no room for it.
     """
-    from stackyard import build, foundation, hostbase, settings
+    from stackyard import build, foundation, host, hostbase, settings
     from stackyard.builder import cannot_have
 
     definitions = project.definitions
@@ -150,6 +151,8 @@ def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str
             engine, base, lambda: build.find_client(os.environ.get("PATH", "")), tell
         )
     else:
+        if base.pulled and before is None:
+            host.require_space(engine, base.disk_bytes or host.NEEDED_BYTES)
         caller = settings.collect(os.environ, distribution=base.distribution)
         try:
             info = foundation.ensure_base(engine, base, definitions.common, caller, tell)

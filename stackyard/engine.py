@@ -314,7 +314,7 @@ class Engine:
         repository, tag = docker.utils.parse_repository_tag(reference)
         with _translated(f"pulling {reference}"):
             events = self._api.pull(repository, tag=tag or "latest", stream=True, decode=True)
-            # What goes wrong later than the first answer is one of the events, and no error.
+            # Errors after the first response arrive as events, not exceptions.
             failed = [str(event["error"]) for event in events if "error" in event]
         found = self.image(reference)
         if failed or found is None:

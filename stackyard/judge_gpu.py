@@ -248,7 +248,7 @@ def fused(
     """Require every fused part that is on and has something to do to run, on all ranks.
 
     Args:
-        parts: those that must run unless they are off, also where no rank has asked for them.
+        parts: required on every rank unless switched off; an unused one fails.
     """
     expected = {"parts": list(parts) or "all that are on", "ranks": "all"}
     if not any(training.ranks for _, training in trainings):

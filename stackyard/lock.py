@@ -143,7 +143,7 @@ def locked_digest(text: str) -> str:
 
 
 def pinned(base: Base, locks: Mapping[str, str]) -> Base:
-    """A base as its lock has it: a pulled one with the digest of its image."""
+    """Return a base with the image digest that its lock records."""
     digest = locked_digest(locks.get(base_lock_path(base.name), "")) if base.pulled else ""
     return replace(base, digest=digest)
 

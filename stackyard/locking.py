@@ -158,7 +158,7 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
 
 
 def _lock_pulled(project: Project, base: Base, there: str, say: Say) -> str:
-    """Return the lock of a pulled base: as it is while the base names the same image.
+    """Return a pulled base's existing lock while its reference is unchanged, else make a new one.
 
     So all stacks are locked on one image, and the image itself need not be here.
     """
@@ -170,11 +170,13 @@ def _lock_pulled(project: Project, base: Base, there: str, say: Say) -> str:
 
 
 def _survey(project: Project, base: Base) -> tuple[str, dict[str, str]]:
+    from stackyard import host
     from stackyard.builder import cannot_have
 
+    needed = base.disk_bytes or host.NEEDED_BYTES
     try:
         with Engine() as engine:
-            return resolve.survey(engine, base)
+            return resolve.survey(engine, base, lambda: host.require_space(engine, needed))
     except EngineError as error:
         raise cannot_have(project, base.name, error) from error
 

@@ -139,7 +139,11 @@ def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str
             if not base.never_built:
                 yield f"missing lock {path}; {type_this}"
         elif lock.locked_inputs(found.locks[path]) != inputs:
-            yield f"{path} was made from other packages or fixes than these; {type_this}"
+            if path == lock.base_lock_path(base.name):
+                named = "`reference`" if base.pulled else "`torch`"
+                yield f"{path} was made for another {named}, platform or Python; {type_this}"
+            else:
+                yield f"{path} was made from other packages or fixes than these; {type_this}"
         elif path == lock.base_lock_path(base.name):
             held = lock.parse_lock(found.locks[path])
             for name, version in lock.other_builds(base, held).items():

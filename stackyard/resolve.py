@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,8 +35,13 @@ print(json.dumps({'python': '%d.%d' % sys.version_info[:2], 'held': held}))
 GLIBC = 34
 
 
-def survey(engine: Engine, base: Base) -> tuple[str, dict[str, str]]:
+def survey(
+    engine: Engine, base: Base, require_space: Callable[[], None]
+) -> tuple[str, dict[str, str]]:
     """Return the digest of a pulled base's image, and the distributions inside that very image.
+
+    Args:
+        require_space: is called before an image is pulled that the engine does not hold.
 
     Raises:
         StackyardError: the image cannot be had, has no digest, or is not as the base says.
@@ -44,6 +49,8 @@ def survey(engine: Engine, base: Base) -> tuple[str, dict[str, str]]:
     reference = base.reference
     found = engine.image(reference)
     digest = _digest_of(found, base)
+    if found is None:
+        require_space()
     if found is None or not digest:
         found = engine.pull(reference)
         digest = _digest_of(found, base)
@@ -70,7 +77,13 @@ def survey(engine: Engine, base: Base) -> tuple[str, dict[str, str]]:
 
 def _digest_of(found: ImageInfo | None, base: Base) -> str:
     names = [name.partition("@") for name in (found.digests if found else ())]
-    return next((digest for place, _, digest in names if place == base.repository), "")
+    wanted = _short_repository(base.repository)
+    return next((digest for place, _, digest in names if _short_repository(place) == wanted), "")
+
+
+def _short_repository(name: str) -> str:
+    """Return a repository as engines list it: without the host and `library/` of Docker Hub."""
+    return name.removeprefix("index.").removeprefix("docker.io/").removeprefix("library/")
 
 
 def _is_version(found: str, declared: str) -> bool:
@@ -344,7 +357,7 @@ def _does_not_fit(stack: Stack, base: Base, error: CommandError) -> CommandError
 def _kept_by_base(
     stack: Stack, base: Base, provided: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Sort what a base holds and nothing may replace: constraints, and what is never asked for.
+    """Split the base's packages into constraints and packages left out of resolution.
 
     Versions of a vendor's own (pre-releases, and those with a local part) are on no index, so they
     are left out of the resolution. Of a pulled base all others are constraints: what does not go

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import builder, commands, host, hostbase, lock, plan, settings
+from stackyard import builder, commands, foundation, host, hostbase, lock, plan, settings
 from stackyard.errors import EngineError, NothingToRunOn, UsageError
 from stackyard.image import ImageInfo
 from stackyard.project import Project
@@ -159,31 +159,74 @@ class Untouched:
     """An engine that nothing may be asked of."""
 
 
+HELD = ImageInfo(id="id", tags=(), labels={}, env=(), size=1, layers=())
 DISK = {"disk": Fact(value="13 GiB", source="a guess")}
 
 
 @pytest.mark.parametrize(
-    ("facts", "held", "said"),
+    ("facts", "said"),
     [
-        (DISK, (), "3.5 GiB are free in /engine, 13 are needed: 9.5 GiB are missing"),
-        ({}, (), "3.5 GiB are free in /engine, 12 are needed: 8.5 GiB are missing"),
-        # Another stack's image is there, and with it the layers that all share.
-        (DISK, ("stackyard/other:cpu",), "3.5 GiB are free in /engine, 4 are needed: 0.5 GiB are"
-         " missing"),
+        (DISK, "3.5 GiB are free in /engine, 13 are needed: 9.5 GiB are missing"),
+        ({}, "3.5 GiB are free in /engine, 12 are needed: 8.5 GiB are missing"),
     ],
-)  # fmt: skip
-def test_too_little_disk_is_said_before_a_base_is_made(project, monkeypatch, facts, held, said):
-    stacks = {name: samples.stack(name=name) for name in ("toy", "other")}
-    definitions = dataclasses.replace(
-        project.definitions, stacks=stacks, bases={"cpu": samples.base(facts=facts)}
-    )
-    engine = Holding(*held)
-    monkeypatch.setattr(engine, "data_folder", lambda: "/engine", raising=False)
+)
+def test_too_little_disk_is_said_before_a_base_is_made(project, monkeypatch, facts, said):
+    definitions = dataclasses.replace(project.definitions, bases={"cpu": samples.base(facts=facts)})
+    engine = Holding()
+    monkeypatch.setattr(engine, "data_folder", lambda: "/engine")
     monkeypatch.setattr(host, "free_bytes", lambda _: 3.5 * 2**30)
     with pytest.raises(EngineError) as caught:
         make(dataclasses.replace(project, definitions=definitions), engine).build("toy", "cpu")
     assert caught.value.what == said
     assert engine.imported == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "there", "fresh", "needed"),
+    [
+        # The other stack's image is as it would be built now: the layers that all share are there.
+        ("current", True, False, "4 are needed"),
+        ("current", True, True, "13 are needed"),
+        ("sha256:older", True, False, "13 are needed"),
+        (None, True, False, "13 are needed"),
+        ("current", False, False, "13 are needed"),
+    ],
+)
+def test_only_an_image_as_it_would_be_built_now_spares_disk(
+    project, monkeypatch, recipe, there, fresh, needed
+):
+    other = samples.stack(name="other")
+    locks = {"images/other/cpu.lock": project.definitions.locks["images/toy/cpu.lock"]}
+    (project.root / "images/other").mkdir()
+    (project.root / "images/other/cpu.lock").write_text("text")
+    bases = {"cpu": samples.base(facts=DISK)}
+    definitions = dataclasses.replace(
+        project.definitions, bases=bases, locks={**project.definitions.locks, **locks},
+        stacks={**project.definitions.stacks, "other": other},
+    )  # fmt: skip
+    whole = dataclasses.replace(project, definitions=definitions)
+    reference = foundation.base_reference(bases["cpu"], definitions.common)
+    engine = Holding("stackyard/other:cpu", *([reference] if there else []))
+    builds = builder.Builder(whole, engine, lambda *_: None, fresh=fresh)
+    if recipe == "current":
+        image = builder.catalog.resolve(definitions, "other", "cpu")
+        recipe = builds._plan(image, reference, Holding(reference).image(reference)).recipe
+    if recipe:
+        engine.labels["stackyard/other:cpu"] = {plan.RECIPE_LABEL: recipe}
+    monkeypatch.setattr(engine, "data_folder", lambda: "/engine")
+    monkeypatch.setattr(host, "free_bytes", lambda _: 3.5 * 2**30)
+    with pytest.raises(EngineError, match=needed):
+        builds.build("toy", "cpu")
+
+
+def test_a_pulled_base_that_is_here_needs_room_for_the_rest_only(tmp_path, monkeypatch):
+    base = samples.pulled(facts=DISK)
+    engine, project = Holding(base.reference), pulled_project(tmp_path)
+    builds = make(project, engine)
+    assert builds._needed_bytes(base) == 13 * 2**30 - 1
+    assert builds._needed_bytes(samples.pulled(facts=DISK, reference="far/b:1")) == 13 * 2**30
+    monkeypatch.setattr(engine, "image", lambda _: dataclasses.replace(HELD, size=12 * 2**30))
+    assert builds._needed_bytes(base) == host.MORE_BYTES
 
 
 # invoke base, invoke bundle
@@ -282,3 +325,11 @@ def test_a_pulled_base_is_pulled_by_the_digest_of_its_lock(tmp_path, monkeypatch
     assert engine.asked == [made["reference"]] == [f"registry.example/torch@{digest}"]
     assert commands.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)["made"]
     assert engine.asked[1:] == ["registry.example/torch:1"]
+
+
+def test_a_base_is_not_pulled_where_there_is_no_room_for_it(tmp_path, monkeypatch):
+    engine = Registry()
+    monkeypatch.setattr(host, "free_bytes", lambda _: 3.5 * 2**30)
+    with pytest.raises(EngineError, match=r"8\.5 GiB are missing"):
+        commands.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)
+    assert engine.asked == []

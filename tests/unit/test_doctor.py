@@ -7,7 +7,9 @@ import pytest
 from stackyard import access, doctor
 from stackyard.doctor import Machine, examine
 from stackyard.errors import NothingToRunOn
+from stackyard.load import load_definitions
 from stackyard.placement import GpuProcess
+from stackyard.project import ROOT
 from stackyard.spec import Fact
 from tests.unit import samples
 from tests.unit.test_access import DRIVER
@@ -129,6 +131,29 @@ def test_the_newest_of_the_bases_that_fit_is_advised():
     assert doctor.fitting("525.60.13", pair(), BASES) == ["old"]
     never = [dataclasses.replace(one, bootstrap=None) for one in BASES]
     assert doctor.fitting("580.65.06", pair(), never) == []
+
+
+OWN = tuple(load_definitions(ROOT).bases.values())
+NONE = "no base that can be built here fits: install a newer driver, or take other GPUs"
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "advice"),
+    [
+        ("580.65.06", (12, 0), "--base cuda runs here"),
+        ("580.65.06", (7, 0), "--base cuda12 runs here"),
+        ("570.86.10", (9, 0), "--base cuda12 runs here"),
+        ("525.60.13", (5, 0), "--base cuda12 runs here"),
+        ("570.86.10", (10, 0), NONE),
+        ("570.86.10", (12, 0), NONE),
+        ("520.61.05", (9, 0), NONE),
+    ],
+)
+def test_the_base_that_docs_name_for_a_machine_is_the_one_that_is_advised(
+    driver, capability, advice
+):
+    """The table in words of docs/gpus.md."""
+    assert doctor.advice(driver, [gpu(0, capability=capability)], OWN).startswith(advice)
 
 
 def test_a_base_that_does_not_fit_is_wrong_only_where_no_other_does():

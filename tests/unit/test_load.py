@@ -55,6 +55,12 @@ def test_what_a_base_states_of_cuda_is_what_its_lock_holds(base):
     assert lock.other_builds(base, lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)])) == {}
 
 
+@pytest.mark.parametrize("name", ["ngc", "ngc-25-01"])
+def test_a_pulled_base_states_room_for_what_is_pulled(name):
+    assert OWN.bases[name].disk_bytes > 22 * 10**9
+    assert "not measured" in OWN.bases[name].facts["disk"].source
+
+
 @pytest.mark.parametrize("base", CUDA, ids=lambda base: base.name)
 def test_every_name_of_a_layer_is_in_the_lock(base):
     held = lock.versions(lock.parse_lock(OWN.locks[lock.base_lock_path(base.name)]))
@@ -331,6 +337,14 @@ def test_a_stale_lock_is_named_with_what_to_type(tree):
     tree.change(STACK, 'beta: "3.0"\n', 'beta: "3.0"\n  delta: "1"\n')
     said = "images/toy/cpu.lock was made from other packages or fixes than these"
     assert tree.problems() == [f"{STACK}:3: packages: {said}; {LOCK_AGAIN}"]
+
+
+def test_a_stale_lock_of_a_base_says_what_of_the_base_is_another(tree):
+    lock_file = tree.root / "images/bases/cpu.lock"
+    text = lock_file.read_text()
+    lock_file.write_text(text.replace(lock.locked_inputs(text), "sha256:" + "0" * 64))
+    said = "images/bases/cpu.lock was made for another `torch`, platform or Python"
+    assert any(said in line for line in tree.problems())
 
 
 def test_a_changed_base_makes_every_lock_on_it_stale(tree):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from stackyard import cli, cli_lock, locking, resolve
+from stackyard import cli, cli_lock, host, locking, resolve
 from stackyard.errors import CommandError, EngineError, NothingToRunOn, UsageError
 from stackyard.lock import Locked
 from stackyard.lock_change import change_lines
@@ -188,6 +188,31 @@ def test_the_first_lock_of_an_image_does_not_list_all_that_it_holds(tree):
     lines = change_lines(lock(tree, "toy", "far").changes)
     assert "the image on far: locked for the first time, 2 packages" in lines
     assert not any("numpy" in line for line in lines)
+
+
+def test_an_image_that_there_is_no_room_for_is_not_pulled(tree, monkeypatch):
+    class Full(contextlib.AbstractContextManager):
+        """An engine with 5 GiB left; it can pull nothing."""
+
+        def __exit__(self, *_):
+            pass
+
+        def image(self, name):
+            return None
+
+        def data_folder(self):
+            return "/engine"
+
+    monkeypatch.setattr(locking, "_survey", SURVEY)
+    monkeypatch.setattr(locking, "Engine", Full)
+    monkeypatch.setattr(host, "free_bytes", lambda _: 5 * 2**30)
+    tree.write(
+        "images/bases/far.yml", f"{FAR}facts: {{disk: {{value: 30 GiB, source: a guess}}}}\n"
+    )
+    with pytest.raises(NothingToRunOn, match="base 'far'") as caught:
+        lock(tree, "toy", "far")
+    assert "5.0 GiB are free in /engine, 30 are needed: 25.0 GiB are missing" in caught.value.why
+    assert caught.value.hint.startswith("docker system prune")
 
 
 def test_an_image_that_cannot_be_had_leaves_no_lock_and_says_which_bases_can(tree, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stackyard import lock, resolve
-from stackyard.errors import CommandError, StackyardError
+from stackyard.errors import CommandError, EngineError, StackyardError
 from stackyard.image import ImageInfo
 from stackyard.lock import Locked
 from stackyard.settings import CallerSettings
@@ -173,6 +173,9 @@ class Holding:
     def __init__(self, said, *, here=(), there=NAMES):
         self.said, self.here, self.there, self.pulled = said, dict(here), there, []
 
+    def room(self):
+        self.pulled.append("room")
+
     def image(self, name):
         if name not in {*self.here, "id"}:
             return None
@@ -200,11 +203,40 @@ TORCH = ("torch", "2.1.0a0+nv")
 def test_the_digest_and_the_inventory_are_those_of_one_image():
     said = says(TORCH, ("NumPy", "2.0.0"), ("numpy", "1.0"), (None, "1"), ("odd", "1.0-x/y"))
     engine = Holding(said)
-    found = resolve.survey(engine, samples.pulled())
+    found = resolve.survey(engine, samples.pulled(), engine.room)
     held = {"torch": "2.1.0a0+nv", "numpy": "2.0.0", "odd": "0+1.0.x.y"}
-    assert (found, engine.pulled) == ((DIGEST, held), ["registry.example/torch:1"])
-    assert resolve.survey(engine, samples.pulled()) == found
-    assert len(engine.pulled) == 1
+    assert (found, engine.pulled) == ((DIGEST, held), ["room", "registry.example/torch:1"])
+    assert resolve.survey(engine, samples.pulled(), engine.room) == found
+    assert len(engine.pulled) == 2
+
+
+def test_too_little_disk_is_said_before_an_image_is_pulled_to_be_read():
+    engine = Holding(says(TORCH))
+
+    def full():
+        raise EngineError("9 GiB are missing")
+
+    with pytest.raises(EngineError, match="9 GiB are missing"):
+        resolve.survey(engine, samples.pulled(), full)
+    assert engine.pulled == []
+
+
+@pytest.mark.parametrize(
+    ("named", "listed"),
+    [
+        ("docker.io/x/torch", "x/torch"),
+        ("x/torch", "docker.io/x/torch"),
+        ("index.docker.io/x/torch", "x/torch"),
+        ("docker.io/library/torch", "torch"),
+        ("torch", "docker.io/library/torch"),
+    ],
+)
+def test_an_image_of_docker_hub_has_its_digest_under_every_name_of_it(named, listed):
+    there = {f"{named}:1": (f"{listed}@{DIGEST}",)}
+    engine = Holding(says(TORCH), here=there)
+    base = samples.pulled(reference=f"{named}:1")
+    assert resolve.survey(engine, base, engine.room)[0] == DIGEST
+    assert engine.pulled == []
 
 
 @pytest.mark.parametrize(
@@ -212,6 +244,8 @@ def test_the_digest_and_the_inventory_are_those_of_one_image():
     [
         (says(TORCH), {"registry.example/torch:1": ()}, "has no digest", "the engine holds it"),
         (says(TORCH), {"registry.example/torch:1": (f"other/torch@{DIGEST}",)}, "no digest", ""),
+        (says(TORCH), {"registry.example/torch:1": (f"docker.io/torch@{DIGEST}",)}, "no digest",
+         ""),
         (says(("torch", "2.2")), NAMES, "does not hold what images/bases/gpu.yml says",
          "torch: gpu is to provide 2.1.0a0+nv, the image holds 2.2"),
         (says(), NAMES, "does not hold what", "the image holds none"),
@@ -221,6 +255,6 @@ def test_the_digest_and_the_inventory_are_those_of_one_image():
 )  # fmt: skip
 def test_an_image_that_is_not_as_its_base_says_is_refused(said, there, what, why):
     with pytest.raises(StackyardError) as caught:
-        resolve.survey(Holding(said, here=there, there=there), samples.pulled())
+        resolve.survey(Holding(said, here=there, there=there), samples.pulled(), lambda: None)
     assert what in caught.value.what
     assert why in caught.value.why

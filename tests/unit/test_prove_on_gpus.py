@@ -1,0 +1,269 @@
+"""`scripts/prove-on-gpus`: real bash, with stand-ins for Python, its packages and `invoke`."""
+
+import gzip
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+
+from stackyard.project import ROOT
+from tests.unit.standins import StandIns
+
+pytestmark = pytest.mark.usefixtures("allow_processes")
+SCRIPT = ROOT / "scripts/prove-on-gpus"
+
+# What `python3 -m venv FOLDER` makes here: programs that note their call.
+PYTHON = """#!/bin/bash
+mkdir -p "$3/bin"
+for name in python uv pytest invoke; do ln -s "{stub}" "$3/bin/$name"; done
+"""
+STUB = """#!/bin/bash
+name=${{0##*/}}
+echo "$name $*" >> {told}
+case "$name $1 $2" in
+    "invoke smoke {failing}") echo "{failing} has failed"; exit 7 ;;
+    "invoke smoke "*) mkdir -p "reports/$2"; echo seen > "reports/$2/smoke.json" ;;
+esac
+"""
+ATTACH = """#!/bin/bash
+echo "$*" >> {told}
+case "$1 $2" in
+    "evidence "*/{refused}/*) exit 1 ;;
+    "pull {unpulled}") exit 4 ;;
+esac
+"""
+
+
+def archive(**files):
+    """A tar archive with files of these texts or bytes by name; `__` stands for a slash."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in files.items():
+            data = content if isinstance(content, bytes) else content.encode()
+            info = tarfile.TarInfo(name.replace("__", "/"))
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+class Machine:
+    """A machine with pieces of a release, where every program but the shell's own is a stand-in."""
+
+    def __init__(self, folder):
+        self.folder, self.told = folder, folder / "told"
+        self.pieces, self.work = folder / "pieces", folder / "work"
+        self._programs, self._stub = StandIns(folder), folder / "stub"
+        self._programs.program("python3", PYTHON.format(stub=self._stub))
+        self.fail(stack="none")
+        load = archive(**{
+            "base": "cuda\n",
+            "project.tar.gz": gzip.compress(archive()),
+            "images__install.sh": f"echo install.sh >> {self.told}\n",
+        })  # fmt: skip
+        self.pieces.mkdir()
+        half = 1000  # bytes: within what the archive holds, so that both matter
+        for name, part in (("piece-000", load[:half]), ("piece-001", load[half:])):
+            (self.pieces / name).write_bytes(part)
+            with (self.pieces / "SHA256SUMS").open("a") as sums:
+                sums.write(f"{hashlib.sha256(part).hexdigest()}  {name}\n")
+
+    def fail(self, *, stack):
+        """Have the smoke of one stack fail from now on."""
+        self._stub.write_text(STUB.format(told=self.told, failing=stack))
+        self._stub.chmod(0o755)
+
+    def run(self, *words):
+        return call(SCRIPT, "run", self.pieces, self.work, *words, PATH=self._programs.path)
+
+    def calls(self):
+        """What was called since this was asked last."""
+        lines = self.told.read_text().splitlines() if self.told.exists() else []
+        self.told.unlink(missing_ok=True)
+        return lines
+
+
+def call(*words, **env):
+    done = subprocess.run(
+        ["bash", *words], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, check=False, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("pack",), ("pack", "folder"), ("run", "pieces"), ("show", "x"),
+        ("run", "a", "--odd", "x"),
+        ("attach", "seen", "--to", "x"), ("attach", "seen", "--hosts", "x"),
+        ("pack", "one", "two", "--to", "x"),
+    ],
+)  # fmt: skip
+def test_wrong_words_get_the_usage(words):
+    code, out, said = call(SCRIPT, *words)
+    assert (code, out) == (2, "")
+    assert "prove-on-gpus run PIECES WORK [STEP ...]" in said
+    assert "It signs nothing" in said
+
+
+def test_an_unknown_step_is_refused_before_anything_is_installed(machine):
+    code, _, said = machine.run("smoke", "smokes")
+    assert (code, machine.calls()) == (1, [])
+    assert "what is smokes? One of: install smoke nodes tests bench" in said
+    assert not machine.work.exists()
+
+
+def test_a_damaged_piece_is_refused(machine):
+    with (machine.pieces / "piece-001").open("ab") as file:
+        file.write(b"x")
+    code, out, said = machine.run()
+    assert (code, machine.calls()) == (1, [])
+    assert "piece-001: FAILED" in out and "a piece is missing or damaged" in said
+    assert not (machine.work / "installed").exists()
+
+
+def test_a_piece_that_is_missing_is_refused(machine):
+    (machine.pieces / "piece-000").unlink()
+    assert machine.run()[0] == 1
+    assert machine.calls() == []
+
+
+def test_a_piece_of_an_earlier_pack_is_not_put_together_with_the_others(machine):
+    for name in ("piece-0005", "piece-999"):  # between the others, and behind them
+        (machine.pieces / name).write_bytes(b"stale" * 400)
+    code, _, said = machine.run("install")
+    assert (code, said) == (0, "")
+    assert "install.sh" in machine.calls()
+
+
+def test_a_part_of_the_installation_that_fails_is_named(machine):
+    # Seen in place of a hang: the time is what `timeout` is given.
+    (machine.folder / "bin/timeout").write_text("#!/bin/bash\necho $3 $4 >> $0.log\nexit 124\n")
+    (machine.folder / "bin/timeout").chmod(0o755)
+    code, _, said = machine.run("install")
+    assert code == 1
+    assert "exit code 124 (124: it took over 900 s): sha256sum" in said
+    assert (machine.folder / "bin/timeout.log").read_text() == "900 sha256sum\n"
+
+
+def test_a_step_that_fails_fails_the_whole_and_the_others_still_run(machine):
+    machine.fail(stack="megatron")
+    code, out, _ = machine.run()
+    assert code == 1
+    calls = machine.calls()
+    smokes = [line.split()[2] for line in calls if line.startswith("invoke smoke")]
+    assert smokes == ["fairseq", "megatron", "accelerate"] * 2
+    assert [line for line in calls if line.startswith("pytest")]
+    assert [line for line in calls if line.startswith("invoke bench fairseq")]
+    assert "megatron-smoke: exit code 7" in out
+    with tarfile.open(machine.work / "seen.tar.gz") as seen:
+        names = set(seen.getnames())
+        log = seen.extractfile("said/megatron-smoke.log").read()
+    assert log == b"megatron has failed\n"
+    assert {"said/fairseq-smoke.log", "said/tests.log", "reports/fairseq/smoke.json"} <= names
+    assert {"said/fairseq-smoke.passed", "said/bench.passed"} <= names
+    assert "said/megatron-smoke.passed" not in names
+
+
+def test_only_what_has_not_passed_is_run_again(machine):
+    machine.fail(stack="megatron")
+    machine.run()
+    machine.calls()
+    machine.fail(stack="none")
+    assert machine.run()[0] == 0
+    assert [line.split()[1:3] for line in machine.calls()] == [["smoke", "megatron"]] * 2
+    assert machine.run()[0] == 0
+    assert machine.calls() == []
+
+
+# Where the network is
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A committed tree with the script; `invoke` notes its calls in the file `told` beside it."""
+    tree = tmp_path / "tree"
+    (tree / "scripts").mkdir(parents=True)
+    shutil.copy(SCRIPT, tree / "scripts")
+    (tree / ".gitignore").write_text(".venv\n")
+    (tree / ".venv/bin").mkdir(parents=True)
+    write_invoke(tree)
+    git = ["git", "-C", tree, "-c", "user.name=x", "-c", "user.email=x@example"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True, timeout=60)
+    return tree
+
+
+def write_invoke(tree, *, refused="none", unpulled="none"):
+    told = tree.parent / "told"
+    path = tree / ".venv/bin/invoke"
+    path.write_text(ATTACH.format(told=told, refused=refused, unpulled=unpulled))
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("path", ["scripts/prove-on-gpus", "images/new.yml"])
+def test_a_tree_with_changes_is_not_packed(checkout, tmp_path, path):
+    (checkout / path).parent.mkdir(exist_ok=True)
+    with (checkout / path).open("a") as file:
+        file.write("\n")
+    code, _, said = call(
+        checkout / "scripts/prove-on-gpus", "pack", tmp_path / "out", "--to", "registry/x"
+    )
+    assert code == 1
+    assert path.split("/", maxsplit=1)[0] in said and "differ from HEAD" in said
+    assert not (tmp_path / "told").exists() and not (tmp_path / "out").exists()
+
+
+def test_what_was_committed_is_packed(checkout, tmp_path):
+    # It gets as far as the first build, which is a stand-in, and ends where there is no pip.
+    call(checkout / "scripts/prove-on-gpus", "pack", tmp_path / "out", "--to", "registry/x")
+    assert (tmp_path / "told").read_text().startswith("build all --base cuda\n")
+    with tarfile.open(tmp_path / "out/load/project.tar.gz") as packed:
+        assert "scripts/prove-on-gpus" in packed.getnames()
+
+
+def attach(checkout, tmp_path, **names):
+    write_invoke(checkout, **names)
+    evidence = {
+        f"reports__{stack}__1__a.intoto.jsonl": "{}"
+        for stack in ("accelerate", "fairseq", "megatron")
+    }
+    seen = tmp_path / "seen.tar"
+    seen.write_bytes(gzip.compress(archive(**evidence)))
+    (tmp_path / "hosts.yml").write_text("")
+    code, out, said = call(
+        checkout / "scripts/prove-on-gpus", "attach", seen, "--to", "registry/x",
+        "--hosts", tmp_path / "hosts.yml",
+    )  # fmt: skip
+    did = [line.split()[0] for line in (tmp_path / "told").read_text().splitlines()]
+    return code, out, said, did
+
+
+ALL = ["evidence"] * 3 + ["releases"] + ["pull"] * 3
+
+
+def test_evidence_is_attached_and_the_releases_pulled(checkout, tmp_path):
+    code, out, said, did = attach(checkout, tmp_path)
+    assert (code, said, did) == (0, "", ALL)
+    assert "3 pieces of evidence are attached" in out
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        ({"refused": "accelerate"}, "1 of 3 pieces of evidence were refused, 0 of 3 releases"),
+        ({"unpulled": "fairseq"}, "0 of 3 pieces of evidence were refused, 1 of 3 releases"),
+    ],
+)
+def test_one_refusal_is_counted_and_the_rest_goes_on(checkout, tmp_path, names, what):
+    code, _, said, did = attach(checkout, tmp_path, **names)
+    assert (code, did) == (1, ALL)
+    assert what in said
