@@ -26,6 +26,8 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 EXTENSION = "https://stackyard.example/evidence/v1"
 SUFFIX = "intoto.jsonl"
 LONGEST = 4 * 2**20
+# Each costs two processes, before anybody is known to have signed.
+MOST_SIGNATURES = 16
 KINDS = ("smoke", "bench")
 RESULTS = {PASSED: "PASSED", NOT_RUN: "WARNED", FAILED: "FAILED"}
 # Checks of a smoke on GPUs that prove something only beside the bare host.
@@ -176,12 +178,15 @@ def read_envelope(data: bytes, name: str) -> Envelope:
     """Read an envelope that somebody else may have made.
 
     Raises:
-        ReleaseError: it is none, or holds no in-toto statement.
+        ReleaseError: it is none, holds no in-toto statement, or has too many signatures.
     """
     try:
         value = json.loads(data)
         if value["payloadType"] != PAYLOAD:
             raise ValueError(f"its payload is {value['payloadType']!r}")
+        count = len(value["signatures"])
+        if count > MOST_SIGNATURES:
+            raise ValueError(f"it has {count} signatures, at most {MOST_SIGNATURES} are verified")
         return Envelope(
             payload=_decoded(value["payload"]),
             signatures=tuple(

@@ -48,10 +48,16 @@ def sign(envelope: Envelope, key: Path) -> Envelope:
     """Add a key's signature to an envelope.
 
     Raises:
-        ReleaseError: the key cannot be used.
+        ReleaseError: the key cannot be used, or too many have signed.
     """
     seal = signing.sign(envelope.signed, key, signing.EVIDENCE)
-    return envelope.with_signature(Signature(keyid=signing.fingerprint(key), data=seal))
+    signed = envelope.with_signature(Signature(keyid=signing.fingerprint(key), data=seal))
+    if len(signed.signatures) > evidence.MOST_SIGNATURES:
+        raise ReleaseError(
+            "it has as many signatures as evidence may have",
+            why=f"at most {evidence.MOST_SIGNATURES} are verified",
+        )
+    return signed
 
 
 def verified(data: bytes, name: str, signers: Path) -> Vouched:

@@ -127,6 +127,17 @@ def test_what_is_no_envelope_is_refused(value):
     assert evidence.read_envelope(json.dumps(GOOD).encode(), "FILE").payload == b"{}"
 
 
+def test_more_signatures_than_are_verified_are_refused():
+    """Each costs processes, and nobody is known to have made any."""
+    one = {"keyid": "a", "sig": "AAAA"}
+    most = {**GOOD, "signatures": [one] * 16}
+    assert len(evidence.read_envelope(json.dumps(most).encode(), "FILE").signatures) == 16
+    more = {**GOOD, "signatures": [one] * 17}
+    with pytest.raises(ReleaseError) as caught:
+        evidence.read_envelope(json.dumps(more).encode(), "FILE")
+    assert "it has 17 signatures, at most 16 are verified" in caught.value.why
+
+
 # What it may not say
 
 

@@ -349,6 +349,25 @@ def test_evidence_without_end_is_not_read(site, monkeypatch):
     assert found.believed == () and "is too long to be read" in found.refused[0]
 
 
+def test_of_evidence_without_number_some_is_read_and_the_rest_is_told(site):
+    site.sign()
+    lay(site, shown_by(IMAGE, site.key))
+    laid = [b'"%d"' % number for number in range(33)]
+    for data in laid[:31]:
+        lay(site, data)
+    found = beside(site)
+    assert (len(found.believed), len(found.refused)) == (1, 31)
+    for data in laid[31:]:
+        lay(site, data)
+    asked = len(site.held.asked)
+    found = beside(site)
+    assert len(found.believed) + len(found.refused) == 33
+    assert found.refused[-1].startswith("further evidence was not read: at most 32 pieces")
+    digests = {oci.digest_of(data) for data in laid}
+    read = [line for line in site.held.asked[asked:] if line[-71:] in digests and "/blobs/" in line]
+    assert len(read) == 32 - len(found.believed)
+
+
 def test_evidence_that_was_attached_to_another_image_is_passed_over(site):
     """Somebody lists it here; it says itself where it belongs."""
     site.sign()

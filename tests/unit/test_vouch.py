@@ -120,6 +120,14 @@ def test_what_is_signed_again_by_one_key_has_one_signature(key):
     assert [one.keyid for one in envelope.signatures] == [signing.fingerprint(key)]
 
 
+def test_nobody_signs_what_would_have_too_many_signatures(key):
+    envelope = Envelope(payload=b"{}")
+    for number in range(16):
+        envelope = envelope.with_signature(Signature(keyid=str(number), data=b"x"))
+    with pytest.raises(ReleaseError, match="as many signatures as evidence may have"):
+        vouch.sign(envelope, key)
+
+
 # Files
 
 
