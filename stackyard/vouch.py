@@ -61,7 +61,7 @@ def sign(envelope: Envelope, key: Path) -> Envelope:
 
 
 def verified(data: bytes, name: str, signers: Path) -> Vouched:
-    """Believe an envelope that somebody accepted has signed.
+    """Verify an envelope; return its evidence and accepted signers.
 
     Others may have signed it, too: their signatures are passed over.
 
@@ -100,7 +100,9 @@ def read_file(path: Path) -> bytes:
             hint=f"invoke smoke and bench write evidence: reports/STACK/BASE/*.{evidence.SUFFIX}",
         ) from error
     if len(data) > evidence.LONGEST:
-        raise ReleaseError(f"{path} is no evidence of ours", why="it is too long")
+        raise ReleaseError(
+            f"{path} is not evidence written by `invoke smoke` or `bench`", why="it is too long"
+        )
     return data
 
 

@@ -328,7 +328,7 @@ def test_evidence_of_a_failed_run_is_not_shown(site):
 
 
 def test_what_is_no_evidence_is_not_shown(site):
-    refuses_evidence(site, b"{}", "is no evidence of ours")
+    refuses_evidence(site, b"{}", "is not evidence written by")
 
 
 def test_evidence_that_the_registry_changed_or_lost_is_not_shown(site):
