@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 
@@ -38,7 +39,7 @@ class Site:
         self.held, self.folder, self.out = Held(), folder, folder / "carried"
         self.key = make_key(folder)
         self.signers, self.registry = accept(folder, self.key), self.held.open(monkeypatch)
-        self.engine = folder / "engine"
+        self.engine, self.path = folder / "engine", ""
         (folder / "bin").mkdir()
         (folder / "bin" / "docker").write_text(DOCKER)
         (folder / "bin" / "docker").chmod(0o755)
@@ -66,9 +67,9 @@ class Site:
 
     def install(self, *words, where=None):
         """Run the installer as a user does; its exit code, what it said, what the engine has."""
-        env = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+        env = {**os.environ, "PATH": self.path or f"{self.folder / 'bin'}:{os.environ['PATH']}",
                "ENGINE": str(self.engine)}  # fmt: skip
-        done = subprocess.run(["sh", self.out / "install.sh", *words], capture_output=True,
+        done = subprocess.run([shutil.which("sh"), self.out / "install.sh", *words], capture_output=True,
                               text=True, env=env, check=False, cwd=where)  # fmt: skip
         has = self.engine.read_text().splitlines() if self.engine.exists() else []
         return done.returncode, done.stdout + done.stderr, has
@@ -293,6 +294,55 @@ def test_two_releases_are_installed_each_under_its_own_name(site):
     code, said, has = site.install(site.signers)
     assert code == 0, said
     assert [line for line in has if not line.startswith("tag")] == [ID, oci.digest_of(other.config)]
+
+
+def number(site, revisions):
+    """Carry releases of one stack and base; return the ids of their images by name."""
+    ids = {}
+    for name, created in revisions:
+        of = image("one" * 500, name)
+        site.hold(of=of, name=name, created=created)
+        site.write(name)
+        ids[name] = oci.digest_of(of.config)
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("revisions", "newest"),
+    [
+        # An older revision that was signed again later is still the older one.
+        ((("toy-1.0-cpu-r9", "2026-03"), ("toy-1.0-cpu-r10", "2026-02")), "toy-1.0-cpu-r10"),
+        ((("toy-1.10-cpu-r1", "2026-03"), ("toy-1.9-cpu-r4", "2026-02")), "toy-1.10-cpu-r1"),
+        ((("toy-1.0-cpu-r2", "2026-02"), ("toy-1.0-cpu-r1", "2026-05"),
+          ("toy-2.0-cpu-r1", "2026-03")), "toy-2.0-cpu-r1"),
+    ],
+)  # fmt: skip
+def test_the_newest_release_of_a_stack_and_base_gets_its_tag(
+    tmp_path, monkeypatch, revisions, newest
+):
+    site = Site(tmp_path, monkeypatch)
+    ids = number(site, revisions)
+    code, said, has = site.install(site.signers)
+    assert code == 0, said
+    assert has[-1] == f"tag {ids[newest]} stackyard/toy:cpu"
+    assert {line for line in has if line.startswith("sha256:")} == set(ids.values())
+
+
+def without_keygen(site):
+    """A machine that has all that the installer needs but ssh-keygen."""
+    for name in ("cat", "cut", "dirname", "grep", "head", "ln", "mkdir", "mktemp", "rm", "sed",
+                 "sha256sum", "sh", "sort", "tar"):  # fmt: skip
+        (site.folder / "bin" / name).symlink_to(shutil.which(name))
+    site.path = str(site.folder / "bin")
+
+
+def test_without_ssh_keygen_nothing_is_installed_where_signers_are_given(site):
+    site.write()
+    without_keygen(site)
+    refuses(site, "ssh-keygen is needed to check signatures")
+    code, said, has = site.install()
+    assert code == 0 and has[-1] == f"tag {ID} stackyard/toy:cpu", said
+    assert "no ssh-keygen here, its signature is not checked" in said
 
 
 def test_signers_are_found_from_where_the_command_is_typed(site):
