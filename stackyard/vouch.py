@@ -7,7 +7,6 @@ counts for is `stackyard.evidence`'s.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,10 +162,7 @@ def write(root: Path, value: Mapping[str, Any], diff_ids: Sequence[str], home: P
 def save(path: Path, envelope: Envelope) -> None:
     """Write an envelope whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with guard.undoing(guard.PATH, str(new)):
-        new.write_bytes(envelope.text())
-        new.replace(path)
+    guard.replace_file(path, [envelope.text()])
 
 
 def told(root: Path, value: Mapping[str, Any]) -> str:

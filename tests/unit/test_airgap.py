@@ -8,11 +8,12 @@ import tarfile
 
 import pytest
 
-from stackyard import airgap, oci, parcel, release, signing, verify
+from stackyard import airgap, evidence, oci, parcel, release, signing, verify
 from stackyard.errors import RegistryError, ReleaseError, UsageError
 from stackyard.layer_source import LayerSource
 from stackyard.source import SOURCES_LABEL, Source, sources_text
-from tests.unit.releases import NAME, Held, accept, image, make_key, reply, state
+from stackyard.spool import layer_path
+from tests.unit.releases import NAME, Held, accept, image, make_key, reply, shown_by, state
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
 NEXT = "toy-1.0-cpu-r2"
@@ -130,6 +131,51 @@ def test_a_damaged_layer_is_written_anew_and_a_whole_one_kept(site):
     site.write()
     assert damaged.read_bytes() == next(iter(IMAGE.layers.values()))
     assert whole.stat().st_ino == kept
+
+
+def cached(site):
+    """The file of a layer in this machine's cache, damaged and as long as before."""
+    site.write()
+    digest = next(iter(IMAGE.layers))
+    path = layer_path(site.folder / "cache", digest)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (site.out / parcel.path_of(digest)).unlink()
+    site.held.asked.clear()
+    return digest, path
+
+
+def test_a_layer_that_is_damaged_in_the_cache_is_fetched_anew(site):
+    digest, path = cached(site)
+    site.write()
+    assert (site.out / parcel.path_of(digest)).read_bytes() == IMAGE.layers[digest]
+    assert path.read_bytes() == IMAGE.layers[digest]
+    assert sum(digest in line for line in site.held.asked) == 1
+
+
+def test_a_layer_that_is_damaged_everywhere_is_fetched_once_and_not_carried(site):
+    digest, path = cached(site)
+    site.held.blobs[digest] = b"x" * len(IMAGE.layers[digest])
+    with pytest.raises(ReleaseError, match="is not what was signed"):
+        site.write()
+    assert not (site.out / parcel.path_of(digest)).exists() and not path.exists()
+    assert sum(digest in line for line in site.held.asked) == 1
+
+
+def test_what_is_only_half_written_is_not_counted(site):
+    site.write()
+    before = airgap.carried_bytes(site.out)
+    (site.out / "blobs" / "sha256" / ".0123.99").write_bytes(b"half")
+    assert airgap.carried_bytes(site.out) == before
+
+
+def test_evidence_that_was_attached_later_is_carried_when_it_is_believed(site, tmp_path):
+    good = shown_by(IMAGE, site.key)
+    strange = shown_by(IMAGE, make_key(tmp_path, "stranger"))
+    for data in (good, strange):
+        digest = oci.digest_of(IMAGE.manifest)
+        site.held.attach(digest, evidence.ENVELOPE, one=(evidence.ENVELOPE, data))
+    (file,) = site.write().glob("evidence-*")
+    assert file.name == evidence.file_name(good, "smoke") and file.read_bytes() == good
 
 
 def test_of_a_release_that_could_not_be_written_only_whole_blobs_are_left(site):
