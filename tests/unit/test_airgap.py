@@ -70,8 +70,9 @@ class Site:
         """Run the installer as a user does; its exit code, what it said, what the engine has."""
         env = {**os.environ, "PATH": self.path or f"{self.folder / 'bin'}:{os.environ['PATH']}",
                "ENGINE": str(self.engine)}  # fmt: skip
-        done = subprocess.run([shutil.which("sh"), self.out / "install.sh", *words], capture_output=True,
-                              text=True, env=env, check=False, cwd=where)  # fmt: skip
+        command = [shutil.which("sh"), self.out / "install.sh", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False,
+                              cwd=where)  # fmt: skip
         has = self.engine.read_text().splitlines() if self.engine.exists() else []
         return done.returncode, done.stdout + done.stderr, has
 

@@ -48,7 +48,7 @@ NAME = "toy-1.0-gpu-r1"
 class Engine:
     """An engine that holds one image, whatever it is asked for."""
 
-    version, found = "20.10", ONE
+    version, found, id = "20.10", ONE, ""
     held_images = staticmethod(lambda: ())
 
     def __enter__(self):
@@ -59,7 +59,7 @@ class Engine:
 
     def image(self, name):
         return ImageInfo(
-            id=oci.digest_of(self.found.config), tags=(), labels={}, env=(), size=1,
+            id=self.id or oci.digest_of(self.found.config), tags=(), labels={}, env=(), size=1,
             layers=tuple(layers_of(self.found)),
         )  # fmt: skip
 
@@ -159,6 +159,29 @@ def test_an_image_with_evidence_is_published_and_its_smoke_is_its_proof(site):
     (row,) = site.releases().values()
     assert row["evidence"][0]["hardware"] == "2 x NVIDIA H200, driver 580.159.04"
     assert (row["evidence"][0]["signer"], row["needs_gpus"]) == (WHO, True)
+
+
+MANIFEST = oci.digest_of(ONE.manifest)
+
+
+def test_evidence_names_the_configuration_whatever_the_engine_calls_the_image(site, monkeypatch):
+    """An engine with containerd's image store calls it by its manifest."""
+    monkeypatch.setattr(Engine, "id", MANIFEST)
+    code, told, _ = site.publish(site.file(shown(site)))
+    assert (code, told["name"], told["proven"]) == (0, NAME, True)
+    assert site.releases()[NAME]["evidence"][0]["signer"] == WHO
+
+
+@pytest.mark.parametrize("store", ["", MANIFEST])
+def test_evidence_of_other_than_the_configuration_as_saved_is_not_published(
+    site, monkeypatch, store
+):
+    monkeypatch.setattr(Engine, "id", store)
+    report = gpu()
+    report["image"]["id"] = MANIFEST
+    code, told, _ = site.publish(site.file(shown_by(ONE, site.key, report=report)))
+    assert code == 1 and "FILE is evidence of another image" in told["error"]["what"]
+    assert site.held.manifests == {} and site.held.blobs == {}
 
 
 def failed(found):
