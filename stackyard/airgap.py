@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from stackyard import oci, parcel, release
+from stackyard import guard, oci, parcel, publish, release, verify
 from stackyard.errors import ReleaseError, UsageError
 from stackyard.layer_source import LayerSource
 from stackyard.registry import Registry
@@ -52,7 +52,7 @@ def write_release(
         new.mkdir()
         (new / "release.json").write_bytes(found.statement)
         (new / "release.json.sig").write_bytes(found.signature)
-        for title, data in _beside(registry, found).items():
+        for title, data in _beside(registry, found, signers).items():
             (new / title.replace("/", "-")).write_bytes(data)
         shutil.rmtree(place, ignore_errors=True)
         new.rename(place)
@@ -64,13 +64,14 @@ def write_release(
         "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
         "index.json": _index(folder),
     }.items():
-        _replace(folder / name, [data])
+        guard.replace_file(folder / name, [data])
     return place
 
 
 def carried_bytes(folder: Path) -> int:
     """Return how many bytes a folder's images take, layers that they share counted once."""
-    return sum(path.stat().st_size for path in (folder / "blobs" / "sha256").iterdir())
+    blobs = (folder / "blobs" / "sha256").glob("[!.]*")  # not what somebody is writing
+    return sum(path.stat().st_size for path in blobs)
 
 
 def _write_blobs(
@@ -85,11 +86,37 @@ def _write_blobs(
         digest = str(layer["digest"])
         path = folder / parcel.path_of(digest)
         if not _holds(path, digest):
-            _replace(path, source.read(digest))
+            _write_layer(path, digest, source)
         done += int(layer["size"])
         say(f"{entry.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-    _replace(folder / parcel.path_of(entry.image_id), [registry.blob(found.config)])
-    _replace(folder / parcel.path_of(entry.digest), [found.manifest])
+    guard.replace_file(folder / parcel.path_of(entry.image_id), [registry.blob(found.config)])
+    guard.replace_file(folder / parcel.path_of(entry.digest), [found.manifest])
+
+
+def _write_layer(path: Path, digest: str, source: LayerSource) -> None:
+    """Write a layer; one that is damaged in this machine's cache is fetched anew, once.
+
+    Raises:
+        ReleaseError: what the registry gives is not what was signed.
+    """
+    cached = source.holds(digest)
+    try:
+        guard.replace_file(path, _checked(source.read(digest), digest))
+    except ReleaseError:
+        if not cached:
+            raise
+        source.forget(digest)
+        guard.replace_file(path, _checked(source.read(digest), digest))
+
+
+def _checked(chunks: Iterable[bytes], digest: str) -> Iterator[bytes]:
+    """Yield a blob's bytes. Raises ReleaseError at their end if they are not what is signed."""
+    found = hashlib.sha256()
+    for chunk in chunks:
+        found.update(chunk)
+        yield chunk
+    if digest != f"sha256:{found.hexdigest()}":
+        raise ReleaseError(f"layer {digest[7:19]} is not what was signed")
 
 
 def _holds(path: Path, digest: str) -> bool:
@@ -101,17 +128,6 @@ def _holds(path: Path, digest: str) -> bool:
         while chunk := file.read(_CHUNK):
             found.update(chunk)
     return digest == f"sha256:{found.hexdigest()}"
-
-
-def _replace(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            file.writelines(chunks)
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _index(folder: Path) -> bytes:
@@ -127,9 +143,10 @@ def _index(folder: Path) -> bytes:
     return json.dumps({"schemaVersion": 2, "manifests": described}).encode()
 
 
-def _beside(registry: Registry, found: Verified) -> dict[str, bytes]:
-    """The files that the statement names, by title."""
-    files = {}
+def _beside(registry: Registry, found: Verified, signers: Path) -> dict[str, bytes]:
+    """Return the files that the statement names, and evidence that came later, by title."""
+    believed = verify.evidence_beside(registry, found, signers).believed
+    files = {file.title: file.data for file in map(publish.evidence_file, believed)}
     for value in found.release.value["artifacts"]:
         blob = oci.read_descriptor(value)
         title = blob.annotations.get(oci.TITLE, blob.digest[7:19])

@@ -117,7 +117,7 @@ def add(
     if found.data not in {one.data for one in beside.believed}:
         raise RegistryError(
             f"{registry.repository} does not list the evidence after it was brought",
-            why="somebody attached something else at the same time",
+            why="; ".join(beside.refused) or "somebody attached something else at the same time",
             hint="the same command again",
         )
     place = f"{registry.repository}:{standing.release.name}"

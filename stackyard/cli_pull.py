@@ -62,7 +62,7 @@ def pull(given: PullArguments, *, as_json: bool) -> int:
             for why in seen["evidence_refused"]:
                 terminal.note(f"{found.release.name}: {why}")
             for text in seen_lines(seen):
-                terminal.text(f"{found.release.name} was seen on {text}")
+                terminal.text(f"{found.release.name}: {text}")
             if not given.hosts and not Path(HOSTS_FILE).is_file():
                 value, code = _pull_here(registry, found, given, terminal)
             else:

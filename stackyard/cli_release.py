@@ -99,6 +99,7 @@ def publish(given: PublishArguments, *, as_json: bool) -> int:
             registry.tags()  # whether we may, before the work
             store = Spool(cache_folder(os.environ))
             read = releasing.read(project, engine, store, found, say)
+            releasing.require_saved(vouched, read.saved)
             require_clean(read.findings, found.tag)
             wanted = Wanted(
                 subject=found.subject, info=found.info, created=read.created, proof=found.proof,

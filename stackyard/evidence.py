@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +27,15 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 EXTENSION = "https://stackyard.example/evidence/v1"
 SUFFIX = "intoto.jsonl"
 LONGEST = 4 * 2**20
+# Each costs two processes, before anybody is known to have signed.
+MOST_SIGNATURES = 16
 KINDS = ("smoke", "bench")
 RESULTS = {PASSED: "PASSED", NOT_RUN: "WARNED", FAILED: "FAILED"}
 # Checks of a smoke on GPUs that prove something only beside the bare host.
 COMPARED = ("bandwidth", "throughput")
+# Checks that every smoke on GPUs has, and one that stacks with fused kernels have.
+ALWAYS = ("transport", "memory")
+SOMETIMES = ("fused",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +117,19 @@ class Evidence:
         """Return whether it shows that the image trains on GPUs.
 
         Only a passed smoke does, with a ratio to the bare host: `bandwidth` and `throughput` prove
-        nothing without one.
+        nothing without one. Transport, memory and, where there are some, fused kernels passed.
         """
         smoke = self.kind == "smoke" and self.outcome == PASSED and bool(self.gpus)
-        return smoke and set(self.ratios) == set(COMPARED)
+        return smoke and set(self.ratios) == set(COMPARED) and not self.lacking
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Return the checks of GPUs without a ratio that are missing or did not pass."""
+        seen: dict[str, set[str]] = {}
+        for check in self.report["checks"]:
+            seen.setdefault(check["name"], set()).add(check["outcome"])
+        asked = (*ALWAYS, *(name for name in SOMETIMES if name in seen))
+        return tuple(name for name in asked if seen.get(name) != {PASSED})
 
     @property
     def tag(self) -> str:
@@ -155,7 +170,10 @@ def _configuration(recipe: str) -> list[dict[str, Any]]:
 
 
 def _result(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the outcome in the words of in-toto's test result; `warned` is what was not run."""
+    """Return the outcome and check names as in-toto's test result.
+
+    Checks not run are warned tests.
+    """
     named: dict[str, list[str]] = {outcome: [] for outcome in RESULTS}
     for check in report["checks"]:
         named[check["outcome"]].append(check["name"])
@@ -176,12 +194,15 @@ def read_envelope(data: bytes, name: str) -> Envelope:
     """Read an envelope that somebody else may have made.
 
     Raises:
-        ReleaseError: it is none, or holds no in-toto statement.
+        ReleaseError: it is none, holds no in-toto statement, or has too many signatures.
     """
     try:
         value = json.loads(data)
         if value["payloadType"] != PAYLOAD:
             raise ValueError(f"its payload is {value['payloadType']!r}")
+        count = len(value["signatures"])
+        if count > MOST_SIGNATURES:
+            raise ValueError(f"it has {count} signatures, at most {MOST_SIGNATURES} are verified")
         return Envelope(
             payload=_decoded(value["payload"]),
             signatures=tuple(
@@ -204,7 +225,7 @@ def _decoded(text: Any) -> bytes:
 
 def _unreadable(name: str, error: Exception) -> ReleaseError:
     return ReleaseError(
-        f"{name} is no evidence of ours",
+        f"{name} is not evidence written by `invoke smoke` or `bench`",
         why=shown(repr(error)),
         hint=f"invoke smoke and bench write it beside their reports, as *.{SUFFIX}",
     )
@@ -214,7 +235,7 @@ def read_evidence(envelope: Envelope, name: str) -> Evidence:
     """Read an envelope's statement. It is believed only after its signature was verified.
 
     Raises:
-        ReleaseError: it is no test result of one image, or says two things.
+        ReleaseError: it is no test result of one image, or it contradicts itself.
     """
     try:
         value = json.loads(envelope.payload)
@@ -228,7 +249,9 @@ def read_evidence(envelope: Envelope, name: str) -> Evidence:
         for key, told in _result(found.report).items():
             if predicate[key] != told:
                 raise ValueError(f"{key} is not what its report says")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (
+        AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
         raise _unreadable(name, error) from error
     return found
 
@@ -245,11 +268,11 @@ def _evidence(report: Mapping[str, Any], diff_ids: Sequence[Any]) -> Evidence:
         image_id=image_id,
         diff_ids=tuple(diff_ids),
         kind=report["kind"],
-        stack=str(report["stack"]),
-        base=str(report["base"]),
+        stack=shown(str(report["stack"])),
+        base=shown(str(report["base"])),
         outcome=report["outcome"],
-        started=str(report["started"]),
-        placement=str(gpus.get("placement", "")),
+        started=shown(str(report["started"])),
+        placement=shown(str(gpus.get("placement", ""))),
         gpus=tuple(shown(str(device["name"])) for device in gpus.get("devices", ())),
         driver=shown(str(gpus.get("driver", ""))),
         ratios={c["name"]: r for c in checks if (r := _ratio(c)) is not None},
@@ -263,15 +286,24 @@ def _evidence(report: Mapping[str, Any], diff_ids: Sequence[Any]) -> Evidence:
 
 
 def _ratio(check: Mapping[str, Any]) -> float | None:
-    """Return a check's ratio to the bare host; None where it did not pass by one."""
+    """Return a check's ratio to the bare host; None where it did not pass by one.
+
+    Raises:
+        ValueError: it is not finite.
+        OverflowError: it is too large for a float.
+    """
     if check["name"] not in COMPARED or check["outcome"] != PASSED:
         return None
     found = (check["measured"] or {}).get("ratio")
-    return float(found) if isinstance(found, int | float) else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    if not math.isfinite(found):
+        raise ValueError(f"the ratio of {check['name']} is not finite")
+    return float(found)
 
 
 def require_signed(envelope: Envelope, name: str) -> None:
-    """Check that somebody signed.
+    """Require at least one signature.
 
     Raises:
         ReleaseError: nobody did.
@@ -288,15 +320,23 @@ def require_passed(found: Evidence, name: str) -> None:
     """Check that everything in it passed.
 
     Raises:
-        ReleaseError: a check failed or was not run.
+        ReleaseError: a check failed or was not run, or there is none.
     """
-    if found.outcome != PASSED or found.unmet:
-        again = f"invoke {found.kind} {found.stack} --base {found.base} --gpus {len(found.gpus)}"
+    if found.outcome != PASSED or found.unmet or not found.report["checks"]:
         raise ReleaseError(
             f"{name} is of a {found.kind} that did not pass: {found.outcome}",
             why="\n".join(found.unmet) or "its report names no check",
-            hint=f"repair what it names, then {again}",
+            hint=f"repair what it names, then {_again(found)}",
         )
+
+
+def _again(found: Evidence, image_id: str = "") -> str:
+    """Return the command of such a run; of the stack's own image unless another is named."""
+    named = f" --image {image_id[7:19]}" if image_id else ""
+    count = len(found.report.get("nodes") or ()) if found.kind == "smoke" else 0
+    spread = f" --nodes {count} --placement {found.placement}" if found.gpus and count > 1 else ""
+    start = f"invoke {found.kind} {found.stack} --base {found.base}"
+    return f"{start}{named} --gpus {len(found.gpus)}{spread}"
 
 
 def require_image(found: Evidence, name: str, image_id: str, diff_ids: Sequence[str]) -> None:
@@ -305,11 +345,7 @@ def require_image(found: Evidence, name: str, image_id: str, diff_ids: Sequence[
     Raises:
         ReleaseError: it is of another one.
     """
-    named = f" --image {image_id[7:19]}" if found.kind == "smoke" else ""
-    again = (
-        f"run it with the image that is released: invoke {found.kind} {found.stack}"
-        f" --base {found.base}{named} --gpus {len(found.gpus)}"
-    )
+    again = f"run it with the image that is released: {_again(found, image_id)}"
     if found.image_id != image_id:
         raise ReleaseError(
             f"{name} is evidence of another image",
@@ -353,4 +389,6 @@ def _short_of(found: Evidence) -> str:
         return "a bench shows speed, a smoke shows that the image trains"
     if not found.gpus:
         return "it shows nothing of GPUs"
+    if found.lacking:
+        return f"{' and '.join(found.lacking)} did not pass or is missing"
     return f"{' and '.join(COMPARED)} have no ratio to the bare host"

@@ -3,7 +3,8 @@
 #   sh install.sh [ALLOWED_SIGNERS]      ALLOWED_SIGNERS: whose releases you accept (ssh-keygen(1));
 #                                        the bundle's own list, unless given, proves nothing about
 #                                        who made the bundle, only that it is whole
-# It needs docker or podman, tar and sha256sum; ssh-keygen for the signatures.
+# It needs docker or podman, tar and sha256sum; ssh-keygen for the signatures:
+# without it nothing is installed where ALLOWED_SIGNERS is given.
 LC_ALL=C; export LC_ALL
 case ${1:-} in '') signers=allowed_signers ;; /*) signers=$1 ;; *) signers=$PWD/$1 ;; esac
 cd "$(dirname "$0")" || exit 1
@@ -13,10 +14,13 @@ fail() { echo "error: $*" >&2; exit 1; }
 engine=$(command -v docker || command -v podman) || fail "neither docker nor podman is here"
 command -v sha256sum > /dev/null || fail "sha256sum is needed"
 [ -e "$signers" ] || fail "there is no $signers"
+# Whoever names signers wants nothing installed that they did not sign.
+[ -z "${1:-}" ] || command -v ssh-keygen > /dev/null ||
+    fail "ssh-keygen is needed to check signatures against $signers"
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' HUP INT TERM
-[ $# -gt 0 ] || echo "note: signatures are checked against the bundle's own allowed_signers"
+[ -n "${1:-}" ] || echo "note: signatures are checked against the bundle's own allowed_signers"
 
 # $1: a key of the statement with its indentation. Its value: the statement has a key a line.
 said() { sed -n "s/^$1: \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$name/release.json"; }
@@ -75,7 +79,26 @@ one() {
     fail "$name: the engine took it and has no image $id"
 }
 
+# Releases in an order in which the last of each tag is the newest: superseded revisions first, then
+# the last revision of each version and base by the time of its statement.
+listed() {
+    for at in */release.json; do
+        name=${at%/release.json}
+        echo "${name%-r*} ${name##*-r} $(said ' "created"') $name"
+    done | sort -k 1,1 -k 2,2nr > "$work/found"
+    before=
+    while read -r prefix number created name; do
+        newest=1
+        [ "$prefix" != "$before" ] || newest=0
+        before=$prefix
+        echo "$newest $created $number $name"
+    done < "$work/found" | sort -k 1,1n -k 2,2 -k 3,3n
+}
+
 for at in */release.json; do
     [ -e "$at" ] || fail "there is no release in this folder"
-    one "${at%/release.json}"
 done
+listed > "$work/order"
+while read -r _ _ _ found <&3; do
+    one "$found"
+done 3< "$work/order"

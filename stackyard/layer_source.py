@@ -36,6 +36,15 @@ class LayerSource:
         """Where a layer lies, or is to lie."""
         return layer_path(self._folder, digest)
 
+    def holds(self, digest: str) -> bool:
+        """Return whether the cache has a file of the layer's size; its bytes are not checked."""
+        path = self.path(digest)
+        return path.is_file() and path.stat().st_size == self._sizes[digest]
+
+    def forget(self, digest: str) -> None:
+        """Remove a layer from the cache, so that it is fetched anew."""
+        self.path(digest).unlink(missing_ok=True)
+
     def read(self, digest: str, start: int = 0) -> Iterator[bytes]:
         """A layer's bytes from `start` on.
 
@@ -44,7 +53,7 @@ class LayerSource:
             ReleaseError: what came is not what was signed.
         """
         path = self.path(digest)
-        if path.is_file() and path.stat().st_size == self._sizes[digest]:
+        if self.holds(digest):
             os.utime(path)
             with path.open("rb") as file:
                 file.seek(start)

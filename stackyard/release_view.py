@@ -36,7 +36,7 @@ def seen_lines(row: Mapping[str, Any]) -> list[str]:
     """Say on which hardware a release was seen, and by whose key; each once."""
     shows = [f"{one['hardware']}; {one['kind']} by {one['signer']}" for one in row["evidence"]]
     if row["needs_gpus"] and not any(one["on_gpus"] for one in row["evidence"]):
-        shows.insert(0, "no GPU, as far as your signers say")
+        shows.insert(0, "no GPU evidence from an accepted signer")
     return list(dict.fromkeys(shows))
 
 

@@ -99,7 +99,9 @@ def candidate(
     _require_current(project, resolved, info, tag, fork)
     require_evidence(vouched, info, tag, resolved, without_gpus=without_gpus)
     reports = [*_reports(project.root, stack, base), *(one.evidence.report for one in vouched)]
-    proof = release.proof_of(reports, info.id)
+    # Of these the layers fit; their image is held against the configuration when that is read.
+    here = [release.proof_of([one.evidence.report], one.evidence.image_id) for one in vouched]
+    proof = release.proof_of(reports, info.id) or next((one for one in here if one), None)
     if not unproven:
         release.require_proof(proof, reports, tag, info.id)
     subject = subject_of(resolved)
@@ -117,18 +119,33 @@ def require_evidence(
     *,
     without_gpus: bool,
 ) -> None:
-    """Check that evidence is of this image, passed, and shows GPUs where the image is for some.
+    """Check that evidence is of these layers, passed, and shows GPUs where the image is for some.
+
+    The engine's id of an image need not be its configuration's digest (containerd's image store),
+    so `require_saved` looks at that once the image was read.
 
     Raises:
         ReleaseError: a piece is not; or none shows GPUs.
     """
     for one in vouched:
-        evidence.require_image(one.evidence, one.name, info.id, info.layers)
+        if one.evidence.diff_ids != info.layers:
+            evidence.require_image(one.evidence, one.name, info.id, info.layers)
         evidence.require_passed(one.evidence, one.name)
     if needs_gpus(image):
         found = [one.evidence for one in vouched]
         names = image.stack.name, image.base.name
         evidence.require_on_gpus(found, tag, *names, without=without_gpus)
+
+
+def require_saved(vouched: Sequence[Vouched], saved: Saved) -> None:
+    """Check that evidence is of the image as saved: of its configuration and layers.
+
+    Raises:
+        ReleaseError: a piece is of another image.
+    """
+    layers = [layer.diff_id for layer in saved.layers]
+    for one in vouched:
+        evidence.require_image(one.evidence, one.name, digest_of(saved.config), layers)
 
 
 def needs_gpus(image: ResolvedImage) -> bool:

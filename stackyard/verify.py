@@ -6,7 +6,9 @@ registry says without a signature is used for finding things, never for believin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from stackyard import evidence, release, signing, vouch
@@ -17,6 +19,8 @@ from stackyard.release import Release
 from stackyard.vouch import Vouched
 
 LONGEST_STATEMENT = 4 * 2**20
+# Whoever may push may attach evidence without end; each piece costs requests and processes.
+MOST_PIECES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +110,16 @@ def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def _artifacts(registry: Registry, digest: str, kind: str) -> list[Manifest]:
-    """Return the manifests of one kind of artifact beside an image; others are passed over."""
-    found = []
+def _artifacts(registry: Registry, digest: str, kind: str) -> Iterator[Manifest]:
+    """Yield the manifests of one kind of artifact beside an image; others are passed over."""
     for entry in registry.referrers(digest):
         data = registry.manifest(entry.digest) if entry.artifact_type in ("", kind) else None
         if data is None:
             continue
         try:
-            found.append(read_manifest(data))
+            yield read_manifest(data)
         except (ValueError, RecursionError):
             continue
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ class Beside:
 
     Attributes:
         believed: signed by somebody accepted, of this very image, and passed.
-        refused: why each other piece is none of these; nothing of it is shown.
+        refused: why each other piece is none of these, and why some were not read.
     """
 
     believed: tuple[Vouched, ...]
@@ -142,25 +144,37 @@ def evidence_beside(registry: Registry, found: Verified, signers: Path) -> Besid
     entry = found.release
     believed: dict[str, Vouched] = {}
     refused = []
-    for artifact in _artifacts(registry, entry.digest, evidence.ENVELOPE):
-        if artifact.subject is None or artifact.subject.digest != entry.digest:
+    pieces = _pieces(registry, entry.digest)
+    for blob in islice(pieces, MOST_PIECES):
+        name = f"evidence {blob.digest[7:19]}"
+        try:
+            data = registry.blob(blob, evidence.LONGEST)
+            one = vouch.verified(data, name, signers)
+            require_counts(one, entry)
+        except StackyardError as error:
+            refused.append(f"{error.what}: {error.why}" if error.why else error.what)
             continue
-        for blob in artifact.layers:
-            if blob.media_type != evidence.ENVELOPE:
-                continue
-            name = f"evidence {blob.digest[7:19]}"
-            try:
-                data = registry.blob(blob, evidence.LONGEST)
-                one = vouch.verified(data, name, signers)
-                require_counts(one, entry)
-            except StackyardError as error:
-                refused.append(f"{error.what}: {error.why}" if error.why else error.what)
-                continue
-            believed[blob.digest] = one
+        believed[blob.digest] = one
+    if next(pieces, None) is not None:
+        refused.append(
+            f"further evidence was not read: at most {MOST_PIECES} pieces of an image are"
+        )
     order = sorted(
         believed.values(), key=lambda one: (not one.evidence.on_gpus, one.evidence.started)
     )
     return Beside(believed=tuple(order), refused=tuple(refused))
+
+
+def _pieces(registry: Registry, digest: str) -> Iterator[Descriptor]:
+    """Yield each piece of evidence beside an image once, in the registry's order."""
+    known: set[str] = set()
+    for artifact in _artifacts(registry, digest, evidence.ENVELOPE):
+        if artifact.subject is None or artifact.subject.digest != digest:
+            continue
+        for blob in artifact.layers:
+            if blob.media_type == evidence.ENVELOPE and blob.digest not in known:
+                known.add(blob.digest)
+                yield blob
 
 
 def require_counts(one: Vouched, entry: Release) -> None:

@@ -7,7 +7,6 @@ counts for is `stackyard.evidence`'s.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,14 +47,20 @@ def sign(envelope: Envelope, key: Path) -> Envelope:
     """Add a key's signature to an envelope.
 
     Raises:
-        ReleaseError: the key cannot be used.
+        ReleaseError: the key cannot be used, or too many have signed.
     """
     seal = signing.sign(envelope.signed, key, signing.EVIDENCE)
-    return envelope.with_signature(Signature(keyid=signing.fingerprint(key), data=seal))
+    signed = envelope.with_signature(Signature(keyid=signing.fingerprint(key), data=seal))
+    if len(signed.signatures) > evidence.MOST_SIGNATURES:
+        raise ReleaseError(
+            "it has as many signatures as evidence may have",
+            why=f"at most {evidence.MOST_SIGNATURES} are verified",
+        )
+    return signed
 
 
 def verified(data: bytes, name: str, signers: Path) -> Vouched:
-    """Believe an envelope that somebody accepted has signed.
+    """Verify an envelope; return its evidence and accepted signers.
 
     Others may have signed it, too: their signatures are passed over.
 
@@ -94,7 +99,9 @@ def read_file(path: Path) -> bytes:
             hint=f"invoke smoke and bench write evidence: reports/STACK/BASE/*.{evidence.SUFFIX}",
         ) from error
     if len(data) > evidence.LONGEST:
-        raise ReleaseError(f"{path} is no evidence of ours", why="it is too long")
+        raise ReleaseError(
+            f"{path} is not evidence written by `invoke smoke` or `bench`", why="it is too long"
+        )
     return data
 
 
@@ -155,10 +162,7 @@ def write(root: Path, value: Mapping[str, Any], diff_ids: Sequence[str], home: P
 def save(path: Path, envelope: Envelope) -> None:
     """Write an envelope whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with guard.undoing(guard.PATH, str(new)):
-        new.write_bytes(envelope.text())
-        new.replace(path)
+    guard.replace_file(path, [envelope.text()])
 
 
 def told(root: Path, value: Mapping[str, Any]) -> str:

@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 
 import pytest
 
-from stackyard import airgap, oci, parcel, release, signing, verify
+from stackyard import airgap, evidence, oci, parcel, release, signing, verify
 from stackyard.errors import RegistryError, ReleaseError, UsageError
 from stackyard.layer_source import LayerSource
 from stackyard.source import SOURCES_LABEL, Source, sources_text
-from tests.unit.releases import NAME, Held, accept, image, make_key, reply, state
+from stackyard.spool import layer_path
+from tests.unit.releases import NAME, Held, accept, image, make_key, reply, shown_by, state
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
 NEXT = "toy-1.0-cpu-r2"
@@ -38,7 +40,7 @@ class Site:
         self.held, self.folder, self.out = Held(), folder, folder / "carried"
         self.key = make_key(folder)
         self.signers, self.registry = accept(folder, self.key), self.held.open(monkeypatch)
-        self.engine = folder / "engine"
+        self.engine, self.path = folder / "engine", ""
         (folder / "bin").mkdir()
         (folder / "bin" / "docker").write_text(DOCKER)
         (folder / "bin" / "docker").chmod(0o755)
@@ -66,10 +68,11 @@ class Site:
 
     def install(self, *words, where=None):
         """Run the installer as a user does; its exit code, what it said, what the engine has."""
-        env = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+        env = {**os.environ, "PATH": self.path or f"{self.folder / 'bin'}:{os.environ['PATH']}",
                "ENGINE": str(self.engine)}  # fmt: skip
-        done = subprocess.run(["sh", self.out / "install.sh", *words], capture_output=True,
-                              text=True, env=env, check=False, cwd=where)  # fmt: skip
+        command = [shutil.which("sh"), self.out / "install.sh", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False,
+                              cwd=where)  # fmt: skip
         has = self.engine.read_text().splitlines() if self.engine.exists() else []
         return done.returncode, done.stdout + done.stderr, has
 
@@ -129,6 +132,51 @@ def test_a_damaged_layer_is_written_anew_and_a_whole_one_kept(site):
     site.write()
     assert damaged.read_bytes() == next(iter(IMAGE.layers.values()))
     assert whole.stat().st_ino == kept
+
+
+def cached(site):
+    """The file of a layer in this machine's cache, damaged and as long as before."""
+    site.write()
+    digest = next(iter(IMAGE.layers))
+    path = layer_path(site.folder / "cache", digest)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (site.out / parcel.path_of(digest)).unlink()
+    site.held.asked.clear()
+    return digest, path
+
+
+def test_a_layer_that_is_damaged_in_the_cache_is_fetched_anew(site):
+    digest, path = cached(site)
+    site.write()
+    assert (site.out / parcel.path_of(digest)).read_bytes() == IMAGE.layers[digest]
+    assert path.read_bytes() == IMAGE.layers[digest]
+    assert sum(digest in line for line in site.held.asked) == 1
+
+
+def test_a_layer_that_is_damaged_everywhere_is_fetched_once_and_not_carried(site):
+    digest, path = cached(site)
+    site.held.blobs[digest] = b"x" * len(IMAGE.layers[digest])
+    with pytest.raises(ReleaseError, match="is not what was signed"):
+        site.write()
+    assert not (site.out / parcel.path_of(digest)).exists() and not path.exists()
+    assert sum(digest in line for line in site.held.asked) == 1
+
+
+def test_what_is_only_half_written_is_not_counted(site):
+    site.write()
+    before = airgap.carried_bytes(site.out)
+    (site.out / "blobs" / "sha256" / ".0123.99").write_bytes(b"half")
+    assert airgap.carried_bytes(site.out) == before
+
+
+def test_evidence_that_was_attached_later_is_carried_when_it_is_believed(site, tmp_path):
+    good = shown_by(IMAGE, site.key)
+    strange = shown_by(IMAGE, make_key(tmp_path, "stranger"))
+    for data in (good, strange):
+        digest = oci.digest_of(IMAGE.manifest)
+        site.held.attach(digest, evidence.ENVELOPE, one=(evidence.ENVELOPE, data))
+    (file,) = site.write().glob("evidence-*")
+    assert file.name == evidence.file_name(good, "smoke") and file.read_bytes() == good
 
 
 def test_of_a_release_that_could_not_be_written_only_whole_blobs_are_left(site):
@@ -293,6 +341,55 @@ def test_two_releases_are_installed_each_under_its_own_name(site):
     code, said, has = site.install(site.signers)
     assert code == 0, said
     assert [line for line in has if not line.startswith("tag")] == [ID, oci.digest_of(other.config)]
+
+
+def number(site, revisions):
+    """Carry releases of one stack and base; return the ids of their images by name."""
+    ids = {}
+    for name, created in revisions:
+        of = image("one" * 500, name)
+        site.hold(of=of, name=name, created=created)
+        site.write(name)
+        ids[name] = oci.digest_of(of.config)
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("revisions", "newest"),
+    [
+        # An older revision that was signed again later is still the older one.
+        ((("toy-1.0-cpu-r9", "2026-03"), ("toy-1.0-cpu-r10", "2026-02")), "toy-1.0-cpu-r10"),
+        ((("toy-1.10-cpu-r1", "2026-03"), ("toy-1.9-cpu-r4", "2026-02")), "toy-1.10-cpu-r1"),
+        ((("toy-1.0-cpu-r2", "2026-02"), ("toy-1.0-cpu-r1", "2026-05"),
+          ("toy-2.0-cpu-r1", "2026-03")), "toy-2.0-cpu-r1"),
+    ],
+)  # fmt: skip
+def test_the_newest_release_of_a_stack_and_base_gets_its_tag(
+    tmp_path, monkeypatch, revisions, newest
+):
+    site = Site(tmp_path, monkeypatch)
+    ids = number(site, revisions)
+    code, said, has = site.install(site.signers)
+    assert code == 0, said
+    assert has[-1] == f"tag {ids[newest]} stackyard/toy:cpu"
+    assert {line for line in has if line.startswith("sha256:")} == set(ids.values())
+
+
+def without_keygen(site):
+    """A machine that has all that the installer needs but ssh-keygen."""
+    for name in ("cat", "cut", "dirname", "grep", "head", "ln", "mkdir", "mktemp", "rm", "sed",
+                 "sha256sum", "sh", "sort", "tar"):  # fmt: skip
+        (site.folder / "bin" / name).symlink_to(shutil.which(name))
+    site.path = str(site.folder / "bin")
+
+
+def test_without_ssh_keygen_nothing_is_installed_where_signers_are_given(site):
+    site.write()
+    without_keygen(site)
+    refuses(site, "ssh-keygen is needed to check signatures")
+    code, said, has = site.install()
+    assert code == 0 and has[-1] == f"tag {ID} stackyard/toy:cpu", said
+    assert "no ssh-keygen here, its signature is not checked" in said
 
 
 def test_signers_are_found_from_where_the_command_is_typed(site):

@@ -48,7 +48,7 @@ NAME = "toy-1.0-gpu-r1"
 class Engine:
     """An engine that holds one image, whatever it is asked for."""
 
-    version, found = "20.10", ONE
+    version, found, id = "20.10", ONE, ""
     held_images = staticmethod(lambda: ())
 
     def __enter__(self):
@@ -59,7 +59,7 @@ class Engine:
 
     def image(self, name):
         return ImageInfo(
-            id=oci.digest_of(self.found.config), tags=(), labels={}, env=(), size=1,
+            id=self.id or oci.digest_of(self.found.config), tags=(), labels={}, env=(), size=1,
             layers=tuple(layers_of(self.found)),
         )  # fmt: skip
 
@@ -161,6 +161,29 @@ def test_an_image_with_evidence_is_published_and_its_smoke_is_its_proof(site):
     assert (row["evidence"][0]["signer"], row["needs_gpus"]) == (WHO, True)
 
 
+MANIFEST = oci.digest_of(ONE.manifest)
+
+
+def test_evidence_names_the_configuration_whatever_the_engine_calls_the_image(site, monkeypatch):
+    """An engine with containerd's image store calls it by its manifest."""
+    monkeypatch.setattr(Engine, "id", MANIFEST)
+    code, told, _ = site.publish(site.file(shown(site)))
+    assert (code, told["name"], told["proven"]) == (0, NAME, True)
+    assert site.releases()[NAME]["evidence"][0]["signer"] == WHO
+
+
+@pytest.mark.parametrize("store", ["", MANIFEST])
+def test_evidence_of_other_than_the_configuration_as_saved_is_not_published(
+    site, monkeypatch, store
+):
+    monkeypatch.setattr(Engine, "id", store)
+    report = gpu()
+    report["image"]["id"] = MANIFEST
+    code, told, _ = site.publish(site.file(shown_by(ONE, site.key, report=report)))
+    assert code == 1 and "FILE is evidence of another image" in told["error"]["what"]
+    assert site.held.manifests == {} and site.held.blobs == {}
+
+
 def failed(found):
     found["checks"][0].update(outcome="failed", why="no login")
     return {**found, "outcome": "failed"}
@@ -222,7 +245,7 @@ WRONG = {
         "FILE is of a smoke that did not pass: not run", "invoke smoke toy --base gpu --gpus 2",
     ),
     "no evidence": (
-        lambda site: b"{}", "FILE is no evidence of ours", "invoke smoke and bench write it",
+        lambda site: b"{}", "FILE is not evidence written by", "invoke smoke and bench write it",
     ),
     "of CPU ranks": (
         lambda site: shown(site, gpus={}),
@@ -331,7 +354,7 @@ def test_signing_and_attaching_are_one_command_where_both_are_asked_for(site):
 def test_what_is_no_evidence_is_not_signed(site):
     file = site.file(b"{}")
     code, told, _ = site.evidence(file, sign=True)
-    assert code == 1 and "is no evidence of ours" in told["error"]["what"]
+    assert code == 1 and "is not evidence written by" in told["error"]["what"]
     assert Path(file).read_bytes() == b"{}"
 
 
@@ -398,7 +421,7 @@ def table(site, capsys):
 def test_releases_show_hardware_and_signer_and_what_nobody_saw(site, capsys):
     passed_here(site, gpus={})
     site.publish(without_gpu_evidence=True)
-    assert "no GPU, as far as" in table(site, capsys)
+    assert "no GPU evidence from" in table(site, capsys)
     site.evidence(site.file(shown(site)), add=True)
     said = table(site, capsys)
     assert "no GPU" not in said and "NVIDIA H200" in said and "smoke by" in said
@@ -415,7 +438,7 @@ def test_a_list_without_the_voucher_shows_nothing_of_what_was_seen(site, capsys)
     row = site.releases()[NAME]
     assert row["evidence"] == [] and "not signed by anybody who may" in row["evidence_refused"][0]
     said = table(site, capsys)
-    assert "no GPU, as far as" in said and "H200" not in said
+    assert "no GPU evidence from" in said and "H200" not in said
     site.signers.write_text(both.read_text())
     assert site.releases()[NAME]["evidence"][0]["signer"] == "lab@site"
 
@@ -425,7 +448,7 @@ def test_a_pull_says_on_which_hardware_and_by_whose_key(site, capsys):
     code = cli_pull.pull(PullArguments(stack="toy"), as_json=False)
     out = capsys.readouterr().out
     assert code == 0
-    told = f"{NAME} was seen on 2 x NVIDIA H200, driver 580.159.04; smoke by {WHO}"
+    told = f"{NAME}: 2 x NVIDIA H200, driver 580.159.04; smoke by {WHO}"
     assert told in out.splitlines()
     cli_pull.pull(PullArguments(stack="toy"), as_json=True)
     value = json.loads(capsys.readouterr().out)
@@ -436,7 +459,7 @@ def test_a_pull_says_that_nobody_saw_it_on_a_gpu(site, capsys):
     passed_here(site, gpus={})
     site.publish(without_gpu_evidence=True)
     cli_pull.pull(PullArguments(stack="toy"), as_json=False)
-    assert f"{NAME} was seen on no GPU, as far as your signers say" in capsys.readouterr().out
+    assert f"{NAME}: no GPU evidence from an accepted signer" in capsys.readouterr().out
 
 
 # What is typed

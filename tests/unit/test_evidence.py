@@ -92,6 +92,26 @@ def test_the_latest_of_users_own_source_is_another():
     assert read(report).tag == "toy-cpu-src-latest"
 
 
+@pytest.mark.parametrize("name", ["stack", "base", "started"])
+def test_words_of_a_run_are_text_for_a_terminal(name):
+    assert getattr(read(ran(IMAGE, **{name: "a\x1b[2J"})), name) == "a\\x1b[2J"
+    gpus = {**ran(IMAGE)["gpus"], "placement": "a\nb"}
+    assert read(ran(IMAGE, gpus=gpus)).placement == "a\\nb"
+
+
+@pytest.mark.parametrize("number", [10**400, float("nan"), float("inf"), float("-inf")])
+def test_a_ratio_that_is_not_finite_is_refused(number):
+    report = changed_check("bandwidth", measured={"ratio": number})
+    value = json.loads(evidence.statement(ran(IMAGE), layers_of(IMAGE)))
+    value["predicate"][evidence.EXTENSION]["report"] = report
+    with pytest.raises(ReleaseError, match="is not evidence written by"):
+        evidence.read_evidence(Envelope(payload=json.dumps(value).encode()), "FILE")
+
+
+def test_a_ratio_that_is_no_number_is_none():
+    assert "bandwidth" not in read(changed_check("bandwidth", measured={"ratio": True})).ratios
+
+
 # The envelope
 
 
@@ -121,10 +141,21 @@ GOOD = {"payloadType": "application/vnd.in-toto+json", "payload": "e30=", "signa
 )  # fmt: skip
 def test_what_is_no_envelope_is_refused(value):
     data = b"\xff" if value is None else json.dumps(value).encode()
-    with pytest.raises(ReleaseError, match="FILE is no evidence of ours") as caught:
+    with pytest.raises(ReleaseError, match="FILE is not evidence written by") as caught:
         evidence.read_envelope(data, "FILE")
     assert "invoke smoke and bench write it" in caught.value.hint
     assert evidence.read_envelope(json.dumps(GOOD).encode(), "FILE").payload == b"{}"
+
+
+def test_more_signatures_than_are_verified_are_refused():
+    """Each costs processes, and nobody is known to have made any."""
+    one = {"keyid": "a", "sig": "AAAA"}
+    most = {**GOOD, "signatures": [one] * 16}
+    assert len(evidence.read_envelope(json.dumps(most).encode(), "FILE").signatures) == 16
+    more = {**GOOD, "signatures": [one] * 17}
+    with pytest.raises(ReleaseError) as caught:
+        evidence.read_envelope(json.dumps(more).encode(), "FILE")
+    assert "it has 17 signatures, at most 16 are verified" in caught.value.why
 
 
 # What it may not say
@@ -170,7 +201,7 @@ THIS = {"name": "x", "digest": {"sha256": ID[7:]}}
     ],
 )
 def test_what_is_no_test_result_or_says_two_things_is_refused(changes, why):
-    with pytest.raises(ReleaseError, match="FILE is no evidence of ours") as caught:
+    with pytest.raises(ReleaseError, match="FILE is not evidence written by") as caught:
         evidence.read_evidence(made(**changes), "FILE")
     assert why in caught.value.why
     assert evidence.read_evidence(made(), "FILE").image_id == ID
@@ -193,6 +224,7 @@ def test_what_nobody_signed_is_refused_with_how_to_sign():
         (changed_check("throughput", outcome="not run", why="no torch"), "not run", "no torch"),
         (changed_check("mesh", "passed", outcome="failed", why="hidden"), "passed", "hidden"),
         (ran(IMAGE, outcome="failed"), "failed", "names no check"),
+        (ran(IMAGE, checks=[]), "passed", "names no check"),
     ],
 )
 def test_what_did_not_pass_counts_for_nothing(report, outcome, why):
@@ -219,10 +251,25 @@ def test_it_counts_for_the_very_image_and_layers_that_it_names(image_id, layers,
     evidence.require_image(read(), "FILE", ID, layers_of(IMAGE))
 
 
-def test_a_bench_takes_no_image_so_none_is_typed():
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("smoke", "smoke toy --base cpu --image {} --gpus 2"),
+        (
+            "smoke-isolated",
+            "smoke toy --base cpu --image {} --gpus 2 --nodes 2 --placement isolated",
+        ),
+        ("bench", "bench toy --base cpu --image {} --gpus 2"),
+    ],
+)  # fmt: skip
+def test_what_to_type_makes_such_a_run_of_the_image(name, typed):
     with pytest.raises(ReleaseError) as caught:
-        evidence.require_image(read(ran(IMAGE, "bench")), "FILE", ID[:-1] + "x", ())
-    assert "--image" not in caught.value.hint and "invoke bench toy" in caught.value.hint
+        evidence.require_image(read(ran(IMAGE, name)), "FILE", oci.digest_of(OTHER.config), ())
+    short = oci.digest_of(OTHER.config)[7:19]
+    assert caught.value.hint.endswith(f"invoke {typed.format(short)}")
+    with pytest.raises(ReleaseError) as caught:
+        evidence.require_passed(read(ran(IMAGE, name, outcome="failed")), "FILE")
+    assert caught.value.hint.endswith(f"invoke {typed.replace(' --image {}', '')}")
 
 
 def without_ratio(name):
@@ -233,7 +280,26 @@ def without_ratio(name):
     return report
 
 
+def without_check(name):
+    report = ran(IMAGE)
+    return {**report, "checks": [one for one in report["checks"] if one["name"] != name]}
+
+
+def twice(name):
+    """A check that failed, then passed."""
+    checks = ran(IMAGE)["checks"]
+    first = next(one for one in checks if one["name"] == name)
+    return ran(IMAGE, checks=[{**first, "outcome": "failed"}, *checks])
+
+
 ON_GPUS = [
+    (without_check("transport"), False, "transport did not pass or is missing"),
+    (without_check("memory"), False, "memory did not pass or is missing"),
+    (without_check("fused"), True, ""),
+    (changed_check("transport", "passed", outcome="failed"), False, "transport did not pass"),
+    (changed_check("memory", "passed", outcome="not run"), False, "memory did not pass"),
+    (changed_check("fused", "passed", outcome="not run"), False, "fused did not pass"),
+    (twice("transport"), False, "transport did not pass"),
     (ran(IMAGE), True, ""),
     (ran(IMAGE, "smoke-shared-ipc"), True, ""),
     (ran(IMAGE, "smoke-isolated"), False, "have no ratio to the bare host"),

@@ -328,7 +328,7 @@ def test_evidence_of_a_failed_run_is_not_shown(site):
 
 
 def test_what_is_no_evidence_is_not_shown(site):
-    refuses_evidence(site, b"{}", "is no evidence of ours")
+    refuses_evidence(site, b"{}", "is not evidence written by")
 
 
 def test_evidence_that_the_registry_changed_or_lost_is_not_shown(site):
@@ -347,6 +347,25 @@ def test_evidence_without_end_is_not_read(site, monkeypatch):
     site.sign()
     found = beside(lay(site, shown_by(IMAGE, site.key)))
     assert found.believed == () and "is too long to be read" in found.refused[0]
+
+
+def test_of_evidence_without_number_some_is_read_and_the_rest_is_told(site):
+    site.sign()
+    lay(site, shown_by(IMAGE, site.key))
+    laid = [b'"%d"' % number for number in range(33)]
+    for data in laid[:31]:
+        lay(site, data)
+    found = beside(site)
+    assert (len(found.believed), len(found.refused)) == (1, 31)
+    for data in laid[31:]:
+        lay(site, data)
+    asked = len(site.held.asked)
+    found = beside(site)
+    assert len(found.believed) + len(found.refused) == 33
+    assert found.refused[-1].startswith("further evidence was not read: at most 32 pieces")
+    digests = {oci.digest_of(data) for data in laid}
+    read = [line for line in site.held.asked[asked:] if line[-71:] in digests and "/blobs/" in line]
+    assert len(read) == 32 - len(found.believed)
 
 
 def test_evidence_that_was_attached_to_another_image_is_passed_over(site):

@@ -112,12 +112,20 @@ def test_a_line_of_before_takes_releases_and_no_evidence(tmp_path, key):
 
 def test_signed_words_that_are_no_test_result_are_refused(key, signers):
     data = vouch.sign(Envelope(payload=b"{}"), key).text()
-    refused(data, signers, "is no evidence of ours")
+    refused(data, signers, "is not evidence written by")
 
 
 def test_what_is_signed_again_by_one_key_has_one_signature(key):
     envelope = evidence.read_envelope(shown_by(IMAGE, key, key), "FILE")
     assert [one.keyid for one in envelope.signatures] == [signing.fingerprint(key)]
+
+
+def test_nobody_signs_what_would_have_too_many_signatures(key):
+    envelope = Envelope(payload=b"{}")
+    for number in range(16):
+        envelope = envelope.with_signature(Signature(keyid=str(number), data=b"x"))
+    with pytest.raises(ReleaseError, match="as many signatures as evidence may have"):
+        vouch.sign(envelope, key)
 
 
 # Files
@@ -158,7 +166,7 @@ def test_a_file_that_is_not_there_or_has_no_end_is_said(tmp_path, monkeypatch):
     assert "intoto.jsonl" in caught.value.hint
     monkeypatch.setattr(evidence, "LONGEST", 3)
     (tmp_path / "long").write_bytes(b"1234")
-    with pytest.raises(ReleaseError, match="no evidence of ours"):
+    with pytest.raises(ReleaseError, match="not evidence written by"):
         vouch.read_file(tmp_path / "long")
     (tmp_path / "long").write_bytes(b"123")
     assert vouch.read_file(tmp_path / "long") == b"123"
