@@ -132,9 +132,13 @@ def repair(out: Path, fixes: list[dict[str, Any]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"applied": [], "there": [], "absent": []}
     for fix in fixes:
         rules = [rule for rule in fix["replace"] if (out / rule["file"]).is_file()]
-        added = {n: t for n, t in fix.get("add", {}).items() if (out / n).parent.is_dir()}
-        # A module beside the packages would fit any tree: alone it says nothing of this one.
-        if rules or any("/" in name for name in added):
+        # A module beside the packages is the image's: no tree has it, and none lacks it.
+        added = {
+            name: text
+            for name, text in fix.get("add", {}).items()
+            if "/" in name and (out / name).parent.is_dir()
+        }
+        if rules or added:
             kept.append({**fix, "stage": "installed", "replace": rules, "add": added})
         elif any(".dist-info/" not in rule["file"] for rule in fix["replace"]):
             found["absent"].append(fix["id"])

@@ -92,8 +92,11 @@ def test_fixes_are_applied_to_copies_and_the_tree_is_as_it_was(tmp_path, site, t
     absent = {**fix("alpha/gone.py", "alpha-gone"), "add": {"beside.py": "b = 1\n"}}
     metadata = fix("alpha-1.2.0.dist-info/METADATA", "alpha-needs")
     more = {**fix(name="alpha-more"), "replace": [], "add": {"alpha/extra.py": "e = 1\n"}}
-    out, said = laid(tmp_path, tree, fix(), absent, metadata, more)
-    assert said["fixes"] == {"applied": ["alpha-old", "alpha-more"], "there": [],
+    (tree / "alpha/same.py").write_text("s = 1\n")
+    added = {"alpha/same.py": "s = 1\n", "beside.py": "b = 1\n"}
+    same = {**fix(name="alpha-same"), "replace": [], "add": added}
+    out, said = laid(tmp_path, tree, fix(), absent, metadata, more, same)
+    assert said["fixes"] == {"applied": ["alpha-old", "alpha-more"], "there": ["alpha-same"],
                              "absent": ["alpha-gone"]}  # fmt: skip
     assert not (out / "beside.py").exists()
     assert (out / "alpha/__init__.py").read_text() == "new\n"
