@@ -40,7 +40,7 @@ GOAL = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What images on one base may have, in GB (10^9) unpacked.
+    """Hold the limits of images on one base, in GB (10^9) unpacked.
 
     Attributes:
         own: what a stack adds to the layers that all stacks share.
@@ -212,7 +212,7 @@ def content_of(engine: Engine, tag: str) -> dict[str, Any]:
 
 
 def missing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """What our image holds and the other lacks or has otherwise; the other may hold more."""
+    """List what our image holds and the other lacks or has otherwise; the other may hold more."""
     return [
         f"{kind}: {name}: {value}, not {theirs[kind].get(name, 'there')}"
         for kind, held in ours.items()
@@ -357,7 +357,7 @@ def limit_verdicts(runs: Sequence[Mapping[str, Any]], base: str) -> list[Verdict
 
 
 def counted(content: Mapping[str, Any]) -> dict[str, Any]:
-    """How many packages each image holds, what Debian's say they take, and Python's versions."""
+    """Count the packages of each image and the bytes of Debian's; list Python's with versions."""
     return {
         stack: {
             "debian_packages": len(found["debian"]),

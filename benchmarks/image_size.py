@@ -1,4 +1,4 @@
-"""How large images are: ours, by hand, all of it in one RUN, and by HPCCM's recipe.
+"""Compare sizes of images: ours, by hand, all of it in one RUN, and by HPCCM's recipe.
 
 Every side builds the same packages in the same versions, with the same repairs and files, which is
 checked. Bytes are those of the layers as they are pushed (compressed, by the compressor that
@@ -75,7 +75,7 @@ def with_secrets(text: str) -> str:
 
 
 def ingredients(project: Project, stack: str) -> dict[str, Any]:
-    """What a stack on the cpu base is made of, as HPCCM's recipe is given it."""
+    """Return what a stack on the cpu base is made of, as input of HPCCM's recipe."""
     image = catalog.resolve(project.definitions, stack, "cpu")
     assert image.base.bootstrap is not None
     system = {*image.common.system, *image.base.bootstrap.packages, *image.common.build_system}
@@ -101,7 +101,7 @@ def _pins(text: str) -> list[str]:
 
 
 def hpccm_dockerfile(project: Project, stack: str) -> str:
-    """What HPCCM makes of the recipe."""
+    """Return the Dockerfile that HPCCM makes of the recipe."""
     made = process.run(
         [str(PLOT_PYTHON), str(RECIPE)], timeout=120,
         stdin=json.dumps(ingredients(project, stack)).encode(),
@@ -133,7 +133,7 @@ def weigh(engine: Engine, store: Spool, tag: str) -> dict[str, int]:
 
 
 def over(weight: Mapping[str, int], base: Mapping[str, int]) -> dict[str, int]:
-    """What an image weighs more than a bare Debian."""
+    """Return an image's bytes beyond those of a bare Debian."""
     return {key: weight[key] - base[key] for key in ("compressed", "unpacked")}
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.engine
+# Only fairseq has parts that are compiled.
+pytestmark = [pytest.mark.engine, pytest.mark.parametrize("built", ["fairseq"], indirect=True)]
 PROGRAM = Path(__file__).with_name("count_graphs.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def counted(built, said):
+def counted(said):
     """Train in the image, with an argument and settings; return what the program found."""
-    if built.plan.stack != "fairseq":
-        pytest.skip("only fairseq has parts that are compiled")
 
     def run(argument: str = "", settings: str = "") -> dict:
         command = f"{settings} python3 -c {shlex.quote(PROGRAM)} {argument} 2> /dev/null"

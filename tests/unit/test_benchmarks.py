@@ -408,6 +408,12 @@ def test_the_committed_mutations_are_read():
     assert len({(one.file, one.breaks) for one in found}) == len(found) >= 66
 
 
+def test_every_committed_mutation_can_be_made_in_the_code_of_today():
+    for mutation in mutations.read_list(mutations.LIST.read_text()):
+        text = (ROOT / mutation.file).read_text()
+        assert mutations.mutate(text, mutation) != text, mutation.breaks
+
+
 @pytest.mark.parametrize(
     ("changes", "unmet"),
     [
