@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-UNUSED, FELL_BACK = "unused", "fell back"
+UNUSED, PARTLY, FELL_BACK = "unused", "partly", "fell back"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +18,8 @@ class Part:
     """One fused part of one rank.
 
     Attributes:
-        state: `off`, `not asked` (the training has nothing for it to do), `unused`, `ran` or
-            `fell back`.
+        state: `off`, `not asked` (the training has nothing for it to do), `unused`, `ran`,
+            `partly` (more than a tenth of the calls took the package's own code) or `fell back`.
         why: what kept it from running; empty in the other states.
     """
 
@@ -31,6 +31,8 @@ class Part:
         """Say why an enabled part does not run where it could; empty where nothing is lost."""
         if self.state == FELL_BACK:
             return f"fell back to the package's own code: {self.why}"
+        if self.state == PARTLY:
+            return f"ran in part only: {self.why}"
         return f"did not run: {self.why}" if self.state == UNUSED else ""
 
 

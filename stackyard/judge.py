@@ -65,7 +65,8 @@ def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
     found = tuple(one(smoke, seen) for one in checks)
     if seen.gpu is None:
         return found
-    return (*found, *judge_gpu(seen.gpu, _all(seen), seen.broken, smoke.fused))
+    parts = {layout.name: smoke.fused_of(layout.name) for layout in smoke.layouts}
+    return (*found, *judge_gpu(seen.gpu, _all(seen), seen.broken, parts))
 
 
 def _not_run(name: str, expected: Any, seen: Observation, missing: str) -> Check:

@@ -21,6 +21,7 @@ SEVERAL_RATIO = 0.98
 LARGEST = str(1024 * 2**20)
 FREED_SECONDS = 10.0
 FREED_BYTES = 64 * 2**20
+NOTHING: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,9 @@ def judge_gpu(
     seen: GpuObservation,
     trainings: Sequence[tuple[str, Training]],
     broken: str,
-    parts: Sequence[str] = (),
+    parts: Mapping[str, Sequence[str]] = NOTHING,
 ) -> tuple[Check, ...]:
-    """All checks, in a fixed order; `parts` are those that must be fused in every training."""
+    """Return all checks, in a fixed order; `parts` are those that must be fused, by layout."""
     return (
         transport(seen, trainings, broken),
         bandwidth(seen, broken),
@@ -243,14 +244,17 @@ def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], brok
 
 
 def fused(
-    trainings: Sequence[tuple[str, Training]], broken: str, parts: Sequence[str] = ()
+    trainings: Sequence[tuple[str, Training]],
+    broken: str,
+    parts: Mapping[str, Sequence[str]] = NOTHING,
 ) -> Check:
     """Require every fused part that is on and has something to do to run, on all ranks.
 
     Args:
-        parts: required on every rank unless switched off; an unused one fails.
+        parts: by layout, required on every rank unless switched off; an unused one fails.
     """
-    expected = {"parts": list(parts) or "all that are on", "ranks": "all"}
+    required = {name: list(names) for name, names in parts.items() if names}
+    expected = {"parts": required or "all that are on", "ranks": "all"}
     if not any(training.ranks for _, training in trainings):
         return not_run("fused", expected, broken or "nothing was trained")
     wrong: list[str] = []
@@ -265,7 +269,7 @@ def fused(
             ]
             wrong += [
                 f"{where} {part!r} did not run: nothing asked for it"
-                for part in parts
+                for part in parts.get(training.layout, ())
                 if said.get(part, "not asked") == "not asked"
             ]
     return check("fused", measured, expected, wrong)

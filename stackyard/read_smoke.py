@@ -56,7 +56,7 @@ def _smoke(whole: Mapping, entry: Mapping, device: str, other: Smoke | None = No
     else:
         launcher, prepare, program = other.launcher, other.prepare, other.program
     layouts = tuple(
-        _layout(item, name, launcher) for name, item in entry.entries("layouts").items()
+        _layout(item, name, launcher, device) for name, item in entry.entries("layouts").items()
     )
     smoke = Smoke(
         launcher=launcher,
@@ -79,7 +79,7 @@ def _smoke(whole: Mapping, entry: Mapping, device: str, other: Smoke | None = No
     return smoke
 
 
-def _layout(entry: Mapping, name: str, launcher: str) -> Layout:
+def _layout(entry: Mapping, name: str, launcher: str, device: str) -> Layout:
     layout = Layout(
         name=name,
         ranks=entry.integer("ranks"),
@@ -87,6 +87,7 @@ def _layout(entry: Mapping, name: str, launcher: str) -> Layout:
         launcher=entry.one_of("launcher", LAUNCHERS, launcher),
         options=entry.table("options", {}),
         tolerance=entry.number("tolerance") if entry.has("tolerance") else None,
+        fused=entry.texts("fused", ()) if device == "cuda" and entry.has("fused") else None,
     )
     wanted = OPTIONS.get(layout.launcher, ()) if layout.ranks > 1 else ()
     if set(layout.options) != set(wanted):

@@ -241,6 +241,7 @@ class Layout:
     Attributes:
         ranks: training processes, one a GPU (or CPU rank), spread evenly over the nodes.
         tolerance: largest allowed difference of a logged loss; None where the smoke's own holds.
+        fused: parts that must be fused on every rank; None where the smoke's own hold.
     """
 
     name: str
@@ -249,6 +250,7 @@ class Layout:
     launcher: str
     options: Mapping[str, str]
     tolerance: float | None = None
+    fused: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +265,7 @@ class Smoke:
         tolerance: largest allowed absolute difference of a logged loss.
         args: arguments of the program on this kind of device, before a layout's own.
         device: what the ranks compute on: `cpu` or `cuda`.
-        fused: parts that must be fused on every rank of each layout; only on GPUs.
+        fused: parts that must be fused on every rank; only on GPUs. A layout may say others.
         start_seconds: time within which every rank must have joined.
         stall_seconds: longest silence of a running training.
     """
@@ -297,6 +299,11 @@ class Smoke:
         """Largest allowed absolute difference of a logged loss in a layout."""
         own = self.layout(name).tolerance
         return self.tolerance if own is None else own
+
+    def fused_of(self, name: str) -> tuple[str, ...]:
+        """Return the parts that must be fused on every rank of a layout."""
+        own = self.layout(name).fused
+        return self.fused if own is None else own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && inventory > /mnt/before \
     && some_of /mnt/base.lock 'nvidia-cublas-*' 'nvidia-cufft-*' 'nvidia-curand-*' 'nvidia-cusolver-*' 'nvidia-cusparse*' > /mnt/some.lock \
     && install_locked /mnt/some.lock '' \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
@@ -59,7 +59,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && inventory > /mnt/before \
     && some_of /mnt/base.lock 'nvidia-*' triton > /mnt/some.lock \
     && install_locked /mnt/some.lock '' \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
@@ -78,7 +78,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/build.sh \
     && inventory > /mnt/before \
     && install_locked /mnt/base.lock '' \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
@@ -164,7 +164,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && inventory > /mnt/before \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \

@@ -195,7 +195,11 @@ def all_fused(plan: BenchPlan, seen: Seen) -> Check:
     """Require every fused part that is on and has something to do to run, on all ranks."""
     expected = {side.name: list(side.fused) or "all that are on" for side in plan.sides}
     found = [
-        fused([(p.turn.label, p.training)], seen.broken, plan.bench.side(p.turn.side).fused)
+        fused(
+            [(p.turn.label, p.training)],
+            seen.broken,
+            {p.training.layout: plan.bench.side(p.turn.side).fused},
+        )
         for p in seen.played
         if p.training.ranks
     ]

@@ -57,9 +57,14 @@ def test_a_part_is_the_same_for_everybody(ledger):
         ("ru", "ran", ""),
         ("rf", "fell back", "no compiler"),
         ("fru", "fell back", "no compiler"),
+        ("r" + 19 * "u", "ran", ""),
+        ("r" + 20 * "u", "partly", "padded"),
+        (180 * "r" + 20 * "u", "ran", ""),
+        (179 * "r" + 20 * "u" + 99 * "r", "partly", "padded"),
+        ("r" + 20 * "u" + "f", "fell back", "no compiler"),
     ],
 )
-def test_a_fallback_is_for_good_and_what_ran_once_was_not_lost(ledger, calls, state, why):
+def test_a_fallback_is_for_good_and_a_few_odd_calls_are_no_loss(ledger, calls, state, why):
     one = ledger.part("a")
     for call in calls:
         {
@@ -194,6 +199,71 @@ def test_a_switch_of_torch_that_compiles_nothing_is_a_fallback(torch, compiled):
     assert compiled.part.state == "fell back" and "TORCHDYNAMO_DISABLE" in compiled.part.why
 
 
+# Lists of tensors
+
+
+class Leaf:
+    """As much of a tensor as a list of them asks for."""
+
+    layout, device, is_cuda = "strided", "cuda:0", True
+
+    def __init__(self, dtype="fp32", device="cuda:0"):
+        self.dtype, self.device, self.data = dtype, device, self
+
+    def numel(self):
+        return 4
+
+    def mul_(self, factor):
+        return self
+
+    def copy_(self, source):
+        return self
+
+    def detach(self):
+        return self
+
+    def to(self, where):
+        return self
+
+    def norm(self, kind):
+        return 2.0
+
+
+@pytest.fixture
+def lists(monkeypatch, ledger):
+    made, deepspeed = types.ModuleType("torch"), types.ModuleType("deepspeed.accelerator")
+    made.float16, made.bfloat16, made.float32, made.strided = "fp16", "bf16", "fp32", "strided"
+    made.is_tensor = lambda value: isinstance(value, Leaf)
+    made._foreach_copy_ = made._foreach_mul_ = lambda *given: None
+    accelerator = types.SimpleNamespace(
+        on_accelerator=lambda tensor: True, current_device_name=lambda: "cuda:0"
+    )
+    deepspeed.get_accelerator = lambda: accelerator
+    monkeypatch.setitem(sys.modules, "torch", made)
+    monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, "deepspeed.accelerator", deepspeed)
+    monkeypatch.setitem(sys.modules, "stackyard_fused", ledger)
+    return load("lists_on_trial", "deepspeed/runtime/fused_update.py")
+
+
+@pytest.mark.parametrize(
+    ("call", "part", "state", "why"),
+    [
+        (lambda f: f.copy([Leaf()], [Leaf()]), "copies", "ran", ""),
+        (lambda f: f.copy([Leaf()], [Leaf("fp64")]), "copies", "unused", "fp64"),
+        (lambda f: f.copy([Leaf(), Leaf(device="cpu")], [Leaf()] * 2), "copies", "unused", "one"),
+        (lambda f: f.scale([Leaf()], 0.5), "copies", "ran", ""),
+        (lambda f: f.scale([Leaf("bf16")], Leaf()), "copies", "unused", "of another type"),
+        (lambda f: f.norms([Leaf()], 1.0, "fp32"), "norms", "unused", "by the 1.0-norm"),
+        (lambda f: f.copy([], []), "copies", "not asked", ""),
+    ],
+)
+def test_a_call_is_noted_once_all_its_lists_were_looked_at(lists, ledger, call, part, state, why):
+    call(lists)
+    found = ledger.states()[part]
+    assert found["state"] == state and why in found["why"]
+
+
 # What is said
 
 
@@ -221,8 +291,9 @@ def test_what_is_no_word_of_a_rank_is_no_warning(value):
 
 
 def test_only_what_is_on_and_could_run_is_lost():
-    lost = {s: fused.Part(state=s).lost for s in ("off", "not asked", "ran", "unused", "fell back")}
-    assert [state for state, said in lost.items() if said] == ["unused", "fell back"]
+    states = ("off", "not asked", "ran", "unused", "partly", "fell back")
+    lost = {state: fused.Part(state=state).lost for state in states}
+    assert [state for state, said in lost.items() if said] == ["unused", "partly", "fell back"]
 
 
 @pytest.mark.parametrize("code", [0, 1])

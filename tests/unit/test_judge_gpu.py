@@ -233,6 +233,7 @@ def test_memory_that_nobody_looked_at_is_not_judged():
 RAN, OFF, IDLE = Part(state="ran"), Part(state="off"), Part(state="not asked")
 FELL = Part(state="fell back", why="RuntimeError: Failed to find C compiler")
 UNUSED = Part(state="unused", why="batches are padded")
+PARTLY = Part(state="partly", why="batches are padded")
 
 
 def with_parts(first, second):
@@ -259,15 +260,18 @@ def test_fused_parts_that_ran_or_are_off_or_have_nothing_to_do_are_told():
          "two: rank 1: the fused part 'a' did not run: nothing asked for it"),
         ({"a": RAN}, {}, ("a",),
          "two: rank 1: the fused part 'a' did not run: nothing asked for it"),
+        ({"a": RAN}, {"a": PARTLY}, (),
+         "two: rank 1: the fused part 'a' ran in part only: batches are padded"),
     ],
 )  # fmt: skip
 def test_a_fused_part_that_is_lost_fails_with_its_rank_and_reason(first, second, parts, said):
-    found = judge_gpu.fused([("two", with_parts(first, second))], "", parts)
+    found = judge_gpu.fused([("two", with_parts(first, second))], "", {"two": parts})
     assert (found.outcome, found.why) == ("failed", said)
 
 
-def test_a_part_that_must_run_may_be_off():
-    assert judge_gpu.fused([("two", with_parts({"a": OFF}, {"a": RAN}))], "", ("a",)).why == ""
+def test_a_part_that_must_run_may_be_off_or_be_required_of_another_layout():
+    trainings = [("two, resumed", with_parts({"a": OFF}, {"a": RAN}))]
+    assert judge_gpu.fused(trainings, "", {"two": ("a",), "one": ("b",)}).why == ""
 
 
 def test_where_nothing_was_trained_nothing_is_said_of_fused_parts():
@@ -276,5 +280,5 @@ def test_where_nothing_was_trained_nothing_is_said_of_fused_parts():
 
 
 def test_a_smoke_says_which_parts_must_run():
-    found = judge_gpu.judge_gpu(seen(), [("two", trained())], "", ("a",))[-1]
+    found = judge_gpu.judge_gpu(seen(), [("two", trained())], "", {"two": ("a",)})[-1]
     assert (found.name, found.outcome) == ("fused", "failed")

@@ -329,6 +329,21 @@ def test_a_tolerance_under_which_parity_says_nothing_is_refused(tolerance):
     assert problems("images/toy/stack.yml", change) == said
 
 
+def test_a_layout_on_gpus_may_require_other_fused_parts():
+    layouts = "{one: {ranks: 1}, two: {ranks: 2, fused: [b]}, none: {ranks: 2, fused: []}}"
+    gpus = f"  gpus: {{env: {{}}, fused: [a], layouts: {layouts}}}\n  reference:"
+    value, found = look("images/toy/stack.yml", ("  reference:", gpus))
+    assert found == []
+    assert [value.gpu_smoke.fused_of(name) for name in ("one", "two", "none")] == [
+        ("a",),
+        ("b",),
+        (),
+    ]
+    on_cpus = ("two: {ranks: 2}", "two: {ranks: 2, fused: [a]}")
+    said = "smoke.layouts.two.fused: unknown key; known: args, launcher, options, ranks, tolerance"
+    assert problems("images/toy/stack.yml", on_cpus) == [said]
+
+
 def test_layouts_of_accelerate_take_their_own_option():
     layout = "two: {ranks: 2, launcher: accelerate, options: {zero_stage: '3'}}"
     value, found = look("images/toy/stack.yml", ("two: {ranks: 2}", layout))

@@ -1,4 +1,4 @@
-"""What the fused parts of fairseq share: compiling with a way back, once for batches of all sizes.
+"""Compile functions with a way back, once for batches of all sizes; the fused parts of fairseq share this.
 
 Added by Stackyard. Which parts are on, and what became of them, is `stackyard_fused`'s.
 """
@@ -21,7 +21,7 @@ def _graphs():
 
 
 class Compiled:
-    """A function that torch.compile has fused; where it cannot, it says so once and gives None from then on.
+    """Fuse a function by torch.compile; where that fails, log it once and return None from then on.
 
     Args:
         part: the fused part that it belongs to.

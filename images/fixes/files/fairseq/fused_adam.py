@@ -1,4 +1,4 @@
-"""One kernel for each parameter that Adam updates, instead of one for each operation.
+"""Run one kernel for each parameter that Adam updates, instead of one for each operation.
 
 Added by Stackyard (fix fairseq-fused-adam). The same operations in the same order as fairseq's own, in fp32.
 """
@@ -35,14 +35,14 @@ def _ordinary(tensor):
 
 
 def sizes(group, number):
-    """How far a parameter goes in its step of that number, and which share of it decays."""
+    """Return how far a parameter goes in its step of that number, and which share of it decays."""
     beta1, beta2 = group["betas"]
     size = group["lr"] * math.sqrt(1 - beta2**number) / (1 - beta1**number)
     return size, group["weight_decay"] * group["lr"]
 
 
 def step(parameter, group, state):
-    """Whether the parameter was updated; if not, fairseq's own code has to do it."""
+    """Tell whether the parameter was updated; if not, fairseq's own code has to do it."""
     grad = parameter.grad.data
     if not (_PART.on and parameter.is_cuda):
         return False

@@ -1,4 +1,4 @@
-"""fp16 gradients into the flat fp32 ones, and fp32 parameters back, in a few launches instead of one for each.
+"""Copy fp16 gradients into the flat fp32 ones, and fp32 parameters back, in a few launches instead of one for each.
 
 Added by Stackyard (fix fairseq-fp16-copies). The values are the same bit for bit.
 """
@@ -14,13 +14,13 @@ _KEPT = "_stackyard_views"
 
 
 def _views(flat, parameters):
-    """The stretch of a flat tensor that belongs to each parameter, in its shape."""
+    """Return the stretch of a flat tensor that belongs to each parameter, in its shape."""
     sizes = [p.numel() for p in parameters]
     return [part.view_as(p) for part, p in zip(flat.split(sizes), parameters)]
 
 
 def _kept_views(optimizer, name, flat):
-    """The stretches of one of an optimizer's flat tensors, cut again when it lies elsewhere."""
+    """Return the stretches of one of an optimizer's flat tensors, cut again when it lies elsewhere."""
     kept = optimizer.__dict__.setdefault(_KEPT, {})
     parameters = optimizer.fp16_params
     known = (flat.data_ptr(), flat.numel(), len(parameters))
@@ -30,7 +30,7 @@ def _kept_views(optimizer, name, flat):
 
 
 def _one_flat(optimizer):
-    """The flat fp32 parameter where there is only one, on a GPU, of everything that is trained."""
+    """Return the flat fp32 parameter where there is only one, on a GPU, of everything that is trained."""
     flat, parameters = optimizer.fp32_params, optimizer.fp16_params
     if not (_PART.on and parameters and parameters[0].is_cuda):
         return None

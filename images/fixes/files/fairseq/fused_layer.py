@@ -1,4 +1,4 @@
-"""A decoder layer without cross-attention in one fused piece, with torch's own causal attention.
+"""Compute a decoder layer without cross-attention in one fused piece, with torch's own causal attention.
 
 Added by Stackyard (fix fairseq-fused-decoder-layer). The weights are arguments, so that all layers of a model share
 one compiled function. The values are those of fairseq's own code up to rounding; dropout draws other random numbers.
@@ -50,7 +50,7 @@ def _activation(layer):
 
 
 def _plain(layer):
-    """Whether a layer is the ordinary one; asked once of each."""
+    """Tell whether a layer is the ordinary one; called once for each."""
     attention = layer.self_attn
     linears = (
         attention.q_proj,
@@ -82,7 +82,7 @@ def _plain(layer):
 
 
 def is_causal(mask):
-    """Whether a mask hides exactly what comes later; looked at once for each part of each tensor that masks."""
+    """Tell whether a mask hides exactly what comes later; looked at once for each part of each tensor that masks."""
     whole = mask if mask._base is None else mask._base
     known = whole.__dict__.setdefault("_stackyard_causal", {})
     part = (mask.storage_offset(), mask.shape, mask.stride(), mask._version)
@@ -112,7 +112,7 @@ def _obstacle(layer, incremental_state, prev_self_attn_state, self_attn_mask, pa
 def forward(
     layer, x, incremental_state, prev_self_attn_state, self_attn_mask, self_attn_padding_mask
 ):
-    """The layer's output, or None where fairseq's own code has to do it.
+    """Return the layer's output, or None where fairseq's own code has to do it.
 
     Args:
         x: time x batch x channels.
@@ -131,7 +131,7 @@ def forward(
 
 
 def arguments(layer, x):
-    """What a layer's function is given."""
+    """Return the arguments of a layer's function."""
     a, n1, n2 = layer.self_attn, layer.self_attn_layer_norm, layer.final_layer_norm
     projections = (a.q_proj, a.k_proj, a.v_proj)
     return (

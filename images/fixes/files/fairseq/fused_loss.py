@@ -1,4 +1,4 @@
-"""Cross entropy in one fused piece: log-softmax in fp32, without a tensor of it in memory.
+"""Compute cross entropy in one fused piece: log-softmax in fp32, without a tensor of it in memory.
 
 Added by Stackyard (fix fairseq-fused-cross-entropy). The value is that of fairseq's own code up to rounding.
 """
@@ -19,7 +19,7 @@ _fused = Compiled(_PART, "cross entropy", _loss, varying=((0, 0), (1, 0)))
 
 
 def _plain(model):
-    """Whether a model's probabilities are the softmax of what it gives."""
+    """Tell whether a model's probabilities are the softmax of what it gives."""
     from fairseq.models import BaseFairseqModel, FairseqDecoder
 
     own = getattr(model.get_normalized_probs, "__func__", None)
@@ -35,7 +35,7 @@ def _plain(model):
 
 
 def summed(model, net_output, sample, ignored):
-    """The sum over all targets but `ignored`, or None where fairseq's own code has to do it."""
+    """Return the sum over all targets but `ignored`, or None where fairseq's own code has to do it."""
     logits = net_output[0]
     if not (_PART.on and logits.is_cuda):
         return None

@@ -1,4 +1,4 @@
-"""The host reads from the GPU twice in an update, and goes on meanwhile; fairseq's own code waits for it a dozen times.
+"""Read from the GPU twice in an update and go on meanwhile; fairseq's own code waits for it a dozen times.
 
 Added by Stackyard (fix fairseq-host-waits). The numbers are the same; what is logged is read when somebody looks.
 """
@@ -16,43 +16,41 @@ _NUMBER, _COPY = "_stackyard_number", "_stackyard_copy"
 
 
 def _far(tensor):
-    """Whether reading a tensor makes the host wait."""
-    far = _PART.on and torch.is_tensor(tensor) and tensor.is_cuda
-    if far:
-        _PART.ran()
-    return far
+    """Tell whether reading a tensor makes the host wait."""
+    return _PART.on and torch.is_tensor(tensor) and tensor.is_cuda
 
 
 def _pinned(tensor):
-    """A copy in page-locked memory: to and from there the GPU copies by itself."""
+    """Return a copy in page-locked memory: to and from there the GPU copies by itself."""
     return tensor.pin_memory()
 
 
 def _mark():
-    """What is done when the GPU has done everything that it was given so far."""
+    """Return an event that ends when the GPU has done everything it was given so far."""
     mark = torch.cuda.Event()
     mark.record()
     return mark
 
 
 def number(tensor):
-    """What a tensor of one element holds: read once; the tensor itself where this part has no say."""
+    """Return the value of a tensor of one element, read once; the tensor itself where this part has no say."""
     known = getattr(tensor, _NUMBER, None)
     if known is not None or not (_far(tensor) and tensor.numel() == 1):
         return tensor if known is None else known
+    _PART.ran()
     known = tensor.item()
     setattr(tensor, _NUMBER, known)
     return known
 
 
 def finite(norm):
-    """Whether a norm is neither infinite nor not a number."""
+    """Tell whether a norm is neither infinite nor not a number."""
     known = number(norm)
     return bool(torch.isfinite(known).all()) if torch.is_tensor(known) else math.isfinite(known)
 
 
 def share_clipped(norm, most):
-    """100 where a norm was clipped, else 0: of the kind that the norm is."""
+    """Return 100 where a norm was clipped, else 0; a tensor where the norm is one."""
     known = number(norm)
     if torch.is_tensor(known):
         return torch.where(known > most, known.new_tensor(100), known.new_tensor(0))
@@ -60,14 +58,18 @@ def share_clipped(norm, most):
 
 
 def one_if_none(size):
-    """A number of samples to divide by: 1 in place of 0."""
-    return size + (size == 0) if _far(size) else size or 1.0
+    """Return a number of samples to divide by: 1 in place of 0."""
+    if not _far(size):
+        return size or 1.0
+    _PART.ran()
+    return size + (size == 0)
 
 
 def consistent(norms, amp, theirs):
-    """Whether all ranks have the same norm, as fairseq's own function says: by one look at them."""
+    """Tell whether all ranks have the same norm, as fairseq's own function does, by one read."""
     if not _far(norms):
         return theirs(norms)
+    _PART.ran()
     found = norms.tolist()
     if not all(math.isfinite(norm) for norm in found):
         return bool(amp)
@@ -79,6 +81,7 @@ def all_reduce_dict(data, device, group, distributed):
     there = {key: t for key, t in data.items() if _far(t)}
     if not there:
         return distributed.all_reduce_dict(data, device=device, group=group)
+    _PART.ran()
     here = {  # a number of Python's has fp64's digits
         key: torch.as_tensor(t, dtype=torch.double) for key, t in data.items() if key not in there
     }
@@ -100,7 +103,7 @@ def all_reduce_dict(data, device, group, distributed):
 
 
 def on_host(figure):
-    """A summed figure, or a list or dictionary of them, from the host's memory where it is there already."""
+    """Return a summed figure, or a list or dictionary of them, from the host's memory where it is there already."""
     if type(figure) is dict:
         return {key: on_host(value) for key, value in figure.items()}
     if type(figure) is list:
@@ -114,7 +117,7 @@ def on_host(figure):
 
 
 class Smoothed(collections.UserDict):
-    """What an update logged, as fairseq's own dictionary holds it: computed at the first look."""
+    """Hold what an update logged, as fairseq's own dictionary does; computed when first read."""
 
     def __init__(self, meters, left_out, more):
         self._meters, self._left_out, self._more = meters, left_out, more
@@ -127,6 +130,6 @@ class Smoothed(collections.UserDict):
 
 
 def smoothed(meters, left_out, **more):
-    """Values of meters without some of them, and more; at once where this part is off."""
+    """Return values of meters without some of them, and more; at once where this part is off."""
     found = Smoothed(meters, left_out, more)
     return found if _PART.on else found.data

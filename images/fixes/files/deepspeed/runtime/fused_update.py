@@ -15,23 +15,31 @@ NORMS, COPIES, _HOOKS = (stackyard_fused.part(name) for name in ("norms", "copie
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def _listed(part, tensors):
-    """Whether a part is on and all tensors can go to torch as one list."""
-    if not (part.on and tensors):
-        return False
+def _obstacle(tensors):
+    """Say why torch cannot take all tensors as one list; empty where it can."""
     device = tensors[0].device
     if get_accelerator().on_accelerator(tensors[0]) and all(
         t.layout is torch.strided and t.dtype in FLOATS and t.device == device and t.numel()
         for t in tensors
     ):
+        return ""
+    return "tensors are sparse, empty, fp64, or not all on one accelerator"
+
+
+def _takes(part, *lists, why=""):
+    """Return whether a part does this call, and note it, or what keeps it from it: `why`, or a list of tensors."""
+    if not (part.on and all(lists)):
+        return False
+    why = why or next(filter(None, map(_obstacle, lists)), "")
+    if why:
+        part.unused(why)
+    else:
         part.ran()
-        return True
-    part.unused("tensors are sparse, empty, fp64, or not all on one accelerator")
-    return False
+    return not why
 
 
 def _norms(tensors, dtype):
-    """The 2-norm of each tensor in its order, in `dtype` from the first square on."""
+    """Return the 2-norm of each tensor in its order, in `dtype` from the first square on."""
     found = [None] * len(tensors)
     for kind in {t.dtype for t in tensors}:
         places = [place for place, t in enumerate(tensors) if t.dtype is kind]
@@ -42,29 +50,33 @@ def _norms(tensors, dtype):
 
 
 def overflow(tensors):
-    """Whether an element is not finite, as a bool tensor of one element; None: the caller has to look itself.
+    """Tell whether an element is not finite, as a bool tensor of one element; None: the caller has to look itself.
 
     A sum of squares in fp64 is finite exactly where all elements are: none of these types has a square too large.
     """
     tensors = [t for t in tensors if t.numel()]
-    if not _listed(NORMS, tensors):
+    if not _takes(NORMS, tensors):
         return None
     return torch.isfinite(torch.stack(_norms(tensors, torch.float64))).all().logical_not().view(1)
 
 
 def norms(tensors, norm_type, dtype):
-    """The norm of each tensor as scalars in `dtype` on the accelerator, in the tensors' order."""
+    """Return the norm of each tensor as scalars in `dtype` on the accelerator, in the tensors' order."""
     tensors = list(tensors)
-    if norm_type == 2.0 and _listed(NORMS, tensors):
+    if _takes(NORMS, tensors, why=_other_norm(norm_type)):
         return _norms(tensors, dtype)
     device = get_accelerator().current_device_name()
     # Not linalg.vector_norm: it takes no sparse gradients, which DeepSpeed's own code does.
     return [t.detach().to(device).to(dtype).norm(norm_type) for t in tensors]
 
 
+def _other_norm(norm_type):
+    return "" if norm_type == 2.0 else f"gradients are measured by the {norm_type}-norm"
+
+
 def powers(tensors, norm_type):
-    """The sum of all norms in fp32, each to the power of the norm's type; 0.0 without tensors."""
-    if norm_type == 2.0 and _listed(NORMS, tensors):
+    """Return the sum of all norms in fp32, each to the power of the norm's type; 0.0 without tensors."""
+    if _takes(NORMS, tensors, why=_other_norm(norm_type)):
         return torch.stack(_norms(tensors, torch.float32)).square().sum()
     total = 0.0
     for tensor in tensors:
@@ -78,7 +90,9 @@ def scale(tensors, factor):
     number = torch.is_tensor(factor)
     # A number of another type, without dimensions, would be rounded to the tensors' own first.
     fits = not number or all(t.dtype is factor.dtype for t in tensors)
-    if not (fits and _listed(COPIES, tensors)):
+    if not _takes(
+        COPIES, tensors, why="" if fits else "the factor is of another type than tensors"
+    ):
         for tensor in tensors:
             tensor.mul_(factor)
     elif number:
@@ -90,7 +104,7 @@ def scale(tensors, factor):
 def copy(targets, sources):
     """Copy each source into its target."""
     targets, sources = [t.data for t in targets], [s.data for s in sources]
-    if _listed(COPIES, targets) and _listed(COPIES, sources):
+    if _takes(COPIES, targets, sources):
         torch._foreach_copy_(targets, sources)
         return
     for target, source in zip(targets, sources):
@@ -124,7 +138,7 @@ def known(function_class):
 
 
 def own_parameters(module):
-    """A module's own parameters with their names, as `named_parameters(recurse=False)` gives them; None: ask it."""
+    """Return a module's own parameters with their names, as `named_parameters(recurse=False)` gives them; None: ask it."""
     if not HOOKS or type(module).named_parameters is not torch.nn.Module.named_parameters:
         return None
     if "named_parameters" in vars(module):

@@ -1,4 +1,4 @@
-"""A tokenizer of Hugging Face as fairseq's `--bpe hf --hf-tokenizer FOLDER`.
+"""Use a tokenizer of Hugging Face as fairseq's `--bpe hf --hf-tokenizer FOLDER`.
 
 Owns the registered encoder, which fairseq finds because it lies in this folder, and what
 `fairseq-preprocess` needs of it: an option, the dictionary, and a tokenizer of lines. A token is
@@ -18,7 +18,7 @@ NAME = "hf"
 
 @dataclass
 class HuggingFaceConfig(FairseqDataclass):
-    """Options of `--bpe hf`."""
+    """Hold the options of `--bpe hf`."""
 
     hf_tokenizer: str = field(
         default="",
@@ -27,7 +27,7 @@ class HuggingFaceConfig(FairseqDataclass):
 
 
 class _Saved:
-    """A tokenizer.json, taken as it is."""
+    """Read a tokenizer.json, unchanged."""
 
     def __init__(self, path):
         from tokenizers import Tokenizer
@@ -48,7 +48,7 @@ class _Saved:
 
 
 class _Loaded:
-    """What only transformers can read: spiece.model, a name on the hub."""
+    """Read with transformers what nothing else can: spiece.model, a name on the hub."""
 
     def __init__(self, name):
         from transformers import AutoTokenizer
@@ -69,7 +69,7 @@ class _Loaded:
 
 
 def load(name):
-    """The tokenizer of a folder, of a tokenizer.json, or of that name on the hub.
+    """Load the tokenizer of a folder, of a tokenizer.json, or of that name on the hub.
 
     Raises:
         ValueError: there is none, or it cannot be read; says which and what to do.
@@ -100,7 +100,7 @@ def _first_line(error):
 
 @register_bpe(NAME, dataclass=HuggingFaceConfig)
 class HuggingFaceTokenizer:
-    """Text to numbers and back, for fairseq-interactive, fairseq-generate and tasks."""
+    """Turn text into numbers and back, for fairseq-interactive, fairseq-generate and tasks."""
 
     def __init__(self, cfg):
         self._tokenizer = load(cfg.hf_tokenizer)
@@ -121,7 +121,7 @@ class HuggingFaceTokenizer:
 
 
 class LineTokenizer:
-    """A line's tokens as words of the dictionary; each worker loads the tokenizer itself."""
+    """Return a line's tokens as words of the dictionary; each worker loads the tokenizer itself."""
 
     def __init__(self, name):
         self._name, self._tokenizer = name, None
@@ -136,7 +136,7 @@ class LineTokenizer:
 
 
 def preprocessing_parser(parser):
-    """fairseq-preprocess knows --bpe, but reads no option of what was chosen."""
+    """Add --hf-tokenizer: fairseq-preprocess knows --bpe, but reads no option of the chosen one."""
     parser.add_argument(
         "--hf-tokenizer",
         default="",
@@ -147,12 +147,12 @@ def preprocessing_parser(parser):
 
 
 def chosen(args):
-    """Whether fairseq-preprocess is to encode with `--bpe hf`."""
+    """Tell whether fairseq-preprocess is to encode with `--bpe hf`."""
     return getattr(args, "bpe", None) == NAME
 
 
 def dictionary(args):
-    """Every token of the tokenizer, in its order, then padding words as fairseq adds them."""
+    """Return every token of the tokenizer, in its order, then padding words as fairseq adds them."""
     from fairseq.data import Dictionary  # which imports the encoders itself
 
     found = Dictionary()
@@ -163,7 +163,7 @@ def dictionary(args):
 
 
 def encoding(args, vocab):
-    """What VocabularyDatasetBinarizer is to be given besides.
+    """Return further arguments of VocabularyDatasetBinarizer.
 
     Raises:
         ValueError: the dictionary (--srcdict) was not made from this tokenizer.
