@@ -57,9 +57,11 @@ class Machine:
         self.pieces, self.work = folder / "pieces", folder / "work"
         self._programs, self._stub = StandIns(folder), folder / "stub"
         self._programs.program("python3", PYTHON.format(stub=self._stub))
+        self._programs.program("nvidia-smi", "#!/bin/bash\nprintf 'GPU 0\\nGPU 1\\n'\n")
         self.fail(stack="none")
         load = archive(**{
             "base": "cuda\n",
+            "stacks": "accelerate\nfairseq\nmegatron\n",
             "project.tar.gz": gzip.compress(archive()),
             "images__install.sh": f"echo install.sh >> {self.told}\n",
         })  # fmt: skip
@@ -160,9 +162,9 @@ def test_a_step_that_fails_fails_the_whole_and_the_others_still_run(machine):
     assert code == 1
     calls = machine.calls()
     smokes = [line.split()[2] for line in calls if line.startswith("invoke smoke")]
-    assert smokes == ["fairseq", "megatron", "accelerate"] * 2
+    assert smokes == ["accelerate", "fairseq", "megatron"] * 2
     assert [line for line in calls if line.startswith("pytest")]
-    assert [line for line in calls if line.startswith("invoke bench fairseq")]
+    assert [line for line in calls if line.startswith("invoke bench fairseq --gpus 2")]
     assert "megatron-smoke: exit code 7" in out
     with tarfile.open(machine.work / "seen.tar.gz") as seen:
         names = set(seen.getnames())
@@ -171,6 +173,12 @@ def test_a_step_that_fails_fails_the_whole_and_the_others_still_run(machine):
     assert {"said/fairseq-smoke.log", "said/tests.log", "reports/fairseq/smoke.json"} <= names
     assert {"said/fairseq-smoke.passed", "said/bench.passed"} <= names
     assert "said/megatron-smoke.passed" not in names
+
+
+def test_a_machine_with_one_gpu_benches_on_it(machine):
+    machine._programs.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
+    assert machine.run("bench")[0] == 0
+    assert [line for line in machine.calls() if line.startswith("invoke bench fairseq --gpus 1")]
 
 
 def test_only_what_has_not_passed_is_run_again(machine):
@@ -195,6 +203,9 @@ def checkout(tmp_path):
     shutil.copy(SCRIPT, tree / "scripts")
     (tree / ".gitignore").write_text(".venv\n")
     (tree / ".venv/bin").mkdir(parents=True)
+    for stack in ("one", "two"):
+        (tree / "images" / stack).mkdir(parents=True)
+        (tree / "images" / stack / "stack.yml").write_text("")
     write_invoke(tree)
     git = ["git", "-C", tree, "-c", "user.name=x", "-c", "user.email=x@example"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
@@ -211,7 +222,6 @@ def write_invoke(tree, *, refused="none", unpulled="none"):
 
 @pytest.mark.parametrize("path", ["scripts/prove-on-gpus", "images/new.yml"])
 def test_a_tree_with_changes_is_not_packed(checkout, tmp_path, path):
-    (checkout / path).parent.mkdir(exist_ok=True)
     with (checkout / path).open("a") as file:
         file.write("\n")
     code, _, said = call(
@@ -225,9 +235,22 @@ def test_a_tree_with_changes_is_not_packed(checkout, tmp_path, path):
 def test_what_was_committed_is_packed(checkout, tmp_path):
     # It gets as far as the first build, which is a stand-in, and ends where there is no pip.
     call(checkout / "scripts/prove-on-gpus", "pack", tmp_path / "out", "--to", "registry/x")
-    assert (tmp_path / "told").read_text().startswith("build all --base cuda\n")
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[:2] == ["build all --base cuda", "smoke one --gpus 0 --base cuda"]
+    assert told[3] == "smoke two --gpus 0 --base cuda"
+    assert told[5].startswith("bundle all --images --base cuda --from registry/x")
     with tarfile.open(tmp_path / "out/load/project.tar.gz") as packed:
         assert "scripts/prove-on-gpus" in packed.getnames()
+
+
+def test_one_stack_on_another_base_is_packed(checkout, tmp_path):
+    more = ("--base", "cuda12", "--stack", "two", "--to", "registry/x")
+    call(checkout / "scripts/prove-on-gpus", "pack", tmp_path / "out", *more)
+    words = [line.split()[:4] for line in (tmp_path / "told").read_text().splitlines()]
+    assert words[0] == ["build", "two", "--base", "cuda12"]
+    assert [line[:2] for line in words] == [
+        [a, "two"] for a in ("build", "smoke", "publish", "bundle")
+    ]
 
 
 def attach(checkout, tmp_path, **names):
