@@ -22,7 +22,6 @@ from rich.table import Table
 from stackyard import (
     access,
     cli_source,
-    commands,
     gpu_run,
     host,
     nodes,
@@ -79,7 +78,7 @@ def bench(
         numbers = read_counts(counts, gpus or CPU_RANKS)
         if gpus:
             host.require_gpus(gpus, typed)
-        chosen = given.image.base.name if given else commands.smoke_base(project, base, gpus)
+        chosen = given.image.base.name if given else project.base_for(base, gpus)
         _require_base(project, chosen, gpus, typed)
         plans = _plans(project, names, gpus, rounds or ROUNDS, updates, sides, numbers)
         peaks = load_peaks(project.root)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stackyard import commands, data_run, dataset, nodes
+from stackyard import data_run, dataset, nodes
 from stackyard.builder import Builder
 from stackyard.cli import run
 from stackyard.console import Terminal
@@ -58,7 +58,7 @@ def data(typed: DataArguments, *, as_json: bool) -> int:
         workers = typed.workers or len(os.sched_getaffinity(0))
         if workers < 1:
             raise UsageError("--workers is a number of processes, 1 or more")
-        base = commands.smoke_base(project, typed.base, 0)
+        base = project.base_for(typed.base, 0)
         with Engine() as held:
             built = Builder(project, held, terminal.say).build(typed.stack, base)
             nodes.sweep(held)

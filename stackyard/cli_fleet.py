@@ -90,7 +90,7 @@ def wanted_of(project: Project, arguments: UpArguments, fleet: Fleet) -> Wanted:
         UsageError: there is no such stack or base, or the name cannot be one.
     """
     stack = choose("stack", arguments.stack, project.definitions.stacks)
-    base_name = commands.smoke_base(project, arguments.base, 0 if arguments.gpus == 0 else 1)
+    base_name = project.base_for(arguments.base, 0 if arguments.gpus == 0 else 1)
     base = project.definitions.bases[choose("base", base_name, project.definitions.bases)]
     if arguments.gpus == 0 and base.device != "cpu":
         raise UsageError(f"base {base.name} is for GPUs, --gpus 0 asks for CPU ranks")

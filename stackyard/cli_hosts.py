@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stackyard import commands, dockerfile
+from stackyard import dockerfile
 from stackyard.catalog import choose
 from stackyard.cli import run as command_run
 from stackyard.console import Terminal
@@ -260,7 +260,7 @@ def doctor(hosts_: str, stack: str, base: str, gpus: int, *, as_json: bool) -> i
         project = load_project(locks_required=False)
         fleet = load_fleet(hosts_)
         tag = ""
-        base_name = commands.smoke_base(project, base, 0 if gpus == 0 else 1)
+        base_name = project.base_for(base, 0 if gpus == 0 else 1)
         if stack:
             tag = dockerfile.image_tag(
                 choose("stack", stack, project.definitions.stacks), base_name

@@ -24,8 +24,9 @@ from stackyard.errors import EngineError, ReleaseError, UsageError
 from stackyard.fleet import prune as pruning
 from stackyard.fleet.link import Link, on_each
 from stackyard.fleet.muster import muster
+from stackyard.fleet.owner import sweep
 from stackyard.fleet.pull import Puller, name_image
-from stackyard.fleet.receiver import Progress, sweep
+from stackyard.fleet.receiver import Progress
 from stackyard.fleet.runs import Reached, reached
 from stackyard.fleet.survey import choose_network
 from stackyard.layer_source import LayerSource

@@ -11,7 +11,6 @@ from stackyard import (
     access,
     cli_compare,
     cli_source,
-    commands,
     gpu_run,
     host,
     nodes,
@@ -59,7 +58,7 @@ def smoke(
         if gpus > 0:
             host.require_gpus(gpus, typed)
         count = _node_count(gpus, node_count, placement, typed)
-        chosen = given.image.base.name if given else commands.smoke_base(project, base, gpus)
+        chosen = given.image.base.name if given else project.base_for(base, gpus)
         _require_device(project, names, chosen, gpus, typed)
         earlier = cli_compare.earlier_reports(against, project, names, chosen, gpus)
         with Engine() as held:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stackyard import commands, dockerfile, job_source
+from stackyard import dockerfile, job_source
 from stackyard.catalog import choose
 from stackyard.clusters import slurm_client
 from stackyard.clusters.kubernetes_site import KubernetesSite
@@ -134,7 +134,7 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
 
 
 def _where(project: Project, given: ClusterArguments, stack: str) -> Where:
-    base_name = commands.smoke_base(project, given.base, 0 if given.gpus == 0 else 1)
+    base_name = project.base_for(given.base, 0 if given.gpus == 0 else 1)
     base = project.definitions.bases[choose("base", base_name, project.definitions.bases)]
     if given.gpus >= 0 and (given.gpus == 0) != (base.device == "cpu"):
         ranks = "CPU ranks" if given.gpus == 0 else "GPUs"

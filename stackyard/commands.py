@@ -202,8 +202,3 @@ def make_bundle(
         "bytes": made.bytes_by_folder(),
         "digest": made.digest,
     }
-
-
-def smoke_base(project: Project, base: str, gpus: int) -> str:
-    """The base of a smoke: `cpu` without GPUs unless told otherwise."""
-    return base or ("cpu" if gpus == 0 else project.default_base)

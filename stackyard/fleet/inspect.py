@@ -12,8 +12,8 @@ from stackyard.errors import StackyardError
 from stackyard.fleet.hosts import Fleet
 from stackyard.fleet.link import Link, on_each
 from stackyard.fleet.muster import Muster
+from stackyard.fleet.owner import leftovers
 from stackyard.fleet.plan import FIRST_PORT, SKEW_WARNING, misfits, usable_gpus
-from stackyard.fleet.receiver import leftovers
 from stackyard.fleet.runs import Reached
 from stackyard.fleet.survey import Network, choose_network
 from stackyard.spec import Base

@@ -14,16 +14,13 @@ from pathlib import Path
 
 from stackyard import process
 from stackyard.archive import pack
+from stackyard.fleet import owner
 from stackyard.fleet.link import HostError, Link
 from stackyard.fleet.relay import Stop
 from stackyard.parcel import Parcel
 
-HERE = Path(__file__).resolve().parent
-SCRIPTS = ("owner.sh", "relay.sh")
-OWNER = (HERE / "owner.sh").read_text(encoding="utf-8")
+SCRIPTS = {path.name: path for path in (owner.SCRIPT, Path(__file__).with_name("relay.sh"))}
 START_SECONDS, END_SECONDS = 30.0, 10.0
-# A host that hears nothing from the pull for so long ends its part: its keys and its server go.
-LEASE_SECONDS = 8
 OVER = ("held", "pulled", "failed")
 
 
@@ -94,10 +91,10 @@ class Receiver:
         Raises:
             HostError: it lacks a program, or cannot.
         """
-        scripts = {name: (HERE / name).read_bytes() for name in SCRIPTS}
+        scripts = {name: path.read_bytes() for name, path in SCRIPTS.items()}
         data = pack({**scripts, **files}, mode=0o600)
         self.progress.become("receiving")
-        words = own_words(len(data), parcel.name, self.link.host.engine)
+        words = owner.own_words(len(data), parcel.name, self.link.host.engine)
         self._process = process.Companion(self.link.words(*words), on_line=self._heard, held=True)
         self._process.write(data)
         self._given = True
@@ -182,30 +179,6 @@ class Receiver:
                 self.progress.at = int(rest)
         else:
             self._said = [*self._said[-20:], line]
-
-
-def own_words(count: int, parcel: str, socket: str) -> tuple[str, ...]:
-    """Return the command that owns a pull's folder on a host, and reads `count` bytes for it."""
-    started = f'{OWNER}own "$@"'
-    return ("sh", "-c", started, "sh", str(LEASE_SECONDS), str(count), parcel, socket)
-
-
-def sweep(link: Link) -> None:
-    """Remove what broken pulls left on a host: their keys, and the servers that used them.
-
-    Raises:
-        HostError: the host does not answer.
-    """
-    link.shell(f"{OWNER}sweep\n")
-
-
-def leftovers(link: Link) -> list[str]:
-    """List the folders on a host that broken pulls left, with keys in them.
-
-    Raises:
-        HostError: the host does not answer.
-    """
-    return link.shell(f"{OWNER}left\n").splitlines()
 
 
 def read_answer(line: str, told: dict[str, str]) -> bool:

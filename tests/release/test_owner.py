@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from stackyard.archive import pack
-from stackyard.fleet import receiver
+from stackyard.fleet import owner, receiver
 
 LEASE = "2"
 PARCEL = "0123"
@@ -61,9 +61,9 @@ class Host:
         self.over = threading.Event()
         self.home = folder / self.mark
         self.home.mkdir()
-        scripts = {name: (receiver.HERE / name).read_bytes() for name in receiver.SCRIPTS}
+        scripts = {name: path.read_bytes() for name, path in receiver.SCRIPTS.items()}
         self.data = pack({**scripts, **KEYS, "plan": plan}, mode=0o600)
-        words = list(receiver.own_words(len(self.data), PARCEL, "/none"))
+        words = list(owner.own_words(len(self.data), PARCEL, "/none"))
         words[0], words[4] = shell, LEASE
         if stepping:
             words[2] = STEPPING + words[2]
@@ -260,7 +260,7 @@ def test_the_next_pull_removes_what_outlived_its_owner_and_nothing_else(start):
         if "sleep" not in line:  # the server alone goes on
             os.kill(int(line.split()[0]), signal.SIGKILL)
     lost.process.wait()
-    script = f"{receiver.OWNER}left\n"
+    script = f"{owner.OWNER}left\n"
     named = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert named.stdout.split() == [str(folder) for folder in lost.folders()] != []
     other.keep_alive()

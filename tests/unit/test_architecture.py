@@ -59,6 +59,7 @@ ORDER = [
     "prove.play",
     # machines over ssh, and runs that live on several of them
     "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
+    "fleet.owner",
     # Image --publish--> release --pull--> the same digest on every host
     "credentials", "registry", "signing", "vouch", "spool", "layer_source", "verify", "publish",
     "releasing", "airgap", "fleet.receiver", "fleet.inspect", "fleet.pull", "fleet.prune",

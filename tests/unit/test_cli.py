@@ -19,7 +19,6 @@ from stackyard import (
     cli_compare,
     cli_lock,
     cli_smoke,
-    commands,
     console,
     host,
     locking,
@@ -396,9 +395,9 @@ def test_list_says_that_no_engine_answers(monkeypatch, capsys):
 
 def test_a_smokes_base_is_cpu_without_gpus_unless_told_otherwise(tmp_path):
     project = cli.load_project(locks_required=False)
-    assert commands.smoke_base(project, "", 0) == "cpu"
-    assert commands.smoke_base(project, "", 2) == project.default_base
-    assert commands.smoke_base(project, "other", 0) == "other"
+    assert project.base_for("", 0) == "cpu"
+    assert project.base_for("", 2) == project.default_base
+    assert project.base_for("other", 0) == "other"
 
 
 @pytest.mark.parametrize(
@@ -435,7 +434,7 @@ def test_cpu_ranks_train_in_the_images_of_every_base(base):
 
 @pytest.mark.parametrize(("gpus", "base"), [(0, "cpu"), (2, "cuda"), (-1, "cuda")])
 def test_the_default_base_is_cuda_and_of_cpu_ranks_cpu(gpus, base):
-    assert commands.smoke_base(cli.load_project(locks_required=False), "", gpus) == base
+    assert cli.load_project(locks_required=False).base_for("", gpus) == base
 
 
 def test_a_stack_without_a_smoke_on_gpus_is_named():

@@ -9,7 +9,7 @@ import pytest
 
 from stackyard import parcel, signing
 from stackyard.archive import pack
-from stackyard.fleet import receiver, relay
+from stackyard.fleet import owner, receiver, relay
 from stackyard.fleet.relay import Keys, Stop, successors
 from stackyard.parcel import Parcel, make_parcel
 from tests.unit.releases import accept, image, make_key, state
@@ -118,8 +118,8 @@ class Host:
         self.sign(state(IMAGE))
         (self.keys / "signers").write_bytes(accept(folder, self.key).read_bytes())
         (self.keys / "namespace").write_text(signing.NAMESPACE)
-        for name in receiver.SCRIPTS:
-            (self.keys / name).write_bytes((receiver.HERE / name).read_bytes())
+        for name, path in receiver.SCRIPTS.items():
+            (self.keys / name).write_bytes(path.read_bytes())
         self.program("docker", DOCKER)
         whole = make_parcel(IMAGE.config, IMAGE.said, [{e["diff_id"] for e in IMAGE.said}])
         self.parcel = whole
@@ -145,7 +145,7 @@ class Host:
     def own(self):
         """Run a host's whole part in a pull, with the files of the folder as its archive."""
         data = pack({path.name: path.read_bytes() for path in self.keys.iterdir()}, mode=0o600)
-        return self._run(receiver.own_words(len(data), "parcel", "/engine"), data)
+        return self._run(owner.own_words(len(data), "parcel", "/engine"), data)
 
     def _run(self, words, given, path=""):
         own = {"PATH": path or f"{self.folder / 'bin'}:{os.environ['PATH']}", "socket": "/engine",
