@@ -1,6 +1,6 @@
 """The commands, as invoke tasks: arguments in, one call, an exit code. `invoke --list` shows them.
 
-What they do is in `stackyard.cli`; nothing is decided here. Each task imports it itself, so that
+What they do is in `cli.main`; nothing is decided here. Each task imports it itself, so that
 `invoke --list` and `--help` do not wait for it.
 """
 
@@ -10,7 +10,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from stackyard import positional
+from stackyard.cli import positional
 
 # invoke turns bytecode off for the tasks' sake; without it every command compiles the package.
 sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
@@ -31,17 +31,17 @@ def _exit(code: int) -> None:
 @task(name="list", help={"json": JSON})
 def list_(c: Context, json: bool = False) -> None:
     """Stacks and bases, what is built and what is proven."""
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.list_images(as_json=json))
+    _exit(main.list_images(as_json=json))
 
 
 @task(positional=["stack"], help={"stack": "a stack's name", "base": BASE, "json": JSON})
 def show(c: Context, stack: str, base: str = "", json: bool = False) -> None:
     """The plan of one image: every value and where it came from."""
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.show(stack, base, as_json=json))
+    _exit(main.show(stack, base, as_json=json))
 
 
 @task(
@@ -50,9 +50,9 @@ def show(c: Context, stack: str, base: str = "", json: bool = False) -> None:
 )
 def render(c: Context, stack: str, check: bool = False, json: bool = False) -> None:
     """Write the Dockerfiles from the definitions and templates."""
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.render(stack, check=check, as_json=json))
+    _exit(main.render(stack, check=check, as_json=json))
 
 
 @task(
@@ -67,7 +67,7 @@ def render(c: Context, stack: str, check: bool = False, json: bool = False) -> N
 def lock(c: Context, stack: str, base: str = "", check: bool = False, json: bool = False) -> None:
     """Resolve versions over the network, write the locks (on every base that has some), say what
     changed."""
-    from stackyard import cli_lock
+    from stackyard.cli import lock as cli_lock
 
     _exit(cli_lock.lock(stack, base, check=check, as_json=json))
 
@@ -75,7 +75,7 @@ def lock(c: Context, stack: str, base: str = "", check: bool = False, json: bool
 @task(positional=["stack"], help={"stack": STACK, "base": BASE, "json": JSON})
 def outdated(c: Context, stack: str, base: str = "", json: bool = False) -> None:
     """What moved upstream since the locks were made; exit code 1 when something is newer."""
-    from stackyard import cli_lock
+    from stackyard.cli import lock as cli_lock
 
     _exit(cli_lock.outdated(stack, base, as_json=json))
 
@@ -83,9 +83,9 @@ def outdated(c: Context, stack: str, base: str = "", json: bool = False) -> None
 @task(positional=["name"], help={"name": "a base's name (see `invoke list`)", "json": JSON})
 def base(c: Context, name: str, json: bool = False) -> None:
     """Make or pull a base; does nothing when it is as it would be made now."""
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.base(name, as_json=json))
+    _exit(main.base(name, as_json=json))
 
 
 @task(
@@ -114,16 +114,16 @@ def bundle(
 ) -> None:
     """What builds on a base need, or released images, for a machine without a network."""
     if images:
-        from stackyard import cli_release
+        from stackyard.cli import release as cli_release
 
         given = cli_release.PullArguments(
             stack=stack, base=base, from_=from_, release=release, signers=signers
         )
         _exit(cli_release.carry(given, out, as_json=json))
         return
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.bundle(stack, base, out, as_json=json))
+    _exit(main.bundle(stack, base, out, as_json=json))
 
 
 @task(
@@ -154,13 +154,13 @@ def build(
     json: bool = False,
 ) -> None:
     """Build an image; does nothing when its recipe has not changed."""
-    from stackyard import cli
+    from stackyard.cli import main
 
     base = base or positional.on_this_line("smoke", "base") or ""
     if not base and positional.on_this_line("smoke", "gpus") == 0:
         base = "cpu"
     if source or despite or tag:
-        from stackyard import cli_source
+        from stackyard.cli import source as cli_source
 
         given = cli_source.SourceArguments(
             stack=stack, base=base, sources=tuple(source or ()), despite=tuple(despite or ()),
@@ -168,7 +168,7 @@ def build(
         )  # fmt: skip
         _exit(cli_source.build(given, as_json=json))
         return
-    _exit(cli.build(stack, base, again=again, fresh=fresh, offline=offline, as_json=json))
+    _exit(main.build(stack, base, again=again, fresh=fresh, offline=offline, as_json=json))
 
 
 @task(
@@ -196,7 +196,7 @@ def smoke(
     json: bool = False,
 ) -> None:
     """Train for real in a mesh of containers and judge it by named checks."""
-    from stackyard import cli_smoke
+    from stackyard.cli import smoke as cli_smoke
 
     code = cli_smoke.smoke(
         stack, base, gpus, nodes, placement, against=against, image=image, as_json=json
@@ -210,7 +210,7 @@ def smoke(
 )
 def compare(c: Context, before: str, after: str, json: bool = False) -> None:
     """Hold two smokes of a stack against each other: losses, resume, speed, size, packages."""
-    from stackyard import cli_compare
+    from stackyard.cli import compare as cli_compare
 
     _exit(cli_compare.compare(before, after, as_json=json))
 
@@ -238,7 +238,7 @@ def prove(
     json: bool = False,
 ) -> None:
     """Each fix: its witness fails without it and passes with it; each limit likewise."""
-    from stackyard import cli_prove
+    from stackyard.cli import prove as cli_prove
 
     code = cli_prove.prove(
         stack, fix, base, record_them=record, page=page, check=check, as_json=json
@@ -273,7 +273,7 @@ def bench(
     json: bool = False,
 ) -> None:
     """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
-    from stackyard import cli_bench
+    from stackyard.cli import bench as cli_bench
 
     code = cli_bench.bench(
         stack, base, gpus, rounds, updates, sides, counts, image=image, as_json=json
@@ -332,7 +332,7 @@ def data(
     json: bool = False,
 ) -> None:
     """Text of your own as what a stack trains on, by its own vocabulary or tokenizer."""
-    from stackyard import cli_data
+    from stackyard.cli import data as cli_data
 
     given = {
         name: value for name, value in locals().items() if name not in ("c", "json", "cli_data")
@@ -343,9 +343,9 @@ def data(
 @task(positional=["file"], help={"file": "a log, or - for standard input", "json": JSON})
 def diagnose(c: Context, file: str, json: bool = False) -> None:
     """Name the known failure that a log shows, its cause and what to do about it."""
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.diagnose(file, as_json=json))
+    _exit(main.diagnose(file, as_json=json))
 
 
 HOSTS = "hosts.yml, a deepspeed hostfile, names by comma, or ssh:PATTERN (docs/hosts.md)"
@@ -372,11 +372,11 @@ def doctor(
 ) -> None:
     """Look at this machine, or at hosts: engine, GPUs, driver, and what a run would meet."""
     if hosts:
-        from stackyard import cli_hosts
+        from stackyard.cli import hosts as cli_hosts
 
         _exit(cli_hosts.doctor(hosts, stack, base, gpus, as_json=json))
         return
-    from stackyard import cli_doctor
+    from stackyard.cli import doctor as cli_doctor
 
     _exit(cli_doctor.examine(as_json=json))
 
@@ -413,7 +413,7 @@ def up(
     json: bool = False,
 ) -> None:
     """Start a mesh of nodes on hosts; it stands until `invoke down`."""
-    from stackyard import cli_fleet
+    from stackyard.cli import run as cli_fleet
 
     given = cli_fleet.UpArguments(
         stack=stack,
@@ -494,31 +494,32 @@ def run(
     """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
     words = tuple(positional.remainder())
     if examples:
-        from stackyard import cli_examples
+        from stackyard.cli import examples as cli_examples
 
         _exit(cli_examples.list_examples(stack, as_json=json))
         return
     if on or nodes or site or out:
-        from stackyard import cli_clusters, cluster_job
+        from stackyard.cli import clusters
+        from stackyard.schedulers import request
 
         others = {"--hosts": hosts, "--include": include, "--exclude": exclude,
                   "--restarts": restarts, "--lease": lease != 60.0, "--mount": mount,
                   "--despite": despite, **({"--write": write} if write else {})}  # fmt: skip
-        asked = cluster_job.ClusterArguments(
+        asked = request.ClusterArguments(
             engine=on, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
             image=image, site=site, name=name, others=others, example=example, words=words,
             launcher=launcher, settings=set, save=save, folder=folder,
         )  # fmt: skip
-        _exit(cli_clusters.run(asked, out, detach=detach, as_json=json))
+        _exit(clusters.run(asked, out, detach=detach, as_json=json))
         return
-    from stackyard import cli_fleet
+    from stackyard.cli import run as cli_fleet
 
     given = cli_fleet.UpArguments(
         stack=stack, hosts=hosts, name=name, base=base, gpus=gpus, lease=lease, image=image,
         mounts=tuple(mount or ()),
     )  # fmt: skip
     if write:
-        from stackyard import cli_examples
+        from stackyard.cli import examples as cli_examples
 
         repeated = {"--gpus": "0" if gpus == 0 else "", "--base": base, "--image": image,
                     "--name": name, "--launcher": launcher, "--save": save,
@@ -580,14 +581,15 @@ def export(
     json: bool = False,
 ) -> None:
     """Write the files that run a training on Slurm or Kubernetes, and say what to type there."""
-    from stackyard import cli_clusters, cluster_job
+    from stackyard.cli import clusters
+    from stackyard.schedulers import request
 
-    asked = cluster_job.ClusterArguments(
+    asked = request.ClusterArguments(
         engine=engine, stack=stack, nodes=nodes, per_node=per_node, gpus=gpus, base=base,
         image=image, site=site, name=name, example=example, words=tuple(positional.remainder()),
         launcher=launcher, settings=set, save=save, folder=folder,
     )  # fmt: skip
-    _exit(cli_clusters.export(asked, out, as_json=json))
+    _exit(clusters.export(asked, out, as_json=json))
 
 
 @task(help={"hosts": HOSTS, "name": NAME, "on": ON, "job": JOB, "site": SITE, "json": JSON})
@@ -597,11 +599,11 @@ def status(
 ) -> None:  # fmt: skip
     """Which runs are on the hosts, and what runs in them; or how a cluster's job stands."""
     if on or job or site:
-        from stackyard import cli_clusters
+        from stackyard.cli import clusters
 
-        _exit(cli_clusters.status(on, site, job, as_json=json))
+        _exit(clusters.status(on, site, job, as_json=json))
         return
-    from stackyard import cli_hosts
+    from stackyard.cli import hosts as cli_hosts
 
     _exit(cli_hosts.status(hosts, name, as_json=json))
 
@@ -617,11 +619,11 @@ def logs(
 ) -> None:  # fmt: skip
     """What a job's ranks have said, labelled by node and rank."""
     if on or site:
-        from stackyard import cli_clusters
+        from stackyard.cli import clusters
 
-        _exit(cli_clusters.logs(on, site, job, follow=follow, as_json=json))
+        _exit(clusters.logs(on, site, job, follow=follow, as_json=json))
         return
-    from stackyard import cli_hosts
+    from stackyard.cli import hosts as cli_hosts
 
     _exit(cli_hosts.logs(hosts, name, job, follow=follow, as_json=json))
 
@@ -656,7 +658,7 @@ def sync(
     json: bool = False,
 ) -> None:
     """Bring code, data or checkpoints to all hosts of a run, or back: only what changed."""
-    from stackyard import cli_hosts
+    from stackyard.cli import hosts as cli_hosts
 
     _exit(
         cli_hosts.sync(
@@ -673,11 +675,11 @@ def stop(
 ) -> None:  # fmt: skip
     """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job."""
     if on or job or site:
-        from stackyard import cli_clusters
+        from stackyard.cli import clusters
 
-        _exit(cli_clusters.stop(on, site, job, as_json=json))
+        _exit(clusters.stop(on, site, job, as_json=json))
         return
-    from stackyard import cli_hosts
+    from stackyard.cli import hosts as cli_hosts
 
     _exit(cli_hosts.stop(hosts, name, as_json=json))
 
@@ -691,7 +693,7 @@ def down(
     json: bool = False,
 ) -> None:
     """Remove a run from its hosts: nothing of it is left."""
-    from stackyard import cli_hosts
+    from stackyard.cli import hosts as cli_hosts
 
     _exit(cli_hosts.down(hosts, name, everything=all, as_json=json))
 
@@ -728,7 +730,7 @@ def publish(
     json: bool = False,
 ) -> None:
     """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
-    from stackyard import cli_release
+    from stackyard.cli import release as cli_release
 
     given = cli_release.PublishArguments(
         stack=stack, base=base, to=to, key=key, unproven=unproven, image=image,
@@ -766,7 +768,7 @@ def evidence(
     json: bool = False,
 ) -> None:
     """Verify, sign or attach the record of a run: on which hardware, vouched for by whom."""
-    from stackyard import cli_evidence
+    from stackyard.cli import evidence as cli_evidence
 
     given = cli_evidence.EvidenceArguments(
         file=file, sign=sign, key=key, add=add, release=release, to=to, signers=signers
@@ -777,7 +779,7 @@ def evidence(
 @task(help={"from": FROM, "signers": SIGNERS, "json": JSON})
 def releases(c: Context, from_: str = "", signers: str = "", json: bool = False) -> None:
     """What a registry holds, and which of it can be believed."""
-    from stackyard import cli_release
+    from stackyard.cli import release as cli_release
 
     _exit(cli_release.releases(from_, signers, as_json=json))
 
@@ -811,7 +813,8 @@ def pull(
     json: bool = False,
 ) -> None:
     """A verified release onto all hosts: once out of the registry, then from host to host."""
-    from stackyard import cli_pull, cli_release
+    from stackyard.cli import pull as cli_pull
+    from stackyard.cli import release as cli_release
 
     given = cli_release.PullArguments(
         stack=stack, base=base, from_=from_, release=release, hosts=hosts, signers=signers,
@@ -832,7 +835,7 @@ def prune(
     c: Context, hosts: str = "", keep: int = 2, dry: bool = False, json: bool = False
 ) -> None:
     """Remove old releases from hosts; what a container uses stays."""
-    from stackyard import cli_pull
+    from stackyard.cli import pull as cli_pull
 
     _exit(cli_pull.prune(hosts, keep, dry=dry, as_json=json))
 
@@ -840,6 +843,6 @@ def prune(
 @task(help={"json": JSON})
 def engine(c: Context, json: bool = False) -> None:
     """Find a container engine; on Debian or Ubuntu as root, install and start one."""
-    from stackyard import cli
+    from stackyard.cli import main
 
-    _exit(cli.engine(as_json=json))
+    _exit(main.engine(as_json=json))

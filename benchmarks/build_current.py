@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import common
-from stackyard import build, catalog, dockerfile, foundation, process, settings
-from stackyard.console import Terminal
-from stackyard.engine import Engine
-from stackyard.errors import BuildError
-from stackyard.project import ROOT, Project, load_project
+from stackyard.build import base_image, buildkit, catalog, dockerfile, mirrors
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import ROOT, Project, load_project
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import BuildError
 
 BASE = "cpu"
 RUNS = 10
@@ -28,14 +29,14 @@ SECONDS = 0.5
 
 def by_hand(project: Project, engine: Engine) -> list[list[str]]:
     """What a person types for each image, as the head of its Dockerfile says."""
-    client = build.find_client(os.environ["PATH"])
+    client = buildkit.find_client(os.environ["PATH"])
     base = project.definitions.bases[BASE]
-    caller = settings.collect(os.environ, distribution=base.distribution)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
     found = []
     for stack in sorted(project.definitions.stacks):
         provided = catalog.resolve(project.definitions, stack, BASE).provided
         wanted = [(name, setting.value) for name, setting in provided.items()]
-        tools = foundation.ensure_tools(engine, caller, wanted)
+        tools = base_image.ensure_tools(engine, caller, wanted)
         path = dockerfile.dockerfile_path(stack, BASE)
         found.append([client.path, "build", "--build-arg", f"TOOLS={tools}", "-f", path,
                       "-t", f"stackyard-benchmark/{stack}:{BASE}", "."])  # fmt: skip

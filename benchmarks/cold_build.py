@@ -24,12 +24,13 @@ from typing import Any
 from benchmarks import common, hand_build
 from benchmarks.common import Measured, Panel, Verdict
 from benchmarks.private_engine import private_engine
-from stackyard import dockerfile, process
-from stackyard.console import Terminal
-from stackyard.engine import Engine
-from stackyard.errors import StackyardError
-from stackyard.project import Project, load_project
-from stackyard.spool import Layer, Spool
+from stackyard.build import dockerfile
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import Project, load_project
+from stackyard.release.spool import Layer, Spool
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError
 
 OURS, SERIAL, AT_ONCE = "stackyard", "by hand", "by hand, at once"
 SIDES = (OURS, SERIAL, AT_ONCE)

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stackyard import cli
-from stackyard.console import Terminal
-from stackyard.engine import Engine
-from stackyard.project import ROOT
+from stackyard.cli import main as cli
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import ROOT
+from stackyard.system.engine import Engine
 
 # What building and locking do not read, or must not be carried along.
 _LEFT_OUT = shutil.ignore_patterns(
@@ -140,7 +140,7 @@ def main(name: str, measure: Callable[[Terminal, Engine], Measured]) -> int:
     """Run one benchmark, write `results/NAME.json` and say its verdicts.
 
     Returns:
-        0 when every goal is met, 1 when one is not; other codes as `stackyard.cli` has them.
+        0 when every goal is met, 1 when one is not; other codes as `cli.main` has them.
     """
 
     def command(terminal: Terminal) -> tuple[Any, int]:

@@ -24,12 +24,13 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import Measured, Panel, Verdict
-from stackyard import dataset, guard
-from stackyard.builder import Builder
-from stackyard.console import Terminal
-from stackyard.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
-from stackyard.errors import StackyardError
-from stackyard.project import ROOT, load_project
+from stackyard.build.builder import Builder
+from stackyard.cli.console import Terminal
+from stackyard.data import dataset
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import cleanup
+from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
+from stackyard.system.errors import StackyardError
 
 OURS, LINES = "stackyard", "a line at a time"
 SIZES = (16, 48, 144)
@@ -85,7 +86,7 @@ class _Box:
     def __init__(self, engine: Engine, stack: contextlib.ExitStack, folder: Path) -> None:
         built = Builder(load_project(), engine, lambda name, text: None).build("megatron", "cpu")
         run = f"benchmark-{secrets.token_hex(4)}"
-        stack.enter_context(guard.undoing(guard.RUN, run))
+        stack.enter_context(cleanup.undoing(cleanup.RUN, run))
         stack.callback(engine.remove_run, f"{RUN_LABEL}={run}")
         binds = {
             dataset.PROGRAMS: str(ROOT / "images" / "data"),
@@ -93,7 +94,7 @@ class _Box:
         }
         spec = ContainerSpec(
             name=f"stackyard-{run}", image=built.info.id, hostname="data", network="none", env={},
-            labels={RUN_LABEL: run, OWNER_LABEL: guard.owner()}, volumes={},
+            labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()}, volumes={},
             capabilities=("DAC_OVERRIDE",), shm_bytes=64 << 20,
             tmpfs={"/tmp": "rw,mode=1777"}, command=("sleep", "86400"), binds=binds,
             mounts={"/bench": str(folder)},

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import common
-from stackyard import dockerfile
-from stackyard.console import Terminal
-from stackyard.engine import Engine
+from stackyard.build import dockerfile
+from stackyard.cli.console import Terminal
+from stackyard.system.engine import Engine
 from tests.fleet import emulated, matrix
 
 HOSTS = ("study", "train", "depot")

@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import Measured, Panel, Verdict
-from stackyard import process
-from stackyard.console import Terminal
-from stackyard.engine import Engine
+from stackyard.cli.console import Terminal
+from stackyard.system import process
+from stackyard.system.engine import Engine
 from tests.fleet import emulated
 
 COUNTS = (3, 6, 12, 24, 48, 96)

@@ -19,12 +19,14 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from stackyard import build, dockerfile, foundation, lock, plan, process, settings
-from stackyard.engine import Engine
-from stackyard.errors import StackyardError
-from stackyard.image import ImageInfo
-from stackyard.project import Project
-from stackyard.spec import Base, Bootstrap, Common, Definitions
+from stackyard.build import base_image, buildkit, dockerfile, mirrors, recipe
+from stackyard.definitions import lock
+from stackyard.definitions.project import Project
+from stackyard.definitions.spec import Base, Bootstrap, Common, Definitions
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError
+from stackyard.system.image import ImageInfo
 
 DOCKERFILES = Path(__file__).resolve().parent / "by_hand"
 BASE = "benchmark/debian:12"
@@ -40,7 +42,7 @@ class Hand:
         device: what the images are for; the Dockerfiles are told.
     """
 
-    client: build.Client
+    client: buildkit.Client
     folder: Path
     secrets: Mapping[str, Path]
     proxies: Mapping[str, str]
@@ -89,7 +91,7 @@ def bare_base(definitions: Definitions) -> Base:
 
 def names(project: Project) -> list[str]:
     """Every image name that builds by hand leave in an engine."""
-    base = foundation.base_reference(*_bare(project))
+    base = base_image.base_reference(*_bare(project))
     return [base, BASE, *(tag(stack) for stack in project.stacks("all"))]
 
 
@@ -101,8 +103,8 @@ def _bare(project: Project) -> tuple[Base, Common]:
 def ensure_base(engine: Engine, project: Project, say: Callable[[str], None]) -> ImageInfo:
     """Have the bare base in the engine, bootstrapped if it is not there."""
     base, common = _bare(project)
-    caller = settings.collect(os.environ, distribution=base.distribution)
-    return foundation.ensure_base(engine, base, common, caller, say)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
+    return base_image.ensure_base(engine, base, common, caller, say)
 
 
 @contextmanager
@@ -113,8 +115,8 @@ def prepared(project: Project, base_name: str) -> Iterator[Hand]:
         StackyardError: the torch wheel is neither on the index nor in a local folder.
     """
     base = project.definitions.bases[base_name]
-    caller = settings.collect(os.environ, distribution=base.distribution)
-    client = build.find_client(os.environ.get("PATH", ""))
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
+    client = buildkit.find_client(os.environ.get("PATH", ""))
     with tempfile.TemporaryDirectory(prefix="stackyard-by-hand-") as name:
         folder = Path(name)
         secrets = _write_secrets(folder / "secrets", caller.secrets)
@@ -136,7 +138,7 @@ def write_context(project: Project, base: Base, context: Path, wheels: tuple[Pat
     """
     stacks = project.stacks("all")
     fixes = {dockerfile.fixes_path(s, base.name): fixes_path(s) for s in stacks}
-    for source, target in {**{path: path for path in plan.INSIDE}, **fixes}.items():
+    for source, target in {**{path: path for path in recipe.INSIDE}, **fixes}.items():
         (context / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(project.root / source, context / target)
     for written in DOCKERFILES.glob("*.Dockerfile"):
@@ -180,7 +182,7 @@ def _write_secrets(folder: Path, given: Mapping[str, bytes]) -> dict[str, Path]:
 def _copy_wheels(root: Path, base: Base, target: Path, folders: tuple[Path, ...]) -> None:
     """Copy the local wheels that the base's lock names: `invoke build` takes them, too."""
     pins = lock.versions(lock.parse_lock((root / lock.base_lock_path(base.name)).read_text()))
-    wheels = foundation.local_wheels(folders, set(pins.items()))
+    wheels = base_image.local_wheels(folders, set(pins.items()))
     # A build of torch that the public index does not have: pip is told of no other one.
     if base.torch_index and not any(wheel.name.startswith("torch-") for wheel in wheels):
         raise StackyardError(
@@ -221,5 +223,5 @@ def build_stack(
         arguments(hand, stack, variant),
         env={"DOCKER_BUILDKIT": "1", **hand.proxies},
         timeout=3600,
-        on_line=build.Progress(lambda step: say(step)).line,
+        on_line=buildkit.Progress(lambda step: say(step)).line,
     )

@@ -18,12 +18,14 @@ from typing import Any
 
 from benchmarks import cold_build, common, hand_build
 from benchmarks.common import Measured, Panel, Verdict
-from stackyard import catalog, dockerfile, lock, process
-from stackyard.console import Terminal
-from stackyard.engine import Engine
-from stackyard.errors import StackyardError
-from stackyard.project import Project, load_project
-from stackyard.spool import Spool
+from stackyard.build import catalog, dockerfile
+from stackyard.cli.console import Terminal
+from stackyard.definitions import lock
+from stackyard.definitions.project import Project, load_project
+from stackyard.release.spool import Spool
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError
 
 OURS, HAND, ONE_RUN, HPCCM = "stackyard", "by hand", "one RUN", "HPCCM"
 VARIANTS = {HAND: "by-hand", ONE_RUN: "one-run", HPCCM: "hpccm"}

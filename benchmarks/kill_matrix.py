@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import common
-from stackyard.console import Terminal
-from stackyard.engine import Engine
+from stackyard.cli.console import Terminal
+from stackyard.system.engine import Engine
 from tests.smoke import matrix
 
 

@@ -17,14 +17,17 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import LABEL, Measured, Panel, Verdict
-from stackyard import build, mesh, nodes, process, smoke
-from stackyard.builder import Builder
-from stackyard.console import Terminal
-from stackyard.document import parse_document
-from stackyard.engine import Engine
-from stackyard.errors import DefinitionError, Problem
-from stackyard.project import ROOT, load_project
-from stackyard.read import read_stack
+from stackyard.build import buildkit
+from stackyard.build.builder import Builder
+from stackyard.cli.console import Terminal
+from stackyard.definitions.document import parse_document
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.definitions.read.files import read_stack
+from stackyard.mesh import certificates, nodes
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import DefinitionError, Problem
+from stackyard.validate import smoke
 
 COUNTS = (2, 4, 8, 16, 32)
 # Seconds, or so many times as long as bare `docker run`: whichever is longer.
@@ -49,7 +52,7 @@ def start_mesh(engine: Engine, settings: nodes.NodeSettings, count: int) -> floa
     """Seconds from nothing until every pair that is tried has logged in."""
     names = tuple(f"node{number + 1}" for number in range(count))
     run = f"benchmark-{secrets.token_hex(4)}"
-    plan = mesh.MeshPlan(run=run, nodes=names, port=smoke.SSH_PORT, seconds=3600)
+    plan = certificates.MeshPlan(run=run, nodes=names, port=smoke.SSH_PORT, seconds=3600)
     started = time.monotonic()
     with nodes.running_mesh(engine, plan, settings, now=int(time.time())) as running:
         nodes.wait_reachable(running)
@@ -110,7 +113,7 @@ def measure(repetitions: int, counts: Sequence[int]) -> Callable[[Terminal, Engi
     """The benchmark: both sides of a size right after each other, in turns first."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
-        client = build.find_client(os.environ.get("PATH", "")).path
+        client = buildkit.find_client(os.environ.get("PATH", "")).path
         image = Builder(load_project(ROOT), engine, terminal.say).build("megatron", "cpu").info.id
         settings = example_settings(image)
         sides: dict[str, Callable[[int], float]] = {

@@ -23,17 +23,21 @@ from pathlib import Path
 import yaml
 
 from benchmarks import common
-from stackyard import guard, process
-from stackyard.console import Terminal
-from stackyard.engine import Engine
-from stackyard.errors import CommandError, StackyardError
-from stackyard.project import ROOT
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import ROOT
+from stackyard.system import cleanup, process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import CommandError, StackyardError
 
 LIST = Path(__file__).with_name("mutations.yml")
 FAST = ("tests/unit", "tests/golden")
 AT_ONCE, OWN_SECONDS, ALL_SECONDS = 2, 120.0, 600.0
 # Code without which nothing that Stackyard says of a training or a release can be believed.
-TRUSTED = ("stackyard/judge.py", "stackyard/verify.py", "stackyard/signing.py")
+TRUSTED = (
+    "stackyard/validate/judge.py",
+    "stackyard/release/verify.py",
+    "stackyard/system/signing.py",
+)
 KILLED, LATE, SURVIVED = "killed by the file's own tests", "killed by another test", "survived"
 BROKEN = "cannot be made"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -154,7 +158,7 @@ class Copies:
 
 def play_all(wanted: Sequence[Mutation], terminal: Terminal) -> Iterator[Mutation]:
     """Play mutations, and tell of each as soon as it is known."""
-    with guard.folder("mutations") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+    with cleanup.folder("mutations") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         copies = Copies(folder)
         try:
             terminal.note("all fast tests, without any mutation")

@@ -26,11 +26,13 @@ from typing import Any
 from benchmarks import common, hand_build
 from benchmarks.cold_build import INVOKE, built_rows
 from benchmarks.common import Measured, Panel, Verdict
-from stackyard import build, dockerfile, lock, process
-from stackyard.console import Terminal
-from stackyard.engine import Engine
-from stackyard.errors import StackyardError
-from stackyard.project import ROOT, load_project
+from stackyard.build import buildkit, dockerfile
+from stackyard.cli.console import Terminal
+from stackyard.definitions import lock
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError
 
 OURS, BY_HAND = "stackyard", "by hand"
 GOAL = 20.0
@@ -271,7 +273,7 @@ def measure(cases: Sequence[Case]) -> Callable[[Terminal, Engine], Measured]:
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         project = load_project(ROOT)
-        client = build.find_client(os.environ.get("PATH", "")).path
+        client = buildkit.find_client(os.environ.get("PATH", "")).path
         names = [dockerfile.image_tag(stack, "cpu") for stack in project.stacks("all")]
         names += hand_build.names(project)
         with contextlib.ExitStack() as held:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stackyard import process
-from stackyard.engine import Engine
-from stackyard.errors import EngineError
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import EngineError
 
 BRIDGE = "stackyard-bench"
 SUBNET, ADDRESS = "192.168.253.0/24", "192.168.253.1/24"

@@ -28,8 +28,8 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import Measured, Panel, Verdict
-from stackyard.console import Terminal
-from stackyard.engine import Engine
+from stackyard.cli.console import Terminal
+from stackyard.system.engine import Engine
 from tests.fleet import emulated
 from tests.release.conftest import Site, make_publisher
 from tests.release.registry import registry, shape

@@ -24,9 +24,10 @@ from benchmarks import common
 from benchmarks.cold_build import INVOKE
 from benchmarks.common import Measured, Panel, Verdict
 from benchmarks.one_package import Case, edit_copy, names_restored
-from stackyard import build, dockerfile, process
-from stackyard.console import Terminal
-from stackyard.engine import Engine
+from stackyard.build import buildkit, dockerfile
+from stackyard.cli.console import Terminal
+from stackyard.system import process
+from stackyard.system.engine import Engine
 from tests.fleet import emulated
 from tests.release.conftest import Site, make_publisher
 from tests.release.registry import registry
@@ -94,7 +95,7 @@ def run_case(name: str, site: Site, folder: Path) -> dict[str, Any]:
 def measure(terminal: Terminal, engine: Engine) -> Measured:
     """The benchmark."""
     runs = []
-    client = build.find_client(os.environ.get("PATH", "")).path
+    client = buildkit.find_client(os.environ.get("PATH", "")).path
     tags = [dockerfile.image_tag(stack, "cpu") for stack, _ in CASES.values()]
     with (
         tempfile.TemporaryDirectory(prefix="release-upgrade-") as name,

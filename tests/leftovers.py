@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stackyard import nodes
-from stackyard.engine import RUN_LABEL, Engine
+from stackyard.mesh import nodes
+from stackyard.system.engine import RUN_LABEL, Engine
 from tests.fleet.emulated import OWNER, docker, drop_cache, sweep
 from tests.shared import name_is_left
 

@@ -17,11 +17,11 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
-from stackyard import guard
-from stackyard.builder import Builder, Built
-from stackyard.engine import Engine
-from stackyard.image import ImageInfo
-from stackyard.project import ROOT, load_project
+from stackyard.build.builder import Builder, Built
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import cleanup
+from stackyard.system.engine import Engine
+from stackyard.system.image import ImageInfo
 from tests.trees import copy_tree, rename_stack
 
 BASE = "cpu"
@@ -111,7 +111,7 @@ def inside(container: str) -> Host:
 
 def own_name(what: str) -> str:
     """A name for a stack or image of this session's own, which `name_is_left` can read."""
-    place, pid, started = guard.owner().split(" ")
+    place, pid, started = cleanup.owner().split(" ")
     return f"test-{what}-{_short(place)}-{pid}-{started}"
 
 
@@ -121,7 +121,9 @@ def name_is_left(name: str) -> bool:
     if found is None:
         return False
     place, pid, started = found.groups()
-    return place == _short(guard.owner().split(" ")[0]) and guard.started_at(int(pid)) != started
+    return (
+        place == _short(cleanup.owner().split(" ")[0]) and cleanup.started_at(int(pid)) != started
+    )
 
 
 def _short(place: str) -> str:

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 
 
 def copy_tree(folder: Path) -> Path:

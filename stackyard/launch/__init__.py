@@ -1,7 +1,7 @@
 """How node 1 starts one training process on every node of a mesh.
 
 Owns the request, the answer, and the table of launchers; each launcher is one module with one
-pure function. It must not run anything: `stackyard.training` does.
+pure function. It must not run anything: `validate.training` does.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from stackyard.errors import shown
 from stackyard.launch import accelerate, alone, deepspeed, each, plain, torchrun
 from stackyard.launch.request import Launch, LaunchRequest
+from stackyard.system.errors import shown
 
 Launcher = Callable[[LaunchRequest], Launch]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stackyard import template
 from stackyard.launch.deepspeed import environment_file, hostfile, inclusion
 from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
+from stackyard.system import template
 
 
 def materialize(request: LaunchRequest) -> Launch:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from stackyard import template
 from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
+from stackyard.system import template
 
 
 def hostfile(request: LaunchRequest) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import data_run, dataset, guard
-from stackyard.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec
-from stackyard.project import ROOT
+from stackyard.data import dataset, encoding
+from stackyard.definitions.project import ROOT
+from stackyard.system import cleanup
+from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec
 
 HERE = Path(__file__).parent
 CHUNK = 20_000
@@ -50,12 +51,12 @@ def box(engine, stack_images, place):
         def start(name):
             if name not in found:
                 run = f"test-{secrets.token_hex(4)}"
-                stack.enter_context(guard.undoing(guard.RUN, run))
+                stack.enter_context(cleanup.undoing(cleanup.RUN, run))
                 stack.callback(engine.remove_run, f"{RUN_LABEL}={run}")
                 spec = ContainerSpec(
                     name=f"stackyard-{run}", image=stack_images[name].info.id, hostname="box",
                     network="none", env={"PYTHONDONTWRITEBYTECODE": "1"},
-                    labels={RUN_LABEL: run, OWNER_LABEL: guard.owner()}, volumes={},
+                    labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()}, volumes={},
                     capabilities=("DAC_OVERRIDE",), shm_bytes=64 << 20,
                     tmpfs={"/small": "rw,size=64k", "/data": "rw"}, command=("sleep", "3600"),
                     binds={"/srv/data": str(ROOT / "images" / "data"),
@@ -98,7 +99,7 @@ def make(engine, stack_images, material, tmp_path):
         heard=None,
         **request,
     ):
-        vocabulary = data_run.find_vocabulary(
+        vocabulary = encoding.find_vocabulary(
             str(material / tokenizer) if tokenizer else "",
             str(material / vocab) if vocab else "",
             "",
@@ -111,7 +112,7 @@ def make(engine, stack_images, material, tmp_path):
         )
         target, image = tmp_path / out, stack_images[stack].info.id
         quiet = [].append
-        done = data_run.prepare(engine, image, asked, target, workers, quiet, quiet, CHUNK)
+        done = encoding.prepare(engine, image, asked, target, workers, quiet, quiet, CHUNK)
         if heard is not None:
             heard.append(f"{done['kept']} kept")
         return target

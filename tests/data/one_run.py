@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from stackyard import cli, data_run, dataset
-from stackyard.engine import Engine
+from stackyard.cli import main as cli
+from stackyard.data import dataset, encoding
+from stackyard.system.engine import Engine
 
 
 def main():
@@ -14,12 +15,12 @@ def main():
         request = dataset.Request(
             stack="megatron",
             inputs={"train": [text]},
-            vocabulary=data_run.find_vocabulary(tokenizer, "", "", "megatron"),
+            vocabulary=encoding.find_vocabulary(tokenizer, "", "", "megatron"),
             places={text: f"{dataset.INPUTS}/0"},
         )
         with Engine() as engine:
             say = terminal.note
-            done = data_run.prepare(engine, image, request, Path(out), 1, say, say, chunk=400_000)
+            done = encoding.prepare(engine, image, request, Path(out), 1, say, say, chunk=400_000)
         return {"kept": done["kept"], "shards": done["shards"]}, 0
 
     return cli.run(command, as_json=True)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from stackyard import data_run
+from stackyard.data import encoding
 
 
 def same_files(first, second):
@@ -85,16 +85,16 @@ def test_accelerates_blocks_are_what_its_tokenizer_says(box, make, material, pla
 def test_what_is_made_is_the_callers(make, monkeypatch):
     """Whoever types it owns the data; as somebody else than root, without any capability."""
     if os.getuid() == 0:
-        monkeypatch.setattr(data_run.os, "getuid", lambda: 12345)
-        monkeypatch.setattr(data_run.os, "getgid", lambda: 12346)
-        made = data_run.Path.mkdir
+        monkeypatch.setattr(encoding.os, "getuid", lambda: 12345)
+        monkeypatch.setattr(encoding.os, "getgid", lambda: 12346)
+        made = encoding.Path.mkdir
 
         def mkdir(path, *given, **named):
             made(path, *given, **named)
             if path.suffix == ".partial":
                 os.chown(path, 12345, 12346)
 
-        monkeypatch.setattr(data_run.Path, "mkdir", mkdir)
+        monkeypatch.setattr(encoding.Path, "mkdir", mkdir)
     out = make("megatron", vocab="vocab.json")
     owners = {(path.stat().st_uid, path.stat().st_gid) for path in (out, *out.iterdir())}
-    assert owners == {(data_run.os.getuid(), data_run.os.getgid())}
+    assert owners == {(encoding.os.getuid(), encoding.os.getgid())}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 from tests.shared import until
 
 

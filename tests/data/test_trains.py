@@ -3,9 +3,10 @@
 import json
 import shutil
 
-from stackyard import examples, smoke
-from stackyard.project import ROOT
-from stackyard.read_example import read_example
+from stackyard.definitions import examples
+from stackyard.definitions.project import ROOT
+from stackyard.definitions.read.example import read_example
+from stackyard.validate import smoke
 
 UPDATES = 30
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import dockerfile
-from stackyard.builder import Builder
-from stackyard.engine import Engine
-from stackyard.project import load_project
+from stackyard.build import dockerfile
+from stackyard.build.builder import Builder
+from stackyard.definitions.project import load_project
+from stackyard.system.engine import Engine
 from tests.fleet import emulated
 
 STACKS = ("accelerate", "fairseq", "megatron")

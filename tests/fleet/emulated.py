@@ -25,11 +25,12 @@ from typing import Any
 
 import testinfra
 
-from stackyard import guard, settings
-from stackyard.engine import Engine
-from stackyard.exclusive import exclusive
-from stackyard.foundation import base_reference, ensure_base
-from stackyard.project import ROOT, load_project
+from stackyard.build import mirrors
+from stackyard.build.base_image import base_reference, ensure_base
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import cleanup
+from stackyard.system.engine import Engine
+from stackyard.system.lockfile import exclusive
 from tests.fleet.images import CACHE, build_image
 
 LABEL = "stackyard-test-hosts"
@@ -98,7 +99,7 @@ def machine_image() -> str:
     """The image of a machine of the tests; its name."""
     project = load_project()
     base, common = project.definitions.bases["cpu"], project.definitions.common
-    caller = settings.collect(os.environ, distribution=base.distribution)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
     with Engine() as engine:
         ensure_base(engine, base, common, caller, print)
     return build_image(MACHINE, "machine", base_reference(base, common))
@@ -273,7 +274,7 @@ def drop_cache() -> None:
 
 def owned() -> tuple[str, ...]:
     """The label of what this process makes, as an option."""
-    return ("--label", f"{OWNER}={guard.owner()}")
+    return ("--label", f"{OWNER}={cleanup.owner()}")
 
 
 def sweep() -> None:
@@ -287,7 +288,7 @@ def sweep() -> None:
             at = ".Config.Labels" if kind in ("container", "image") else ".Labels"
             form = f'{{{{index {at} "{OWNER}"}}}}'
             # Another process may have removed it meanwhile; its owner is then unknown.
-            if guard.owner_is_gone(docker(kind, "inspect", "--format", form, found, check=False)):
+            if cleanup.owner_is_gone(docker(kind, "inspect", "--format", form, found, check=False)):
                 docker(kind, "rm", *rm, found, check=False)
 
 

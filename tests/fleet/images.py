@@ -11,8 +11,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from stackyard import build, guard, settings
-from stackyard.project import ROOT, load_project
+from stackyard.build import buildkit, mirrors
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import cleanup
 
 HERE = Path(__file__).resolve().parent
 CACHE = "stackyard-test-cache"
@@ -20,13 +21,13 @@ CACHE = "stackyard-test-cache"
 
 def build_image(name: str, folder: str, on: str) -> str:
     """Build the image `name` of a folder's Dockerfile, on the image `on`; its name."""
-    client = build.find_client(os.environ["PATH"])
+    client = buildkit.find_client(os.environ["PATH"])
     distribution = load_project().definitions.bases["cpu"].distribution
-    caller = settings.collect(os.environ, distribution=distribution)
+    caller = mirrors.collect(os.environ, distribution=distribution)
     command = [client.path, *(["buildx"] if client.buildx else []), "build", "--tag", name,
                "--label", CACHE, "--build-arg", f"IMAGE={on}"]  # fmt: skip
     command += [word for proxy in sorted(caller.proxies) for word in ("--build-arg", proxy)]
-    with guard.folder("test-image") as place:
+    with cleanup.folder("test-image") as place:
         context = place / "context"
         shutil.copytree(HERE / folder, context)
         shutil.copy(ROOT / "stackyard" / "inside" / "build.sh", context)

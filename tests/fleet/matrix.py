@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 from tests.fleet.emulated import EmulatedHost, Yard
 
 LEASE_SECONDS = 8.0

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from stackyard.engine import Engine
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
+from stackyard.system.engine import Engine
 
 PLACE = "/root/my-fairseq"
 SITE = "/usr/local/lib/python3.11/dist-packages"

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from stackyard.fleet.link import ALIVE_SECONDS
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
+from stackyard.mesh.link import ALIVE_SECONDS
 from tests.fleet.programs import LIGHT
 
 # ssh gives a connection up after three silent looks; the lease of a detached run is a minute.

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from stackyard import smoke, training
-from stackyard.builder import Builder
-from stackyard.clusters import slurm, slurm_client
-from stackyard.clusters.slurm_site import SlurmSite
-from stackyard.engine import Engine
-from stackyard.job import Job
-from stackyard.nodes import SMOKE_FOLDER
-from stackyard.project import ROOT, load_project
+from stackyard.build.builder import Builder
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.launch.job import Job
+from stackyard.mesh.nodes import SMOKE_FOLDER
+from stackyard.schedulers import slurm, slurm_client
+from stackyard.schedulers.slurm_site import SlurmSite
+from stackyard.system.engine import Engine
+from stackyard.validate import smoke, training
 from tests.fleet.emulated import docker
 from tests.fleet.images import build_image
 from tests.fleet.programs import LIGHT

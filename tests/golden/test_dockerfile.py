@@ -2,10 +2,10 @@
 
 import pytest
 
-from stackyard import commands
-from stackyard.catalog import resolve
-from stackyard.dockerfile import render_files
-from stackyard.project import ROOT, load_project
+from stackyard.build.catalog import resolve
+from stackyard.build.dockerfile import render_files
+from stackyard.cli import commands
+from stackyard.definitions.project import ROOT, load_project
 
 PROJECT = load_project(locks_required=False)
 IMAGES = [

@@ -3,13 +3,13 @@
 import pytest
 import yaml
 
-from stackyard.clusters.kubernetes import make_keys, render
-from stackyard.clusters.kubernetes_site import KubernetesSite, needs_mesh
-from stackyard.job import Job
-from stackyard.load import load_definitions
-from stackyard.project import ROOT
-from stackyard.training import fill, launch_env, placeholders, spread
-from stackyard.watch import TrainingPlan
+from stackyard.definitions.load import load_definitions
+from stackyard.definitions.project import ROOT
+from stackyard.launch.job import Job
+from stackyard.schedulers.kubernetes import make_keys, render
+from stackyard.schedulers.kubernetes_site import KubernetesSite, needs_mesh
+from stackyard.validate.training import fill, launch_env, placeholders, spread
+from stackyard.validate.watchdog import TrainingPlan
 from tests.golden.conftest import HERE
 from tests.schemas.kubernetes import problems
 

@@ -2,7 +2,7 @@
 
 from stackyard.launch.deepspeed import hostfile
 from stackyard.launch.request import LaunchRequest
-from stackyard.mesh import MeshPlan, client_config
+from stackyard.mesh.certificates import MeshPlan, client_config
 
 FILES = ["ssh_config.txt", "hostfile.txt"]
 NODES = ("node1", "node2", "node3")

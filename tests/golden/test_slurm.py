@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from stackyard.clusters import slurm
-from stackyard.clusters.slurm_site import SlurmSite
-from stackyard.job import Job
+from stackyard.launch.job import Job
+from stackyard.schedulers import slurm
+from stackyard.schedulers.slurm_site import SlurmSite
 from tests.golden.conftest import HERE
 
 SITES = {

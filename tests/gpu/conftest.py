@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import cli_source, gpu_run, smoke
-from stackyard.document import parse_document
-from stackyard.engine import Engine
-from stackyard.project import ROOT, load_project
-from stackyard.read import read_stack
+from stackyard.cli import source
+from stackyard.definitions.document import parse_document
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.definitions.read.files import read_stack
+from stackyard.system.engine import Engine
+from stackyard.validate import gpu_run, smoke
 
 EXAMPLE = ROOT / "examples" / "ddp"
 FAULTS = ROOT / "tests" / "smoke" / "faults.py"
@@ -45,7 +46,7 @@ def engine():
 @pytest.fixture(scope="session")
 def built(engine):
     """An image that has what the example needs: torch and einops."""
-    return cli_source.named(load_project(), engine, IMAGE, "megatron", "")
+    return source.named(load_project(), engine, IMAGE, "megatron", "")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,9 @@ import subprocess
 
 import pytest
 
-from stackyard import access, gpu_run, measure, placement
-from stackyard.errors import NothingToRunOn, UsageError
+from stackyard.gpu import access, placement
+from stackyard.system.errors import NothingToRunOn, UsageError
+from stackyard.validate import gpu_run, measure
 
 
 def transports(measured):

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import pytest
 from testinfra.host import Host
 
-from stackyard import builder, foundation, mesh, nodes, plan, settings, smoke
-from stackyard.caller import Caller, make_caller
-from stackyard.catalog import ResolvedImage
-from stackyard.engine import Engine
-from stackyard.gate import Allowed, read_allowed
-from stackyard.image import ImageInfo
-from stackyard.project import Project, load_project
+from stackyard.build import base_image, builder, mirrors
+from stackyard.build import recipe as plan
+from stackyard.build.catalog import ResolvedImage
+from stackyard.definitions.project import Project, load_project
+from stackyard.mesh import certificates, nodes
+from stackyard.scan.mirror_traces import Caller, make_caller
+from stackyard.scan.secrets.gate import Allowed, read_allowed
+from stackyard.system.engine import Engine
+from stackyard.system.image import ImageInfo
+from stackyard.validate import smoke
 from tests.images.saved import SavedImage, read_saved, save
 from tests.shared import BASE, inside
 
@@ -40,7 +43,7 @@ def project() -> Project:
 
 def planned(project: Project, engine: Engine, done: builder.Built) -> Built:
     """An image with the plan that it was built from."""
-    reference = foundation.base_reference(done.image.base, done.image.common)
+    reference = base_image.base_reference(done.image.base, done.image.common)
     base = engine.image(reference)
     assert base is not None
     paths = plan.context_paths(done.image)
@@ -65,7 +68,7 @@ def built(
 def node(engine: Engine, built: Built) -> Iterator[nodes.Mesh]:
     """A mesh of one node, as every run starts it: without a way out, and with keys."""
     run = f"images-{built.plan.stack}-{secrets.token_hex(4)}"
-    only = mesh.MeshPlan(run=run, nodes=("node-1",), port=2222, seconds=3600)
+    only = certificates.MeshPlan(run=run, nodes=("node-1",), port=2222, seconds=3600)
     probes = {"mesh_probe.py": (smoke.INSIDE / "mesh_probe.py").read_bytes()}
     wanted = nodes.NodeSettings(image=built.info.id, env={}, files={}, probes=probes)
     with nodes.running_mesh(engine, only, wanted, now=int(time.time())) as running:
@@ -95,7 +98,7 @@ def said(host: Host) -> Callable[[str], str]:
 def caller(project: Project) -> Caller:
     """What this machine's package settings hold, to be looked for in images."""
     base = project.definitions.bases[BASE]
-    found = settings.collect(os.environ, distribution=base.distribution)
+    found = mirrors.collect(os.environ, distribution=base.distribution)
     return make_caller(found, own=[base.torch_index])
 
 

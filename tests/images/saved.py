@@ -1,6 +1,6 @@
 """Saved images: their configuration, and each layer read once for all that is asked of it.
 
-Owns reading `docker save`'s archive. It must not know any rule: `stackyard.gate` does.
+Owns reading `docker save`'s archive. It must not know any rule: `scan.secrets.gate` does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from stackyard.caller import Caller
-from stackyard.contents import LayerContents, LayerReader
-from stackyard.gate import NOTHING, Allowed, Finding, scan_layer
+from stackyard.scan.contents import LayerContents, LayerReader
+from stackyard.scan.mirror_traces import Caller
+from stackyard.scan.secrets.gate import NOTHING, Allowed, Finding, scan_layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from stackyard.gate import scan_config
-from stackyard.gate_rules import RULES
+from stackyard.scan.secrets.gate import scan_config
+from stackyard.scan.secrets.rules import RULES
 
 pytestmark = pytest.mark.engine
 

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from stackyard import smoke
+from stackyard.validate import smoke
 
 pytestmark = pytest.mark.engine
 

@@ -13,8 +13,8 @@ import subprocess
 
 import pytest
 
-from stackyard import lock
-from stackyard.project import ROOT, load_project
+from stackyard.definitions import lock
+from stackyard.definitions.project import ROOT, load_project
 from tests.fleet.emulated import docker
 from tests.images import ngc
 from tests.release.registry import registry

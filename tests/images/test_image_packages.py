@@ -8,7 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stackyard import dockerfile, smoke
+from stackyard.build import dockerfile
+from stackyard.validate import smoke
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,9 @@ import time
 
 import pytest
 
-from stackyard import build, foundation, plan, settings, smoke
+from stackyard.build import base_image, buildkit, mirrors
+from stackyard.build import recipe as plan
+from stackyard.validate import smoke
 from tests.images.conftest import planned
 from tests.images.saved import member, save
 from tests.shared import own_name
@@ -37,25 +39,25 @@ class Made:
     """A plan and what it is executed with."""
 
     plan: plan.BuildPlan
-    client: build.Client
+    client: buildkit.Client
     tools: str
-    caller: settings.CallerSettings
+    caller: mirrors.CallerSettings
 
     def again(self, mark, **changes):
         """Build it under another name, from a context that differs in nothing that is installed."""
         tag = f"stackyard/{own_name('same')}:{mark}"
         other = dataclasses.replace(self.plan, tag=tag, **changes)
-        return tag, build.build(other, self.client, self.tools, self.caller, print)
+        return tag, buildkit.build(other, self.client, self.tools, self.caller, print)
 
 
 @pytest.fixture(scope="module")
 def first(project, engine, stack_images):
     """The image as it is, and everything to build it again."""
     done = planned(project, engine, stack_images[STACK])
-    caller = settings.collect(os.environ, distribution=done.image.base.distribution)
+    caller = mirrors.collect(os.environ, distribution=done.image.base.distribution)
     pins = [(name, setting.value) for name, setting in done.image.provided.items()]
-    tools = foundation.ensure_tools(engine, caller, pins)
-    client = build.find_client(os.environ["PATH"])
+    tools = base_image.ensure_tools(engine, caller, pins)
+    client = buildkit.find_client(os.environ["PATH"])
     return done.info, Made(plan=done.plan, client=client, tools=tools, caller=caller)
 
 

@@ -10,10 +10,10 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
-from stackyard.contents import Contents, merge
-from stackyard.lock import base_lock_path, lock_path, parse_lock
-from stackyard.sbom import Subject, sbom
-from stackyard.sizes import LayerSize, size_report
+from stackyard.definitions.lock import base_lock_path, lock_path, parse_lock
+from stackyard.scan.contents import Contents, merge
+from stackyard.scan.sbom import Subject, sbom
+from stackyard.scan.sizes import LayerSize, size_report
 
 pytestmark = pytest.mark.engine
 

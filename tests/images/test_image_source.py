@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import fetch, lock, resolve, settings
-from stackyard.engine import Engine
-from stackyard.project import ROOT, Project
+from stackyard.build import bundle_fetch, mirrors
+from stackyard.build.locks import resolve
+from stackyard.definitions import lock
+from stackyard.definitions.project import ROOT, Project
+from stackyard.system.engine import Engine
 from tests.shared import own_name
 
 pytestmark = pytest.mark.engine
@@ -42,13 +44,13 @@ def git(folder: Path, *words: str) -> str:
 def fork(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository made of the very sdist that the stack's build fetches."""
     base = project.definitions.bases["cpu"]
-    caller = settings.collect(os.environ, distribution=base.distribution)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
     pin = lock.parse_lock(project.definitions.locks["images/wheels/fairseq.cpu.lock"])
     (address,) = resolve.find_sdists(pin, base, caller)
     folder = tmp_path_factory.mktemp("own") / "fairseq"
     folder.mkdir()
     subprocess.run(["tar", "-xz", "-C", str(folder), "--strip-components=1"], check=True,
-                   input=fetch.download(address, caller))  # fmt: skip
+                   input=bundle_fetch.download(address, caller))  # fmt: skip
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "as it was released")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stackyard import nodes
-from stackyard.mesh import FOLDER
+from stackyard.mesh import nodes
+from stackyard.mesh.certificates import FOLDER
 
 pytestmark = pytest.mark.engine
 

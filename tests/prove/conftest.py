@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import lock
-from stackyard.load import load_definitions
-from stackyard.project import ROOT, Project, load_project
+from stackyard.definitions import lock
+from stackyard.definitions.load import load_definitions
+from stackyard.definitions.project import ROOT, Project, load_project
 from tests.shared import own_name
 
 COPIED = ("images/common.yml", "images/bases/cpu.yml", "images/bases/cpu.lock")

@@ -15,12 +15,14 @@ import sys
 
 import pytest
 
-from stackyard import catalog, cli_prove, guard
-from stackyard.builder import Builder
-from stackyard.console import Terminal
-from stackyard.engine import OWNER_LABEL
-from stackyard.project import ROOT, load_project
-from stackyard.prove import plan, play
+from stackyard.build import catalog
+from stackyard.build.builder import Builder
+from stackyard.cli import prove
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import cleanup
+from stackyard.system.engine import OWNER_LABEL
+from stackyard.validate.prove import plan, play
 from tests.prove.conftest import NAME
 from tests.shared import until
 
@@ -39,10 +41,8 @@ WANTED = {
 
 def test_what_does_not_prove_itself_is_found(project, engine):
     try:
-        with guard.guarded(_Nobody), Terminal(json=True) as terminal:
-            answer, code = cli_prove.prove_all(
-                project, "all", "", "cpu", terminal, record_them=True
-            )
+        with cleanup.guarded(_Nobody), Terminal(json=True) as terminal:
+            answer, code = prove.prove_all(project, "all", "", "cpu", terminal, record_them=True)
     finally:
         engine.remove_image(f"stackyard/{NAME}:cpu")
     (report,) = answer["reports"]
@@ -84,7 +84,7 @@ def kinds(proof: plan.Proof, fixes) -> set[str]:
 
 def quickest_of_each_kind(project) -> dict[str, set[str]]:
     """By stack the proofs that are to be seen here: of each kind the one that took least."""
-    definitions, recorded = project.definitions, cli_prove.recorded(project, "cpu")
+    definitions, recorded = project.definitions, prove.recorded(project, "cpu")
     found: dict[str, tuple[float, str, str]] = {}
     for stack in sorted(definitions.stacks):
         image = catalog.resolve(definitions, stack, "cpu")

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import oci, signing
-from stackyard.builder import Builder
-from stackyard.credentials import Login
-from stackyard.engine import Engine
-from stackyard.image import ImageInfo
-from stackyard.project import ROOT, load_project
-from stackyard.registry import PATIENT, Patience, Registry
+from stackyard.build.builder import Builder
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.release.credentials import Login
+from stackyard.release.registry import PATIENT, Patience, Registry
+from stackyard.scan import oci
+from stackyard.system import signing
+from stackyard.system.engine import Engine
+from stackyard.system.image import ImageInfo
 from tests.fleet import emulated
 from tests.release.registry import PASSWORD, USER, RealRegistry, registry
 

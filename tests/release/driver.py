@@ -9,14 +9,14 @@ import json
 import sys
 from pathlib import Path
 
-from stackyard import guard, process
-from stackyard.credentials import Login
-from stackyard.engine import Engine
-from stackyard.oci import parse_repository
-from stackyard.publish import Published, Publisher, Wanted
-from stackyard.registry import PATIENT, Patience, Registry
-from stackyard.release import LOCK, Attached, Subject
-from stackyard.spool import Spool
+from stackyard.release.credentials import Login
+from stackyard.release.publish import Published, Publisher, Wanted
+from stackyard.release.registry import PATIENT, Patience, Registry
+from stackyard.release.spool import Spool
+from stackyard.release.statement import LOCK, Attached, Subject
+from stackyard.scan.oci import parse_repository
+from stackyard.system import cleanup, process
+from stackyard.system.engine import Engine
 from tests.release.registry import PASSWORD, USER
 
 SUBJECT = Subject(stack="accelerate", version="1.0", base_name="cpu", base_release="cpu")
@@ -47,6 +47,6 @@ def publish(
 
 
 if __name__ == "__main__":
-    with guard.guarded(process.Warden):
+    with cleanup.guarded(process.Warden):
         done = publish(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
     print(json.dumps({"name": done.name, "digest": done.digest, "sent": done.sent}), flush=True)

@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from stackyard import guard
+from stackyard.system import cleanup
 from tests.fleet.emulated import OWNER, docker
 
 LABELS = {"stackyard.stack": "accelerate", "stackyard.base": "cpu"}
@@ -46,7 +46,7 @@ def loaded(
     tag = f"stackyard-test-small:{secrets.token_hex(4)}"
     config = json.dumps({
         "architecture": "amd64", "os": "linux", "created": "2026-01-01T00:00:00Z",
-        "config": {"Labels": {**labels, OWNER: guard.owner()}, "Env": list(env)},
+        "config": {"Labels": {**labels, OWNER: cleanup.owner()}, "Env": list(env)},
         "rootfs": {
             "type": "layers",
             "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers],

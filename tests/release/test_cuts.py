@@ -17,10 +17,11 @@ import time
 
 import pytest
 
-from stackyard import oci, release
-from stackyard.parcel import PARTIAL, lacking, make_parcel
-from stackyard.project import ROOT
-from stackyard.verify import verify_release
+from stackyard.definitions.project import ROOT
+from stackyard.release import statement
+from stackyard.release.parcel import PARTIAL, lacking, make_parcel
+from stackyard.release.verify import verify_release
+from stackyard.scan import oci
 from tests.fleet.emulated import docker
 from tests.release import driver
 from tests.release.registry import shape
@@ -74,7 +75,7 @@ def only_whole_images_have_names(site):
             continue  # the list of artifacts
         read = oci.read_manifest(manifest)
         if read.artifact_type:
-            assert not release.is_release_tag(tag)
+            assert not statement.is_release_tag(tag)
             continue  # a claim names no image
         for blob in (read.config, *read.layers):
             assert registry.blob_size(blob.digest) == blob.size, tag

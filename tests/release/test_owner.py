@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.archive import pack
-from stackyard.fleet import owner, receiver
+from stackyard.mesh import owner
+from stackyard.release import receiver
+from stackyard.system.archive import pack
 
 LEASE = "2"
 PARCEL = "0123"

@@ -8,9 +8,10 @@ import json
 
 import pytest
 
-from stackyard import oci, release
-from stackyard.parcel import PARTIAL
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
+from stackyard.release import statement as release
+from stackyard.release.parcel import PARTIAL
+from stackyard.scan import oci
 from tests.release import driver
 from tests.release.conftest import NAMES, STACKS
 from tests.release.small import loaded, random_layers

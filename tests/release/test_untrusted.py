@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stackyard import oci, signing
-from stackyard.errors import RegistryError, StackyardError
-from stackyard.registry import CERTS, Patience
+from stackyard.release.registry import CERTS, Patience
+from stackyard.scan import oci
+from stackyard.system import signing
+from stackyard.system.errors import RegistryError, StackyardError
 from tests.fleet.emulated import docker
 from tests.release import driver
 from tests.release.conftest import TWO

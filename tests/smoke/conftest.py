@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stackyard import mesh, nodes, smoke
-from stackyard.document import parse_document
-from stackyard.project import ROOT
-from stackyard.read import read_stack
+from stackyard.definitions.document import parse_document
+from stackyard.definitions.project import ROOT
+from stackyard.definitions.read.files import read_stack
+from stackyard.mesh import certificates, nodes
+from stackyard.validate import smoke
 
 EXAMPLE = ROOT / "examples" / "ddp"
 
@@ -53,7 +54,7 @@ def make_mesh(engine, settings):
 
         def make():
             run = f"test-{secrets.token_hex(4)}"
-            plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
+            plan = certificates.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
             running = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
             return stack.enter_context(running)
 
@@ -64,7 +65,7 @@ def make_mesh(engine, settings):
 def shared_mesh(engine, settings):
     """One reachable mesh for all tests that leave it as they found it."""
     run = f"test-{secrets.token_hex(4)}"
-    plan = mesh.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
+    plan = certificates.MeshPlan(run=run, nodes=("node1", "node2"), port=2222, seconds=3600)
     with nodes.running_mesh(engine, plan, settings, now=int(time.time())) as running:
         nodes.wait_reachable(running)
         yield running

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import yaml
 
-from stackyard.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
+from stackyard.system.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
 from tests.trees import copy_tree
 
 STACKS = ("accelerate", "fairseq", "megatron")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.project import ROOT, load_project
+from stackyard.definitions.project import ROOT, load_project
 from tests.shared import own_name
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")

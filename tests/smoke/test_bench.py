@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from stackyard.bench.read import load_bench
-from stackyard.project import ROOT, load_project
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.validate.bench.read import load_bench
 from tests.smoke.test_main_job import INVOKE, invoke
 from tests.trees import copy_tree
 

@@ -9,9 +9,10 @@ import subprocess
 
 import pytest
 
-from stackyard import guard, nodes
-from stackyard.engine import OWNER_LABEL, RUN_LABEL
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
+from stackyard.mesh import nodes
+from stackyard.system import cleanup
+from stackyard.system.engine import OWNER_LABEL, RUN_LABEL
 from tests.shared import until
 from tests.smoke import matrix
 from tests.trees import copy_tree
@@ -51,7 +52,7 @@ def test_a_bootstrap_that_is_killed_leaves_nothing(tmp_path):
 
 
 def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine):
-    place, pid, started = guard.owner().split(" ")
+    place, pid, started = cleanup.owner().split(" ")
     run = f"test-{secrets.token_hex(4)}"
     engine.create_network(
         f"stackyard-{run}",
@@ -59,7 +60,7 @@ def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine)
         internal=True,
     )
     alive = f"test-{secrets.token_hex(4)}"
-    engine.create_volume(f"stackyard-{alive}", {RUN_LABEL: alive, OWNER_LABEL: guard.owner()})
+    engine.create_volume(f"stackyard-{alive}", {RUN_LABEL: alive, OWNER_LABEL: cleanup.owner()})
     try:
         swept = nodes.sweep(engine)
         assert swept[run] == ""

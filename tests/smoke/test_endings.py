@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 from tests.shared import own_name
 from tests.trees import copy_tree, rename_stack
 

@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from stackyard import judge, nodes, training
-from stackyard.watch import TrainingPlan
+from stackyard.mesh import nodes
+from stackyard.validate import judge, training
+from stackyard.validate.watchdog import TrainingPlan
 from tests.shared import inside
 
 PORTS = itertools.count(29700)

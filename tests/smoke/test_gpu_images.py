@@ -8,9 +8,9 @@ import secrets
 
 import pytest
 
-from stackyard import smoke
-from stackyard.builder import Builder
-from stackyard.project import ROOT, load_project
+from stackyard.build.builder import Builder
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.validate import smoke
 
 pytestmark = pytest.mark.repeat
 PROJECT = load_project()

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from stackyard import guard
-from stackyard.project import load_project
+from stackyard.definitions.project import load_project
+from stackyard.system import cleanup
 from tests.smoke import matrix
 
 NAMED_LIKE_A_TRAINING = "/usr/bin/python3 -u -m deepspeed.launcher.launch torchrun fairseq-train"
@@ -42,7 +42,7 @@ def bystanders():
 
 def orphans(engine):
     """Runs of this machine whose owner has ended."""
-    return {run for run, owner in engine.runs().items() if guard.owner_is_gone(owner)}
+    return {run for run, owner in engine.runs().items() if cleanup.owner_is_gone(owner)}
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,12 @@ import os
 
 import pytest
 
-from stackyard import guard, lock, resolve, settings
-from stackyard.errors import StackyardError
-from stackyard.project import load_project
+from stackyard.build import mirrors
+from stackyard.build.locks import resolve
+from stackyard.definitions import lock
+from stackyard.definitions.project import load_project
+from stackyard.system import cleanup
+from stackyard.system.errors import StackyardError
 
 DEFINITIONS = load_project().definitions
 
@@ -31,7 +34,7 @@ class Told:
 
     def send(self, line):
         _, kind, value = json.loads(line)
-        self.runs |= {value} if kind == guard.RUN else set()
+        self.runs |= {value} if kind == cleanup.RUN else set()
 
     def finish(self):
         pass
@@ -44,7 +47,7 @@ def told():
 
 @pytest.fixture(scope="module")
 def found(engine, base, told):
-    with guard.guarded(lambda: told):
+    with cleanup.guarded(lambda: told):
         return resolve.inventory(engine, base, base.reference)
 
 
@@ -58,7 +61,7 @@ def test_the_inventory_is_read_from_the_image(found):
 
 
 def test_a_lock_on_it_names_nothing_that_the_base_has(base, found):
-    caller = settings.collect(os.environ, distribution=base.distribution)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
     stack = DEFINITIONS.stacks["accelerate"]
     files = resolve.lock_stack(stack, base, DEFINITIONS.fixes, found, caller)
     (path,) = files
@@ -70,7 +73,7 @@ def test_a_lock_on_it_names_nothing_that_the_base_has(base, found):
 
 
 def test_a_pin_against_the_base_is_refused(base, found):
-    caller = settings.collect(os.environ, distribution=base.distribution)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
     stack = dataclasses.replace(DEFINITIONS.stacks["accelerate"], packages={"numpy": "1.26.4"})
     with pytest.raises(
         StackyardError, match=r"accelerate wants numpy 1\.26\.4, ngc provides"

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from stackyard.project import ROOT, load_project
+from stackyard.definitions.project import ROOT, load_project
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
 CHECKS = [

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from stackyard import judge, mesh, nodes
-from stackyard.errors import MeshError, StackyardError
+from stackyard.mesh import certificates, nodes
+from stackyard.system.errors import MeshError, StackyardError
+from stackyard.validate import judge
 from tests.shared import inside, until
 
 
@@ -19,7 +20,7 @@ def now():
 
 def own_plan(names=("node1", "node2"), seconds=60):
     run = f"test-{secrets.token_hex(4)}"
-    return mesh.MeshPlan(run=run, nodes=names, port=2222, seconds=seconds)
+    return certificates.MeshPlan(run=run, nodes=names, port=2222, seconds=seconds)
 
 
 def observe(running, settings, image_env, refusals=None):
@@ -33,7 +34,7 @@ def observe(running, settings, image_env, refusals=None):
     return judge.Observation(
         nodes=running.plan.nodes,
         environment={**image_env, **settings.env},
-        pairs=mesh.pairs(running.plan.nodes),
+        pairs=certificates.pairs(running.plan.nodes),
         reach=reach,
         sessions=sessions,
         refusals=refusals if refusals is not None else nodes.try_refusals(running, now=now()),
@@ -114,8 +115,8 @@ def test_a_foreign_key_that_is_let_in_is_noticed(make_mesh, settings, image_env,
 @pytest.fixture
 def one_authority(monkeypatch):
     """One authority for every run, as a site-wide key would be."""
-    made = mesh.Authority()
-    monkeypatch.setattr(mesh, "Authority", lambda: made)
+    made = certificates.Authority()
+    monkeypatch.setattr(certificates, "Authority", lambda: made)
 
 
 def test_an_authority_shared_by_runs_is_noticed(

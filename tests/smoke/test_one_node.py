@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from stackyard import judge, mesh, nodes, smoke, training
-from stackyard.project import ROOT
-from stackyard.watch import TrainingPlan
+from stackyard.definitions.project import ROOT
+from stackyard.mesh import certificates, nodes
+from stackyard.validate import judge, smoke, training
+from stackyard.validate.watchdog import TrainingPlan
 
 TWO_RANKS = {"megatron": "dp-2", "accelerate": "zero-3", "fairseq": "ddp-2"}
 
@@ -36,7 +37,7 @@ def test_every_launcher_starts_two_ranks_in_one_container(engine, stack_images, 
     files = smoke.workload_files(ROOT / "images" / stack / "smoke")
     settings = smoke.node_settings(built.info.id, declared, files)
     run = f"test-{secrets.token_hex(4)}"
-    alone = mesh.MeshPlan(run=run, nodes=("node1",), port=2222, seconds=600)
+    alone = certificates.MeshPlan(run=run, nodes=("node1",), port=2222, seconds=600)
     plan = TrainingPlan(
         layout=declared.layout(layout),
         label=layout,

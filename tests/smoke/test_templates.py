@@ -12,13 +12,14 @@ import time
 
 import pytest
 
-from stackyard import mesh, nodes, smoke
-from stackyard.archive import pack
-from stackyard.examples import TEXT, Where
-from stackyard.fleet.jobs import select, start_request
-from stackyard.fleet.plan import NodePlan, StandingPlan
-from stackyard.job_source import Work, example_files, load_example, make_job
-from stackyard.project import ROOT
+from stackyard.definitions.examples import TEXT, Where
+from stackyard.definitions.job_source import Work, example_files, load_example, make_job
+from stackyard.definitions.project import ROOT
+from stackyard.mesh import certificates, nodes
+from stackyard.mesh.jobs import select, start_request
+from stackyard.mesh.node_plan import NodePlan, StandingPlan
+from stackyard.system.archive import pack
+from stackyard.validate import smoke
 
 NODES = ("node1", "node2")
 # Layouts of one model with the same batches: the same losses, to the rounding of fp32. (A pipeline
@@ -75,7 +76,7 @@ def meshes(engine, stack_images):
                 built = stack_images[name]
                 settings = smoke.node_settings(built.info.id, built.image.stack.smoke, {})
                 run = f"test-{secrets.token_hex(4)}"
-                plan = mesh.MeshPlan(run=run, nodes=NODES, port=2222, seconds=3600)
+                plan = certificates.MeshPlan(run=run, nodes=NODES, port=2222, seconds=3600)
                 started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
                 found[name] = stack.enter_context(started)
                 nodes.wait_reachable(found[name])

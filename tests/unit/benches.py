@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stackyard.bench.definition import Bench, Model, Peak, Side, Size, Tolerance
-from stackyard.bench.plan import BenchPlan, Turn, make_plan
-from stackyard.bench.result import Played, Seen
-from stackyard.outcome import Phase
-from stackyard.record import Training, Window
+from stackyard.validate.bench.definition import Bench, Model, Peak, Side, Size, Tolerance
+from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan
+from stackyard.validate.bench.result import Played, Seen
+from stackyard.validate.outcome import Phase
+from stackyard.validate.record import Training, Window
 from tests.unit import samples
 
 UPDATES, WARM, WINDOW = 40, 20, 10

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from stackyard.clusters.kubernetes import render
-from stackyard.clusters.kubernetes_site import INDEX, KubernetesSite, needs_mesh
-from stackyard.job import Job
+from stackyard.launch.job import Job
+from stackyard.schedulers.kubernetes import render
+from stackyard.schedulers.kubernetes_site import INDEX, KubernetesSite, needs_mesh
 
 IMAGE = f"registry.example/stackyard/toy@sha256:{'0' * 64}"
 SHARED = {"known_hosts": b"all nodes", "port": b"2222\n"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 
-from stackyard.contents import Contents, LayerContents, LayerReader, merge
+from stackyard.scan.contents import Contents, LayerContents, LayerReader, merge
 
 KINDS = {
     "directory": tarfile.DIRTYPE,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stackyard.access import DriverFiles
-from stackyard.fleet.hosts import Fleet, Host
-from stackyard.fleet.plan import NodePlan, StandingPlan, Wanted
-from stackyard.fleet.survey import HostFacts, Interface
-from stackyard.placement import MIB, Gpu
+from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.placement import MIB, Gpu
+from stackyard.mesh.hosts import Fleet, Host
+from stackyard.mesh.node_plan import NodePlan, StandingPlan, Wanted
+from stackyard.mesh.survey import HostFacts, Interface
 
 NOW = 1_700_000_000
 IMAGE = "sha256:" + "0123456789ab" * 5

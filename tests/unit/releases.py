@@ -16,16 +16,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from requests.adapters import BaseAdapter
 
-from stackyard import evidence, oci, registry, release, signing, vouch
-from stackyard.evidence import Envelope
-from stackyard.mesh import private_text
-from stackyard.project import ROOT
-from stackyard.release import Subject
+from stackyard.definitions.project import ROOT
+from stackyard.mesh.certificates import private_text
+from stackyard.release import registry, statement
+from stackyard.release.statement import Subject
+from stackyard.report import evidence, vouch
+from stackyard.report.evidence import Envelope
+from stackyard.scan import oci
+from stackyard.system import signing
 from tests.unit.layers import tar
 
 PLACE = oci.parse_repository("registry.example/team/yard")
 SUBJECT = Subject(stack="toy", version="1.0", base_name="cpu", base_release="cpu")
-NAME = release.revision_tag(SUBJECT, 1)
+NAME = statement.revision_tag(SUBJECT, 1)
 CREATED = "2026-01-01T00:00:00+00:00"
 WHO = "publisher@site"
 
@@ -88,7 +91,7 @@ def state(found: Image, **changes: Any) -> bytes:
         "image_id": oci.digest_of(found.config), "layers": found.said, "labels": {},
         "proof": None, "artifacts": [], "created": CREATED, "builder": {},
     }  # fmt: skip
-    return release.statement(SUBJECT, **{**given, **changes})
+    return statement.statement(SUBJECT, **{**given, **changes})
 
 
 def ran(found: Image, name: str = "smoke", **changes: Any) -> dict[str, Any]:
@@ -172,8 +175,8 @@ class Held(BaseAdapter):
 
     def sign(self, digest: str, text: bytes, signature: bytes) -> None:
         """Hold a signed statement beside an image."""
-        files = {"said": (release.STATEMENT, text), "signed": (release.SIGNATURE, signature)}
-        self.attach(digest, release.STATEMENT, **files)
+        files = {"said": (statement.STATEMENT, text), "signed": (statement.SIGNATURE, signature)}
+        self.attach(digest, statement.STATEMENT, **files)
 
     def send(self, request: requests.PreparedRequest, **_: Any) -> requests.Response:
         """Answer a request."""

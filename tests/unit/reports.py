@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
-from stackyard import judge, report
-from stackyard.catalog import resolve
-from stackyard.image import ImageInfo
-from stackyard.outcome import Outcome, Phase
-from stackyard.spec import Base
+from stackyard.build.catalog import resolve
+from stackyard.definitions.spec import Base
+from stackyard.report import records
+from stackyard.system.image import ImageInfo
+from stackyard.validate import judge
+from stackyard.validate.outcome import Outcome, Phase
 from tests.unit import samples
 
 PHASES = (Phase(name="start nodes", seconds=0.5), Phase(name="reach", seconds=0.25))
@@ -41,7 +42,7 @@ def outcome(seen: judge.Observation) -> Outcome:
 
 
 def of(seen: judge.Observation, base: Base | None = None) -> dict[str, Any]:
-    return report.smoke_report(
+    return records.smoke_report(
         resolve(samples.definitions(**({"bases": {"cpu": base}} if base else {})), "toy", "cpu"),
         INFO,
         outcome(seen),

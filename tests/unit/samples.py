@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from stackyard import load, lock
-from stackyard.bundle import Manifest
-from stackyard.errors import DefinitionError
-from stackyard.judge import Observation
-from stackyard.mesh import pairs
-from stackyard.record import RankRecord, Training
-from stackyard.spec import (
+from stackyard.build.bundle import Manifest
+from stackyard.definitions import load, lock
+from stackyard.definitions.spec import (
     Base,
     Bootstrap,
     Common,
@@ -31,6 +27,10 @@ from stackyard.spec import (
     Wheel,
     Witness,
 )
+from stackyard.mesh.certificates import pairs
+from stackyard.system.errors import DefinitionError
+from stackyard.validate.judge import Observation
+from stackyard.validate.record import RankRecord, Training
 
 NODES = ("node1", "node2")
 UPDATES, SAVE_AT = 40, 20

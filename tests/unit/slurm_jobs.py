@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stackyard.clusters.slurm_site import SlurmSite
-from stackyard.job import Job
+from stackyard.launch.job import Job
+from stackyard.schedulers.slurm_site import SlurmSite
 
 PLACES = {"pyxis": "", "apptainer": "/images/toy.sif", "oci": "/images/toy", "filesystem": ""}
 

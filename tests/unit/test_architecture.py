@@ -10,96 +10,45 @@ import sys
 
 import pytest
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 
-# One direction (docs/design.md): definitions are loaded, resolved, rendered and planned; an image
-# is launched in a mesh; what was seen is judged and reported; then the edges that do it, and the
-# commands that put it together. A module imports only what stands before it.
-ORDER = [
-    "",  # the package itself
-    # values and small tools
-    "errors", "spec", "image", "archive", "template", "positional",
-    # users' own code
-    "source", "source_tree",
-    # *.yml --load--> specs; reading checks a smoke against the table of launchers
-    "document", "compat", "lock", "lock_change",
-    "launch.request", "launch.everywhere", "launch.alone", "launch.torchrun", "launch.deepspeed",
-    "launch.accelerate", "launch.plain", "launch.each", "launch",
-    "read_smoke", "read_left_out", "read", "read_fix", "failures", "references", "load", "project",
-    # specs --catalog--> ResolvedImage --dockerfile, plan--> BuildPlan
-    "catalog", "upstream", "dockerfile", "plan", "fork", "source_fit", "hostfiles",
-    # layers --contents--> what is installed --> bill of materials, size report
-    "layer_stream", "layer", "contents", "installed", "sbom", "sizes",
-    # layers and configuration of an image --gate--> what must not be published
-    "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
-    # Run --> raw logs --judge--> Outcome --> report
-    "placement", "access", "nccl", "fused", "checks", "doctor",
-    "job", "mesh", "record", "judge_gpu", "judge", "outcome", "diagnose", "report",
-    "comparison", "comparison_view", "earlier", "page",
-    "bench", "bench.definition", "bench.flops", "bench.read", "bench.plan", "bench.result",
-    "bench.judge", "bench.report",
-    "prove", "prove.plan", "prove.judge", "prove.report", "prove.page",
-    "examples", "read_example", "dataset", "job_source", "fleet", "fleet.hosts", "fleet.mounts",
-    "fleet.survey", "fleet.plan", "fleet.jobs", "own_copy",
-    # releases: manifests, statements, what travels to hosts
-    "oci", "release", "evidence", "parcel", "fleet.relay",
-    # jobs as objects and scripts of engines that are there already
-    "clusters",
-    "clusters.kubernetes_yaml", "clusters.kubernetes_site", "clusters.kubernetes_start",
-    "clusters.kubernetes_pod", "clusters.kubernetes", "clusters.kubernetes_state",
-    "clusters.slurm_site", "clusters.slurm", "clusters.slurm_state", "site_file",
-    # the edges
-    "guard", "exclusive", "process", "source_read", "settings",
-    "stream", "engine", "lease", "follow", "warden",
-    "bundle", "resolve", "fetch", "foundation", "build", "hostbase", "host",
-    "clusters.kubernetes_client", "clusters.slurm_client", "cluster_engine",
-    # BuildPlan --engine--> Image --launch, mesh--> Run
-    "nodes", "gpus", "measure", "gpu_run", "watch", "training", "smoke",
-    "bench.play",
-    "prove.play",
-    # machines over ssh, and runs that live on several of them
-    "fleet.link", "fleet.talk", "fleet.standing", "fleet.muster", "fleet.sync", "fleet.runs",
-    "fleet.owner",
-    # Image --publish--> release --pull--> the same digest on every host
-    "credentials", "registry", "signing", "vouch", "spool", "layer_source", "verify", "publish",
-    "releasing", "airgap", "fleet.receiver", "fleet.inspect", "fleet.pull", "fleet.prune",
-    # arguments in, terminal and exit code out
-    "tables", "console", "builder", "locking", "outdated", "smokes", "commands", "cli", "cli_lock",
-    "cli_compare", "cli_source", "cli_smoke", "cli_doctor",
-    "fleet_view", "cli_hosts", "cli_mount", "cli_fleet", "cli_examples", "cluster_job",
-    "cli_clusters",
-    "release_view", "cli_release", "cli_pull", "cli_evidence", "cli_bench", "cli_prove",
-    "data_run", "cli_data",
+# The order of rooms: a module imports only its own room and those before it.
+ROOMS = [
+    "system", "launch", "definitions", "gpu", "build", "scan", "mesh", "schedulers", "data",
+    "validate", "report", "release", "cli",
 ]  # fmt: skip
 
 PURE = [
-    "spec", "errors", "document", "read", "failures", "references", "load", "compat", "lock",
-    "lock_change", "upstream", "source", "source_tree", "source_fit", "fork",
-    "catalog", "diagnose", "dockerfile", "plan", "hostfiles", "launch", "launch.request",
-    "launch.alone", "launch.torchrun", "launch.deepspeed", "launch.accelerate",
-    "dataset",
-    "oci", "release", "evidence", "parcel", "fleet.relay", "launch.everywhere", "job", "mesh",
-    "record",
-    "judge", "judge_gpu", "checks", "placement",
-    "access",
-    "nccl", "fused", "read_smoke", "read_left_out", "doctor", "outcome", "image", "report", "page",
-    "comparison", "comparison_view", "earlier",
-    "archive", "template", "positional",
-    "clusters.kubernetes", "clusters.kubernetes_pod", "clusters.kubernetes_site",
-    "clusters.kubernetes_start", "clusters.kubernetes_state", "clusters.kubernetes_yaml",
-    "clusters.slurm", "clusters.slurm_site", "clusters.slurm_state", "site_file",
-    "examples", "read_example", "own_copy", "fleet.hosts", "fleet.mounts", "fleet.survey",
-    "fleet.plan", "fleet.jobs", "launch.plain",
-    "launch.each", "layer_stream", "layer", "contents", "installed", "sbom", "sizes",
-    "caller", "gate_rules", "gate_tokens", "gate_content", "gate_stream", "gate_allowed", "gate",
-    "bench.definition", "bench.flops", "bench.plan", "bench.result", "bench.judge", "bench.report",
-    "read_fix", "prove.plan", "prove.judge", "prove.report", "prove.page",
+    "system.archive", "system.errors", "system.image", "system.template", "launch",
+    "launch.accelerate", "launch.alone", "launch.deepspeed", "launch.each", "launch.everywhere",
+    "launch.job", "launch.plain", "launch.request", "launch.torchrun", "definitions.compat",
+    "definitions.document", "definitions.examples", "definitions.load", "definitions.lock",
+    "definitions.read.example", "definitions.read.failures", "definitions.read.files",
+    "definitions.read.fix", "definitions.read.left_out", "definitions.read.smoke",
+    "definitions.references", "definitions.spec", "gpu.access", "gpu.doctor", "gpu.fused",
+    "gpu.nccl", "gpu.placement", "build.base_host_files", "build.catalog", "build.dockerfile",
+    "build.locks.change", "build.locks.upstream", "build.recipe", "build.source.fit",
+    "build.source.fork", "build.source.naming", "build.source.tree", "scan.contents",
+    "scan.installed", "scan.layer", "scan.layer_stream", "scan.mirror_traces", "scan.oci",
+    "scan.sbom", "scan.secrets.allowed", "scan.secrets.content", "scan.secrets.gate",
+    "scan.secrets.parts", "scan.secrets.rules", "scan.secrets.tokens", "scan.sizes",
+    "mesh.certificates", "mesh.example_copy", "mesh.hosts", "mesh.jobs", "mesh.mounts",
+    "mesh.node_plan", "mesh.survey", "schedulers.kubernetes", "schedulers.kubernetes_pod",
+    "schedulers.kubernetes_site", "schedulers.kubernetes_start", "schedulers.kubernetes_state",
+    "schedulers.kubernetes_yaml", "schedulers.site", "schedulers.slurm", "schedulers.slurm_site",
+    "schedulers.slurm_state", "data.dataset", "validate.bench.definition", "validate.bench.flops",
+    "validate.bench.judge", "validate.bench.plan", "validate.bench.result", "validate.checks",
+    "validate.diagnose", "validate.judge", "validate.judge_gpu", "validate.outcome",
+    "validate.prove.judge", "validate.prove.plan", "validate.record", "report.bench",
+    "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
+    "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
+    "release.relay", "release.statement", "cli.positional",
 ]  # fmt: skip
 
 # The one module that may import each.
-ALONE = {"subprocess": "process", "docker": "engine", "jinja2": "template"}
+ALONE = {"subprocess": "system.process", "docker": "system.engine", "jinja2": "system.template"}
 # The SDK is also what reads `docker login`'s store, which has nothing to do with an engine.
-ALSO = {("credentials", "docker")}
+ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
 BESIDE = {"strays", "lease", "job", "client", "launcher", "members", "apply_fixes"}
@@ -225,14 +174,18 @@ def worldly(package, pure):
     return found
 
 
-def backwards(package, order):
-    found = [f"{name} has no place in the order" for name in package if name not in order]
-    found += [f"{name} stands in the order and is not there" for name in order
-              if name not in package]  # fmt: skip
-    for name in set(package) & set(order):
+def room(name):
+    """The room of a module: the first of its names; empty for the package itself."""
+    return name.partition(".")[0]
+
+
+def backwards(package, rooms):
+    found = [f"{name} stands in no room" for name in package if name and room(name) not in rooms]
+    found += [f"room {one} is empty" for one in rooms if one not in map(room, package)]
+    for name in (name for name in package if room(name) in rooms):
         for other in imported(package[name], package):
-            if other not in order[: order.index(name)]:
-                found.append(f"{name} imports {other or 'stackyard'}, which comes later")
+            if room(other) not in ("", *rooms[: rooms.index(room(name)) + 1]):
+                found.append(f"{name} imports {other}, which comes later")
     return sorted(found)
 
 
@@ -276,7 +229,7 @@ def relative(package):
 
 
 def test_the_sources_were_found():
-    assert {"spec", "launch", "launch.torchrun", "cli"} <= set(HERE)
+    assert {"definitions.spec", "launch", "launch.torchrun", "cli.main"} <= set(HERE)
     assert {"inside.node", "inside.strays"} <= set(INSIDE)
 
 
@@ -294,8 +247,8 @@ def test_pure_modules_see_no_engine_process_environment_or_clock():
     assert worldly(HERE, PURE) == []
 
 
-def test_no_module_imports_a_later_one():
-    assert backwards(HERE, ORDER) == []
+def test_no_module_imports_a_later_room():
+    assert backwards(HERE, ROOMS) == []
 
 
 def test_imports_have_no_cycle():
@@ -320,15 +273,15 @@ def test_imports_are_written_in_full():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("import subprocess", ["plan imports subprocess, which only process may"]),
-        ("import subprocess as s", ["plan imports subprocess, which only process may"]),
+        ("import subprocess", ["plan imports subprocess, which only system.process may"]),
+        ("import subprocess as s", ["plan imports subprocess, which only system.process may"]),
         ("def f():\n    from subprocess import run", ["plan imports subprocess, which only"
-                                                    " process may"]),
-        ("import docker.errors", ["plan imports docker, which only engine may"]),
-        ("from jinja2 import Template", ["plan imports jinja2, which only template may"]),
+                                                    " system.process may"]),
+        ("import docker.errors", ["plan imports docker, which only system.engine may"]),
+        ("from jinja2 import Template", ["plan imports jinja2, which only system.template may"]),
         ("import importlib\nimportlib.import_module('docker')",
-         ["plan imports docker, which only engine may"]),
-        ("__import__('docker')", ["plan imports docker, which only engine may"]),
+         ["plan imports docker, which only system.engine may"]),
+        ("__import__('docker')", ["plan imports docker, which only system.engine may"]),
         ("import json\nfrom stackyard import process", []),
         ("'import subprocess'  # import docker", []),
     ],
@@ -377,15 +330,16 @@ def test_a_pure_module_that_sees_the_world_is_caught(source, found):
 @pytest.mark.parametrize(
     ("package", "found"),
     [
-        ({"a": "", "b": "from stackyard import a"}, []),
-        ({"a": "from stackyard import b", "b": ""}, ["a imports b, which comes later"]),
-        ({"a": "from stackyard.b import x", "b": ""}, ["a imports b, which comes later"]),
-        ({"a": "import stackyard.b", "b": ""}, ["a imports b, which comes later"]),
-        ({"a": "from stackyard import a", "b": ""}, ["a imports a, which comes later"]),
-        ({"a": "", "b": "", "c": ""}, ["c has no place in the order"]),
-        ({"a": ""}, ["b stands in the order and is not there"]),
+        ({"a.x": "from stackyard.a import y", "a.y": "", "b.z": "from stackyard.a import x"}, []),
+        ({"a": "", "a.x": "from stackyard.b import z", "b.z": ""},
+         ["a.x imports b.z, which comes later"]),
+        ({"a.x": "from stackyard.b.z import q", "b.z": ""}, ["a.x imports b.z, which comes later"]),
+        ({"a.x": "import stackyard.b.z", "b.z": ""}, ["a.x imports b.z, which comes later"]),
+        ({"": "", "a": "import stackyard", "b": ""}, []),
+        ({"a": "", "b": "", "c": ""}, ["c stands in no room"]),
+        ({"a": ""}, ["room b is empty"]),
     ],
-)
+)  # fmt: skip
 def test_a_module_that_looks_ahead_is_caught(package, found):
     assert backwards(package, ["a", "b"]) == found
 

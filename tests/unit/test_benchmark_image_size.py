@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import hand_build, image_size
-from stackyard.errors import StackyardError
-from stackyard.project import load_project
+from stackyard.definitions.project import load_project
+from stackyard.system.errors import StackyardError
 
 PROJECT = load_project()
 STACKS = PROJECT.stacks("all")

@@ -14,11 +14,12 @@ from benchmarks import (
     one_package,
     private_engine,
 )
-from stackyard import catalog, lock
-from stackyard.errors import StackyardError
-from stackyard.load import load_definitions
-from stackyard.project import ROOT, load_project
-from stackyard.spool import Layer
+from stackyard.build import catalog
+from stackyard.definitions import lock
+from stackyard.definitions.load import load_definitions
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.release.spool import Layer
+from stackyard.system.errors import StackyardError
 
 STACKS = ("accelerate", "fairseq", "megatron")
 PROJECT = load_project()
@@ -187,13 +188,13 @@ def test_every_file_that_a_hand_written_dockerfile_mounts_or_copies_is_in_the_co
 
 
 def test_the_dockerfiles_are_told_which_device_images_are_for():
-    client = hand_build.build.Client(path="docker", buildx=False)
+    client = hand_build.buildkit.Client(path="docker", buildx=False)
     hand = hand_build.Hand(client=client, folder=Path("c"), secrets={}, proxies={}, device="cuda")
     assert "DEVICE=cuda" in hand_build.arguments(hand, "fairseq")
 
 
 def test_secrets_reach_the_builder_as_files_never_as_words():
-    client = hand_build.build.Client(path="docker", buildx=False)
+    client = hand_build.buildkit.Client(path="docker", buildx=False)
     secrets = {"pip.conf": Path("s/pip.conf")}
     hand = hand_build.Hand(
         client=client, folder=Path("c"), secrets=secrets, proxies={"P": "secret"}
@@ -424,7 +425,7 @@ def test_every_committed_mutation_can_be_made_in_the_code_of_today():
         ({"outcome": mutations.KILLED, "survives": "y"}, {"said to survive, but killed"}),
         ({"outcome": mutations.BROKEN}, {"not to be made"}),
         (
-            {"outcome": mutations.SURVIVED, "survives": "y", "file": "stackyard/judge.py"},
+            {"outcome": mutations.SURVIVED, "survives": "y", "file": "stackyard/validate/judge.py"},
             {"survivors in judge, verify and signing"},
         ),
     ],

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from stackyard import process
-from stackyard.engine import Engine
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
+from stackyard.system import process
+from stackyard.system.engine import Engine
 
 FAILED = pytest.fail.Exception
 

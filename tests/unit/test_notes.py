@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from stackyard.job_source import load_example
-from stackyard.project import ROOT
+from stackyard.definitions.job_source import load_example
+from stackyard.definitions.project import ROOT
 
 PAGE = (ROOT / "docs/notes-2021.md").read_text(encoding="utf-8")
 NOTES = json.loads((ROOT / "docs/notes-2021.lines.json").read_text(encoding="utf-8"))["notes"]

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 from tests.unit.standins import StandIns
 
 pytestmark = pytest.mark.usefixtures("allow_processes")

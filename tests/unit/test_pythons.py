@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from stackyard.project import ROOT
+from stackyard.definitions.project import ROOT
 
 PROJECT = """\
 requires-python = ">=3.10"

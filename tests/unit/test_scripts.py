@@ -19,14 +19,17 @@ from unittest import mock
 
 import pytest
 
-from stackyard import dockerfile, template
-from stackyard.catalog import resolve
-from stackyard.clusters.kubernetes_site import STARTING
-from stackyard.load import load_definitions
-from stackyard.project import ROOT
-from stackyard.prove import plan as prove_plan
+from stackyard.build import dockerfile
+from stackyard.build.catalog import resolve
+from stackyard.definitions.load import load_definitions
+from stackyard.definitions.project import ROOT
+from stackyard.schedulers.kubernetes_site import STARTING
+from stackyard.system import template
+from stackyard.validate.prove import plan as prove_plan
 from tests.golden import test_slurm as slurm_samples
-from tests.unit import kubernetes_jobs, test_fork, test_own_copy
+from tests.unit import kubernetes_jobs
+from tests.unit.build import test_source_fork as test_fork
+from tests.unit.mesh import test_example_copy as test_own_copy
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
 
@@ -115,7 +118,7 @@ def test_a_script_of_the_project_is_whole(path, tmp_path):
 
 
 def test_scripts_of_the_project_are_found():
-    assert {"scripts/test", "stackyard/fleet/survey.sh", "benchmarks/run"} <= set(SCRIPTS)
+    assert {"scripts/test", "stackyard/mesh/survey.sh", "benchmarks/run"} <= set(SCRIPTS)
 
 
 # What templates make
@@ -297,7 +300,7 @@ def test_what_modules_hand_to_a_shell_is_whole(tmp_path):
         texts, others = texts_of((ROOT / path).read_text(encoding="utf-8"))
         found += [(path, shell, text) for shell, text in texts]
         unknown += [f"{path}: {what}" for what in others]
-    assert unknown == ["stackyard/fleet/muster.py: survey.SCRIPT"]  # a script of the project
+    assert unknown == ["stackyard/mesh/preflight.py: survey.SCRIPT"]  # a script of the project
     assert len(found) > 12
     assert [(path, said) for path, shell, text in found if (said := unread(shell, text))] == []
     for shell in ("sh", "bash"):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stackyard import guard
+from stackyard.system import cleanup
 from tests.shared import name_is_left, own_name
 
 
@@ -15,7 +15,7 @@ def test_a_name_of_a_living_session_is_not_left_over():
 @pytest.mark.parametrize("change", ["pid", "start"])
 def test_a_name_of_a_session_that_has_ended_is_left_over(change):
     name = own_name("slow")
-    started = guard.started_at(os.getpid())
+    started = cleanup.started_at(os.getpid())
     old, new = (f"-{os.getpid()}-", "-4194305-") if change == "pid" else (started, started + "0")
     assert name_is_left(f"stackyard/{name.replace(old, new)}:cpu")
 
@@ -24,5 +24,5 @@ def test_names_of_others_are_not_left_over(monkeypatch):
     gone = own_name("slow").replace(f"-{os.getpid()}-", "-4194305-")
     assert not name_is_left("stackyard/test-host:debian")
     assert not name_is_left("stackyard/fairseq:cpu")
-    monkeypatch.setattr(guard, "owner", lambda: "another-machine 1 2")
+    monkeypatch.setattr(cleanup, "owner", lambda: "another-machine 1 2")
     assert not name_is_left(f"stackyard/{gone}:cpu")

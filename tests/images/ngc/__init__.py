@@ -11,9 +11,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from stackyard import build, foundation, guard, lock, settings
-from stackyard.engine import Engine
-from stackyard.project import ROOT, load_project
+from stackyard.build import base_image, buildkit, mirrors
+from stackyard.definitions import lock
+from stackyard.definitions.project import ROOT, load_project
+from stackyard.system import cleanup
+from stackyard.system.engine import Engine
 from tests.fleet.images import CACHE
 
 HERE = Path(__file__).resolve().parent
@@ -31,18 +33,18 @@ def make_image(engine: Engine) -> str:
     """Build the stand-in; its name. BuildKit keeps it for the next run."""
     definitions = load_project().definitions
     base, common = definitions.bases["cpu"], definitions.common
-    caller = settings.collect(os.environ, distribution=base.distribution)
-    foundation.ensure_base(engine, base, common, caller, print)
+    caller = mirrors.collect(os.environ, distribution=base.distribution)
+    base_image.ensure_base(engine, base, common, caller, print)
     locked = definitions.locks[lock.base_lock_path("cpu")]
     wanted = lock.versions(lock.parse_lock(locked)).items()
-    client = build.find_client(os.environ["PATH"])
+    client = buildkit.find_client(os.environ["PATH"])
     command = [client.path, *(["buildx"] if client.buildx else []), "build", "--tag", NAME,
                *(["--load"] if client.buildx else []), "--label", CACHE,
-               "--build-arg", f"BASE={foundation.base_reference(base, common)}",
-               "--build-arg", f"TOOLS={foundation.ensure_tools(engine, caller, wanted)}",
+               "--build-arg", f"BASE={base_image.base_reference(base, common)}",
+               "--build-arg", f"TOOLS={base_image.ensure_tools(engine, caller, wanted)}",
                "--build-arg", f"TORCH_INDEX={base.torch_index}"]  # fmt: skip
     command += [word for proxy in sorted(caller.proxies) for word in ("--build-arg", proxy)]
-    with guard.folder("test-image") as place:
+    with cleanup.folder("test-image") as place:
         context = place / "context"
         shutil.copytree(HERE, context, ignore=shutil.ignore_patterns("__*"))
         shutil.copy(ROOT / "stackyard" / "inside" / "build.sh", context)

@@ -1,0 +1,4 @@
+"""Resolve, plan and build images.
+
+It must not run what it builds.
+"""

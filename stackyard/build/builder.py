@@ -1,0 +1,338 @@
+"""From a stack's name to an image that is there: foundation, plan, build, all in one.
+
+Owns what several builds share (base, tools, caller's settings, client) and that they may run at
+the same time. What is built is `build.recipe`'s, driving BuildKit `build.buildkit`'s;
+what only a build needs is imported when there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stackyard.build import base_image, catalog, dockerfile
+from stackyard.build import recipe as plan
+from stackyard.build.catalog import ResolvedImage
+from stackyard.definitions import lock
+from stackyard.definitions.project import Project
+from stackyard.definitions.spec import Base
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import NothingToRunOn, StackyardError, UsageError
+from stackyard.system.image import ImageInfo
+
+if TYPE_CHECKING:
+    from stackyard.build import buildkit, bundle, mirrors
+    from stackyard.build.buildkit import Client
+    from stackyard.build.source.fork import Fork
+
+Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image that is there: made now or found.
+
+    Attributes:
+        tag: the name it was given; by now another command may have given it to a later image.
+    """
+
+    image: ResolvedImage
+    tag: str
+    info: ImageInfo
+    seconds: float
+    made: bool
+
+
+class Builder:
+    """Builds images of one project on one engine; what they share is had once.
+
+    Images are built at the same time: BuildKit runs a step that several of them have only once,
+    and single-threaded steps of one fill the cores that another leaves idle.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        engine: Engine,
+        say: Say,
+        offline: Path | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Build with `offline`, a bundle, and no network; or with the caller's package sources.
+
+        With `fresh` from scratch: a base that is made here is made again, and every step runs.
+        """
+        self._project, self._engine, self._say = project, engine, say
+        self._offline, self._fresh = offline, fresh
+        self._manifest: bundle.Manifest | None = None
+        self._shared = threading.Lock()
+        self._roomy: set[str] = set()
+        self._client: buildkit.Client | None = None
+        self._tools: dict[str, str] = {}
+        self._foundations: dict[str, tuple[ImageInfo, str]] = {}
+        self._callers: dict[str, mirrors.CallerSettings] = {}
+
+    def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
+        """Build several stacks on one base, at the same time; in the order given.
+
+        Raises:
+            StackyardError: the first failure, once every other build has ended.
+        """
+        with ThreadPoolExecutor(max(1, len(stacks))) as pool:
+            jobs = [pool.submit(self.build, stack, base, again=again) for stack in stacks]
+            try:
+                wait(jobs)
+            except BaseException:
+                # Interrupted: the builds end with their clients, and nothing of them is kept.
+                for job in jobs:
+                    job.cancel()
+                process.stop_all()
+                raise
+        return [job.result() for job in jobs]
+
+    def build(
+        self, stack: str, base: str, *, again: bool = False, fork: Fork | None = None
+    ) -> Built:
+        """The image of a stack on a base; built only when its recipe has changed.
+
+        Args:
+            fork: the users' own sources in place of releases.
+
+        Raises:
+            NothingToRunOn: the base cannot be had here.
+            BuildError: a step failed.
+        """
+        started = time.monotonic()
+        image = catalog.resolve(self._project.definitions, stack, base)
+        image = fork.image(image) if fork else image
+        base_info, reference = self._found_on(image)
+        made = self._plan(image, reference, base_info, fork)
+        info = self._engine.image(made.tag)
+        current = info is not None and info.labels.get(plan.RECIPE_LABEL) == made.recipe
+        again = again or self._fresh
+        if again or not current:
+            info = self._engine.image(self._run(image, made))
+        assert info is not None
+        seconds = time.monotonic() - started
+        return Built(
+            image=image, tag=made.tag, info=info, seconds=seconds, made=again or not current
+        )
+
+    def export(self, image: ResolvedImage, stages: str, more: Mapping[str, str], out: Path) -> None:
+        """Add stages to an image's Dockerfile and write the files of the last; no image is made.
+
+        Args:
+            more: further files of the build's context, by path.
+
+        Raises:
+            BuildError: a step failed.
+        """
+        from stackyard.build import buildkit
+
+        base_info, reference = self._found_on(image)
+        made = self._plan(image, reference, base_info)
+        text = made.context[made.dockerfile] + stages
+        changed = replace(made, context={**made.context, **more, made.dockerfile: text})
+        client, tools, caller = self._means(image)
+        buildkit.export(changed, client, tools, caller, out, offline=self._offline is not None)
+
+    def _plan(
+        self,
+        image: ResolvedImage,
+        reference: str,
+        base_info: ImageInfo,
+        fork: Fork | None = None,
+    ) -> plan.BuildPlan:
+        files = {
+            path: (self._project.root / path).read_text(encoding="utf-8")
+            for path in plan.context_paths(image)
+        }
+        files = fork.files(image, files) if fork else files
+        made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        return fork.plan(made) if fork else made
+
+    def _means(self, image: ResolvedImage) -> tuple[Client, str, mirrors.CallerSettings]:
+        """What drives a build, the image of its tools, and the caller's settings."""
+        from stackyard.build.buildkit import find_client
+
+        with self._shared:
+            caller, tools = self._caller(image), self._ensure_tools(image)
+            if self._client is None:
+                self._client = find_client(os.environ.get("PATH", ""))
+            return self._client, tools, caller
+
+    def _run(self, image: ResolvedImage, made: plan.BuildPlan) -> str:
+        from stackyard.build import buildkit
+
+        if image.base.unpack and self._offline is None:
+            stack, base = image.stack.name, image.base.name
+            raise UsageError(
+                f"{stack} on {base} is built from a bundle, and none was named",
+                why="the base's own package sources do not hold what is to be installed",
+                hint=f"invoke build {stack} --base {base} --offline FILE; invoke bundle --base"
+                f" {base} makes the file where there is a network",
+            )
+        with self._shared:
+            self._require_space(image.base)
+        client, tools, caller = self._means(image)
+        say = self._say
+        return buildkit.build(
+            made, client, tools, caller,
+            lambda step: say(made.stack, short(step)), offline=self._offline is not None,
+            fresh=self._fresh,
+        )  # fmt: skip
+
+    def _ensure_tools(self, image: ResolvedImage) -> str:
+        name = image.base.name
+        if self._offline is not None and self._manifest is not None:
+            return base_image.ensure_bundle(self._engine, self._offline, self._manifest)
+        if name not in self._tools:
+            wanted = [(package, setting.value) for package, setting in image.provided.items()]
+            tools = base_image.ensure_tools(self._engine, self._caller(image), wanted)
+            self._tools[name] = tools
+        return self._tools[name]
+
+    def _require_space(self, base: Base) -> None:
+        """See once, before anything is fetched, that there is room for images on a base.
+
+        Raises:
+            EngineError: saying how much is missing.
+        """
+        from stackyard.build import host
+
+        if base.name in self._roomy:
+            return
+        host.require_space(self._engine, self._needed_bytes(base))
+        self._roomy.add(base.name)
+
+    def _needed_bytes(self, base: Base) -> int:
+        """Return what a build on a base still writes, at most: less where its layers are there."""
+        from stackyard.build import host
+
+        needed = base.disk_bytes or host.NEEDED_BYTES
+        reference = base_image.base_reference(base, self._project.definitions.common)
+        there = self._engine.image(reference)
+        if there is None:
+            return needed
+        if base.pulled:
+            needed = max(needed - there.size, host.MORE_BYTES)
+        stacks = self._project.definitions.stacks
+        if not self._fresh and any(
+            self._is_current(stack, base.name, reference, there) for stack in stacks
+        ):
+            needed = min(needed, host.MORE_BYTES)
+        return needed
+
+    def _is_current(self, stack: str, base: str, reference: str, base_info: ImageInfo) -> bool:
+        """Whether the engine holds an image of a stack as it would be built now."""
+        info = self._engine.image(dockerfile.image_tag(stack, base))
+        recipe = info.labels.get(plan.RECIPE_LABEL) if info else None
+        if not recipe:
+            return False
+        image = catalog.resolve(self._project.definitions, stack, base)
+        return image.locked and self._plan(image, reference, base_info).recipe == recipe
+
+    def _require_sources(self, image: ResolvedImage) -> None:
+        """See that a build has what it takes: package sources, or a bundle that fits."""
+        from stackyard.build import bundle
+
+        if self._offline is None:
+            return
+        bundle.require_offline(image.base)
+        if self._manifest is None:
+            self._manifest = bundle.read(self._offline)
+        bundle.require_fit(self._offline, self._manifest, image)
+
+    def _caller(self, image: ResolvedImage) -> mirrors.CallerSettings:
+        from stackyard.build import mirrors
+
+        if self._offline is not None:
+            return mirrors.CallerSettings(secrets={}, wheel_folders=(), proxies={})
+        key = image.base.distribution
+        if key not in self._callers:
+            self._callers[key] = mirrors.collect(os.environ, distribution=key)
+            for note in self._callers[key].notes:
+                self._say(image.base.name, f"note: {note}")
+        return self._callers[key]
+
+    def _found_on(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
+        """Check lock and sources, then return the base image and its name."""
+        require_lock(image)  # before gigabytes are pulled or made for a build that cannot be
+        with self._shared:
+            self._require_sources(image)
+            return self._foundation(image)
+
+    def _foundation(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
+        base = image.base
+        if base.name not in self._foundations:
+            reference = base_image.base_reference(base, image.common)
+            info = self._engine.image(reference)
+            if info is None or (self._fresh and base.bootstrap is not None):
+                info = self._make_foundation(image)
+            self._foundations[base.name] = (info, reference)
+        return self._foundations[base.name]
+
+    def _make_foundation(self, image: ResolvedImage) -> ImageInfo:
+        base = image.base
+        if base.host is None:
+            self._require_space(base)
+        caller = self._caller(image)
+        try:
+            # A bootstrap leaves a core idle, and the tools (a torch wheel) take seconds to pack.
+            with ThreadPoolExecutor(1) as beside:
+                tools = beside.submit(self._ensure_tools, image)
+                info = base_image.ensure_base(
+                    self._engine, base, image.common, caller,
+                    lambda text: self._say(base.name, text), fresh=self._fresh,
+                )  # fmt: skip
+            tools.result()
+            return info
+        except StackyardError as error:
+            if base.bootstrap is not None or base.host is not None:
+                raise
+            raise cannot_have(self._project, base.name, error) from error
+
+
+def require_lock(image: ResolvedImage) -> None:
+    """See that a stack has been locked on a base.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if image.locked:
+        return
+    stack, base = image.stack.name, image.base
+    paths = [lock.lock_path(stack, base.name)]
+    paths += [lock.base_lock_path(base.name)] if base.pulled else []
+    missing = " and ".join(path for path in paths if path not in image.locks)
+    reads = f" (pulls {base.reference}, to read what it holds)" if base.pulled else ""
+    raise UsageError(
+        f"{stack} has no lock on {base.name}",
+        why=f"not there: {missing}" + (f"; {base.never_built}" if base.never_built else ""),
+        hint=f"invoke lock {stack} --base {base.name}{reads}",
+    )
+
+
+def short(step: str) -> str:
+    """A build step for one line: without its mounts."""
+    return " ".join(word for word in step.split() if not word.startswith("--mount="))
+
+
+def cannot_have(project: Project, base_name: str, error: StackyardError) -> NothingToRunOn:
+    """Why a pulled base is not here, and which bases can be made instead."""
+    base = project.definitions.bases[base_name]
+    local = [b.name for b in project.definitions.bases.values() if b.bootstrap is not None]
+    return NothingToRunOn(
+        f"base {base_name!r} ({base.reference}) cannot be had on this machine",
+        why=f"{error.what}\n{error.why}".strip(),
+        hint=f"{error.hint or 'reach its registry (docker login, proxy)'}; or take a base that is"
+        " made here: " + ", ".join(f"--base {name}" for name in local),
+    )

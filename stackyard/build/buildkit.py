@@ -1,0 +1,216 @@
+"""Execute a build plan with BuildKit, through whichever docker client can drive it.
+
+Owns finding that client and turning its progress into steps and errors. It must not decide what
+is built: the plan says everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard.build.mirrors import CallerSettings
+from stackyard.build.recipe import BuildPlan
+from stackyard.system import cleanup, process
+from stackyard.system.archive import pack
+from stackyard.system.errors import BuildError, CommandError, EngineError, StackyardError
+
+Step = Callable[[str], None]
+_STEP = re.compile(r"^#(\d+) (\[[^\]]+\] .*)$")
+_ERROR = re.compile(r"^#(\d+) ERROR: (.*)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A docker command line that builds with BuildKit."""
+
+    path: str
+    buildx: bool
+
+    @property
+    def says(self) -> str:
+        """One line for people."""
+        return f"{self.path} ({'buildx' if self.buildx else 'DOCKER_BUILDKIT=1'})"
+
+
+def find_client(path: str) -> Client:
+    """The first docker binary on PATH that can build with BuildKit.
+
+    Raises:
+        EngineError: none can; says what each one lacks.
+    """
+    tried: list[str] = []
+    for folder in dict.fromkeys(path.split(os.pathsep)):
+        binary = shutil.which("docker", path=folder)
+        if binary is None:
+            continue
+        try:
+            version = process.run([binary, "--version"], check=False, timeout=20).output
+            buildx = process.run([binary, "buildx", "version"], check=False, timeout=20)
+        except StackyardError as error:
+            tried.append(str(error))
+            continue
+        if buildx.code == 0:
+            return Client(path=binary, buildx=True)
+        match = re.search(r"version (\d+)\.", version)
+        # From 23 on the client leaves BuildKit to the buildx plugin; before, it has its own.
+        if match and 18 < int(match.group(1)) < 23:
+            return Client(path=binary, buildx=False)
+        tried.append(f"{binary}: {version.strip()[:60]}: no buildx plugin")
+    raise EngineError(
+        "no docker client here can build with BuildKit",
+        why="\n".join(tried) or "there is no docker on PATH",
+        hint="apt-get install docker.io (Debian 12), docker-buildx (Ubuntu), or"
+        " docker-buildx-plugin (Docker's own packages)",
+    )
+
+
+def arguments(
+    plan: BuildPlan,
+    client: Client,
+    tools: str,
+    caller: CallerSettings,
+    secrets: Path,
+    *,
+    offline: bool = False,
+    out: Path | None = None,
+    fresh: bool = False,
+) -> list[str]:
+    """The exact build command; secrets are files under `secrets`, values never in argv.
+
+    Args:
+        out: folder for the files of the Dockerfile's last stage; None makes an image.
+    """
+    words = [client.path, "buildx", "build"] if client.buildx else [client.path, "build"]
+    if client.buildx and out is None:
+        words += ["--load"]
+    made = ["-t", plan.tag] if out is None else ["--output", f"type=local,dest={out}"]
+    words += ["--progress=plain", "-f", plan.dockerfile, *made]
+    if offline:
+        words += ["--network", "none"]
+    if fresh:
+        words += ["--no-cache"]
+    words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
+    for name in sorted(caller.proxies):
+        words += ["--build-arg", name]  # the value comes from the environment
+    for name, value in sorted(plan.labels.items()) if out is None else ():
+        words += ["--label", f"{name}={value}"]
+    for name in sorted(caller.secrets):
+        words += ["--secret", f"id={name},src={secrets / name}"]
+    return [*words, "-"]
+
+
+def build(
+    plan: BuildPlan,
+    client: Client,
+    tools: str,
+    caller: CallerSettings,
+    on_step: Step,
+    *,
+    offline: bool = False,
+    fresh: bool = False,
+) -> str:
+    """Build the plan's image and name it; returns its id.
+
+    The id is what this build made: the name may already be that of somebody else's later build.
+
+    Args:
+        tools: the image that steps take their tools from, and offline everything else.
+        offline: steps run without a network.
+        fresh: every step runs, whatever BuildKit remembers of earlier builds.
+
+    Raises:
+        BuildError: naming the step, with its last lines.
+    """
+    with _secret_files(caller) as folder:
+        words = arguments(plan, client, tools, caller, folder, offline=offline, fresh=fresh)
+        made = folder / "image-id"
+        _run(plan, [*words[:-1], "--iidfile", str(made), words[-1]], caller, Progress(on_step))
+        return made.read_text(encoding="utf-8").strip()
+
+
+def export(
+    plan: BuildPlan,
+    client: Client,
+    tools: str,
+    caller: CallerSettings,
+    out: Path,
+    *,
+    offline: bool = False,
+) -> None:
+    """Build the plan's Dockerfile and write the files of its last stage to `out`; no image is made.
+
+    Raises:
+        BuildError: naming the step, with its last lines.
+    """
+    with _secret_files(caller) as folder:
+        words = arguments(plan, client, tools, caller, folder, offline=offline, out=out)
+        _run(plan, words, caller, Progress(lambda step: None))
+
+
+def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, progress: Progress) -> None:
+    try:
+        process.run(
+            words,
+            env={"DOCKER_BUILDKIT": "1", **caller.proxies},
+            stdin=pack({**{p: t.encode() for p, t in plan.context.items()}, **plan.blobs}),
+            timeout=3600,
+            on_line=progress.line,
+        )
+    except CommandError as error:
+        raise BuildError(
+            f"{plan.tag} could not be built: {progress.failed_step()}",
+            why=progress.last_lines() or error.why,
+            hint=f"correct what the lines above name, then: invoke build {plan.stack}"
+            f" --base {plan.base}",
+        ) from error
+
+
+@contextlib.contextmanager
+def _secret_files(caller: CallerSettings) -> Iterator[Path]:
+    with cleanup.folder("secrets") as folder:
+        for secret, data in caller.secrets.items():
+            path = folder / secret
+            path.touch(mode=0o600)
+            path.write_bytes(data)
+        yield folder
+
+
+class Progress:
+    """Reads BuildKit's plain progress: which step runs, which one failed, what it said last."""
+
+    def __init__(self, on_step: Step) -> None:
+        self._on_step = on_step
+        self._names: dict[str, str] = {}
+        self._said: dict[str, list[str]] = {}
+        self._failed = ""
+
+    def line(self, line: str) -> None:
+        """Take one line of output."""
+        step = _STEP.match(line)
+        if step:
+            number, name = step.groups()
+            if number not in self._names:
+                self._names[number] = name
+                self._on_step(name[:100])
+            return
+        wrong = _ERROR.match(line)
+        if wrong and not self._failed:
+            self._failed = wrong.group(1)
+        match = re.match(r"^#(\d+) [\d.]+ (.*)$", line)
+        if match:
+            self._said.setdefault(match.group(1), []).append(match.group(2))
+
+    def failed_step(self) -> str:
+        """The name of the step that failed."""
+        name = self._names.get(self._failed, "no step was reached")
+        return re.sub(r"--mount=\S+\s*", "", name)[:200]
+
+    def last_lines(self) -> str:
+        """What the failed step said last."""
+        return "\n".join(self._said.get(self._failed, [])[-25:])

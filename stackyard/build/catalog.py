@@ -1,0 +1,233 @@
+"""Definitions to one resolved image: every value decided, and where it came from.
+
+Owns the decisions that depend on both a stack and a base: which fixes apply, which system
+packages are still to be installed, which environment results. It must not render or read files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from stackyard.build.source.naming import Source
+from stackyard.definitions import compat, lock
+from stackyard.definitions.document import nearest
+from stackyard.definitions.spec import Base, Common, Definitions, Fix, Stack, Wheel
+from stackyard.system.errors import UsageError
+
+# Parts of CUDA that people ask after, as NVIDIA's wheels are called.
+_CUDA_PART = re.compile(r"nvidia-(nccl|cudnn)-cu\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One resolved value with its origin, as `invoke show` prints it."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedWheel:
+    """A package built from source on this base, with the fixes that apply to it.
+
+    Attributes:
+        source: the users' own tree, which is built in place of the locked sdist.
+    """
+
+    wheel: Wheel
+    fixes: tuple[Fix, ...]
+    env: Mapping[str, str]
+    source: Source | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedImage:
+    """A stack on a base, everything decided.
+
+    Attributes:
+        fixes: the fixes that apply here.
+        left_out: declared fixes that do not apply here, with the reason.
+        packages: every locked distribution of the stack's own, with its origin.
+        provided: distributions of the base that must be unchanged afterwards.
+        replaced: distributions of the base that the stack's lock has in another version.
+        system: system packages that the base lacks.
+        build_system: those that compiling wheels needs and the base lacks.
+        locked: whether this combination has a lock (a base nobody has built yet has none).
+    """
+
+    stack: Stack
+    base: Base
+    common: Common
+    fixes: tuple[Fix, ...]
+    left_out: Mapping[str, str]
+    packages: Mapping[str, Setting]
+    provided: Mapping[str, Setting]
+    replaced: tuple[str, ...]
+    system: tuple[str, ...]
+    build_system: tuple[str, ...]
+    env: Mapping[str, Setting]
+    wheels: tuple[ResolvedWheel, ...]
+    locks: Mapping[str, str]
+    locked: bool
+
+
+def choose(kind: str, name: str, known: Mapping[str, object]) -> str:
+    """`name` if it is known.
+
+    Raises:
+        UsageError: naming the nearest known one.
+    """
+    if name not in known:
+        hint = f"invoke list shows every {kind}"
+        raise UsageError(f"there is no {kind} {name!r}", why=nearest(name, known), hint=hint)
+    return name
+
+
+def choose_base(definitions: Definitions, name: str) -> Base:
+    """Return the base of that name; a pulled one with the digest that its lock has.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return lock.pinned(
+        definitions.bases[choose("base", name, definitions.bases)], definitions.locks
+    )
+
+
+def resolve(definitions: Definitions, stack_name: str, base_name: str) -> ResolvedImage:
+    """Decide everything about one stack on one base.
+
+    Raises:
+        UsageError: the stack or the base does not exist.
+    """
+    stack = definitions.stacks[choose("stack", stack_name, definitions.stacks)]
+    base = choose_base(definitions, base_name)
+    locks = {
+        path: definitions.locks[path]
+        for path in (
+            lock.base_lock_path(base.name),
+            lock.lock_path(stack.name, base.name),
+            *(lock.wheel_lock_path(w, base.name, k) for w in stack.builds for k in ("", "build")),
+        )
+        if path in definitions.locks
+    }
+    packages = _packages(definitions, stack, base, locks)
+    own = lock.versions(lock.parse_lock(locks.get(lock.lock_path(stack.name, base.name), "")))
+    provided = {n: s for n, s in _provided(base, locks).items() if n not in own}
+    versions = {name: s.value for name, s in {**provided, **packages}.items()}
+    fixes, left_out = _fixes(definitions, stack, base, versions)
+    wheels = tuple(
+        resolve_wheel(definitions, definitions.wheels[name], base, versions)
+        for name in stack.builds
+    )
+    present = set(base.given_system)
+    if base.bootstrap is not None:
+        present |= {*base.bootstrap.packages, *definitions.common.system}
+    wanted = (*definitions.common.system, *stack.system)
+    return ResolvedImage(
+        stack=stack,
+        base=base,
+        common=definitions.common,
+        fixes=fixes,
+        left_out=left_out,
+        packages=packages,
+        provided=provided,
+        replaced=tuple(name for name in sorted(base.replaceable) if name in own),
+        system=tuple(p for p in wanted if p not in present),
+        build_system=tuple(p for p in definitions.common.build_system if p not in present),
+        env=_environment(definitions.common, base, stack, fixes),
+        wheels=wheels,
+        locks=locks,
+        locked=lock.lock_path(stack.name, base.name) in locks
+        and bool(base.digest or not base.pulled),
+    )
+
+
+def _packages(
+    definitions: Definitions, stack: Stack, base: Base, locks: Mapping[str, str]
+) -> dict[str, Setting]:
+    found: dict[str, Setting] = {
+        canonicalize_name(name): Setting(value=version, source=f"images/{stack.name}/stack.yml")
+        for name, version in stack.packages.items()
+    }
+    path = lock.lock_path(stack.name, base.name)
+    for item in lock.parse_lock(locks.get(path, "")):
+        found[item.name] = Setting(value=item.version, source=path)
+    for name in stack.builds:
+        wheel = definitions.wheels[name]
+        source = f"images/wheels/{name}.yml"
+        found[canonicalize_name(wheel.package)] = Setting(value=wheel.version, source=source)
+    return found
+
+
+def resolve_wheel(
+    definitions: Definitions, wheel: Wheel, base: Base, versions: Mapping[str, str]
+) -> ResolvedWheel:
+    """A package that is built here, with the fixes of its source that apply to these versions."""
+    fixes = tuple(
+        definitions.fixes[name]
+        for name in wheel.fixes
+        if not compat.why_not(
+            definitions.fixes[name], versions, python=base.python, device=base.device
+        )
+    )
+    env = dict(wheel.env)
+    for fix in fixes:
+        env |= fix.remedy.build_env
+    return ResolvedWheel(wheel=wheel, fixes=fixes, env=dict(sorted(env.items())))
+
+
+def _provided(base: Base, locks: Mapping[str, str]) -> dict[str, Setting]:
+    found: dict[str, Setting] = {
+        canonicalize_name(name): Setting(value=fact.value, source=fact.source)
+        for name, fact in base.provides.items()
+    }
+    path = lock.base_lock_path(base.name)
+    for item in lock.parse_lock(locks.get(path, "")):
+        found[item.name] = Setting(value=item.version, source=path)
+    return found
+
+
+def _fixes(
+    definitions: Definitions, stack: Stack, base: Base, versions: Mapping[str, str]
+) -> tuple[tuple[Fix, ...], dict[str, str]]:
+    applied: list[Fix] = []
+    left_out: dict[str, str] = {}
+    for name in stack.fixes:
+        fix = definitions.fixes[name]
+        reason = compat.why_not(fix, versions, python=base.python, device=base.device)
+        if reason:
+            left_out[name] = reason
+        else:
+            applied.append(fix)
+    return tuple(applied), left_out
+
+
+def facts(image: ResolvedImage) -> dict[str, Setting]:
+    """Return what is known of an image's base: what it states, and what its lock says of CUDA."""
+    found = {n: Setting(value=f.value, source=f.source) for n, f in image.base.facts.items()}
+    for name, setting in image.provided.items():
+        part = _CUDA_PART.fullmatch(name)
+        if part and setting.value and part[1] not in found:
+            found[part[1]] = setting
+    return found
+
+
+def _environment(
+    common: Common, base: Base, stack: Stack, fixes: tuple[Fix, ...]
+) -> dict[str, Setting]:
+    origins = [
+        ("images/common.yml", common.env),
+        (f"images/bases/{base.name}.yml", base.env),
+        (f"images/{stack.name}/stack.yml", stack.env),
+        *((f"images/fixes/{fix.id}.yml", fix.remedy.env) for fix in fixes),
+    ]
+    found: dict[str, Setting] = {}
+    for source, env in origins:
+        for name, value in env.items():
+            found[name] = Setting(value=value, source=source)
+    return dict(sorted(found.items()))

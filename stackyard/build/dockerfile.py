@@ -1,0 +1,152 @@
+"""A resolved image to the files that build it: Dockerfile and recorded fixes, as text.
+
+Owns what goes into the templates; the order of layers is the template's. It must not know where
+the engine, the caller's settings or the clock are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+
+from packaging.utils import canonicalize_name
+
+from stackyard.build.catalog import ResolvedImage, ResolvedWheel
+from stackyard.build.source.naming import archive_path
+from stackyard.definitions import lock
+from stackyard.definitions.spec import Fix
+from stackyard.system import template
+
+UV_VERSION = "0.13.9"
+TOOLS = f"ghcr.io/astral-sh/uv:{UV_VERSION}"
+_SHELL = ("/bin/bash", "-euo", "pipefail", "-c")
+# Images may have bash read a file before every script (NVIDIA's do): it is not written for -eu.
+_PULLED_SHELL = ("/usr/bin/env", "-u", "BASH_ENV", *_SHELL)
+SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
+
+
+def image_tag(stack: str, base: str) -> str:
+    """The image's local name."""
+    return f"stackyard/{stack}:{base}"
+
+
+def dockerfile_path(stack: str, base: str) -> str:
+    """Where the rendered Dockerfile lies, from the project's root."""
+    return f"images/{stack}/{base}.Dockerfile"
+
+
+def render_files(image: ResolvedImage) -> dict[str, str]:
+    """Every rendered file of one image, by path from the project's root."""
+    stack, base = image.stack.name, image.base.name
+    own = frozenset(canonicalize_name(w.wheel.package) for w in image.wheels if w.source)
+    files = {
+        dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image)),
+        fixes_path(stack, base): fixes_json(image.fixes, "installed", own),
+    }
+    for wheel in image.wheels:
+        files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source", own)
+    return files
+
+
+def fixes_path(stack: str, base: str) -> str:
+    """Where the fixes applied to the installed packages lie, as data for `apply_fixes.py`."""
+    return f"images/{stack}/{base}.fixes.json"
+
+
+def wheel_fixes_path(wheel: ResolvedWheel, base: str) -> str:
+    """Where the fixes applied to one sdist before its build lie."""
+    return f"images/wheels/{wheel.wheel.package}.{base}.fixes.json"
+
+
+def _values(image: ResolvedImage) -> dict[str, object]:
+    stack, base = image.stack.name, image.base.name
+    return {
+        "stack": stack,
+        "base": image.base,
+        "tag": image_tag(stack, base),
+        "tools": TOOLS,
+        "secrets": SECRETS,
+        "text_packages": image.common.text_packages,
+        "build_system": image.build_system,
+        "system": image.system,
+        # Packages of another distribution are unpacked, with what they need and the base lacks.
+        "install_system": "unpack_system" if image.base.unpack else "apt_install",
+        "unpack_with": image.base.unpack_with if image.base.unpack else (),
+        "shell": _PULLED_SHELL if image.base.pulled else _SHELL,
+        "replaced": image.replaced,
+        "provided": [f"{n}=={v}" if v else n for n, v in sorted(image.base.provided.items())],
+        "lock": lock.lock_path(stack, base),
+        "fixes": fixes_path(stack, base),
+        "wheels": [_wheel_values(wheel, image) for wheel in image.wheels],
+        "left_out": [entry.path for entry in image.common.left_out],
+        "kept": [path for entry in image.common.left_out for path in entry.kept],
+        "imports": image.stack.imports,
+        "own": _own(image),
+        "env": {name: setting.value for name, setting in image.env.items()},
+        "entrypoint": image.base.entrypoint,
+    }
+
+
+def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, object]:
+    wheel, base = resolved.wheel, image.base
+    # A base's own torch is there in every stage; a layer's is lent to the wheels that want it.
+    lent = wheel.torch and bool(base.torch)
+    site = f"/usr/local/lib/python{base.python}/dist-packages" if lent else ""
+    env = {"TORCH_SITE": site} if lent else {}
+    if not wheel.torch and not base.torch:
+        env = {"HIDE_TORCH": "1"}
+    return {
+        "package": wheel.package,
+        "compiler": wheel.compiler,
+        "torch_site": site,
+        "lock": lock.wheel_lock_path(wheel.package, base.name),
+        "build_lock": lock.wheel_lock_path(wheel.package, base.name, "build"),
+        "fixes": wheel_fixes_path(resolved, base.name),
+        "env": {**resolved.env, **env},
+        "source": archive_path(wheel.package) if resolved.source else "",
+    }
+
+
+def _own(image: ResolvedImage) -> list[str]:
+    """Packages built from the users' own source, and of those that fixes take from requirements."""
+    packages = [w.wheel.package for w in image.wheels if w.source]
+    if not packages:
+        return []
+    return [",".join(packages), ",".join(sorted(replaced_requirements(image.fixes)))]
+
+
+def replaced_requirements(fixes: Iterable[Fix]) -> set[str]:
+    """Distributions that fixes bring in another version than is asked for, or leave out."""
+    remedies = [fix.remedy for fix in fixes]
+    named = [*(o for r in remedies for o in r.override), *(e for r in remedies for e in r.exclude)]
+    return {canonicalize_name(re.split(r"[^A-Za-z0-9._-]", name)[0]) for name in named}
+
+
+def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> str:
+    """Fixes of a stage as `apply_fixes.py` reads them.
+
+    Args:
+        own: packages that are the users' own trees, where a fix need not find what a release has.
+    """
+    found = [
+        {
+            "id": fix.id,
+            "stage": fix.remedy.stage,
+            "replace": [
+                {
+                    "file": rule.file,
+                    "pattern": rule.pattern,
+                    "replacement": rule.replacement,
+                    "count": rule.count,
+                    "fixed": rule.fixed,
+                    **({"own": True} if canonicalize_name(fix.package) in own else {}),
+                }
+                for rule in fix.remedy.replace
+            ],
+            **({"add": dict(fix.remedy.add)} if fix.remedy.add else {}),
+        }
+        for fix in fixes
+        if (fix.remedy.replace or fix.remedy.add) and fix.remedy.stage == stage
+    ]
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,146 @@
+"""This machine: its GPUs, and a container engine made to run on it.
+
+Owns what is looked up or changed on the host itself. It installs packages only where it may
+(Debian or Ubuntu, as root) and only when asked to (`invoke engine`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stackyard.build import mirrors
+from stackyard.build.base_image import free_bytes, running_as_root
+from stackyard.build.buildkit import find_client
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import CommandError, EngineError, NothingToRunOn
+
+# A first build on a base that states nothing, and one that finds the layers of another stack.
+NEEDED_BYTES = 12 * 2**30
+MORE_BYTES = 4 * 2**30
+_PACKAGES = {"docker.io": "dockerd", "mmdebstrap": "mmdebstrap"}
+Say = Callable[[str], None]
+
+
+def gpu_count(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """NVIDIA GPUs that the driver shows on this machine."""
+    return len(list(driver.iterdir())) if driver.is_dir() else 0
+
+
+def require_gpus(wanted: int, command: str) -> None:
+    """See that `wanted` GPUs are here.
+
+    Raises:
+        NothingToRunOn: saying what is missing and what to type.
+    """
+    found = gpu_count()
+    if found < wanted:
+        raise NothingToRunOn(
+            f"{wanted} GPUs are wanted, {found or 'none'} found on this machine",
+            why="no NVIDIA driver is loaded (/proc/driver/nvidia/gpus is not there)"
+            if not found
+            else f"/proc/driver/nvidia/gpus lists {found}",
+            hint=f"run it where the GPUs are, or on CPU ranks: {command} --gpus 0",
+        )
+
+
+def ensure_engine(say: Say, *, log: Path = Path("/var/log/dockerd-stackyard.log")) -> None:
+    """Have an engine that answers and a client that builds, installing and starting if need be.
+
+    Raises:
+        EngineError: not possible here; one sentence says what to type.
+    """
+    missing = [p for p, program in _PACKAGES.items() if not _find(program)]
+    if (missing and not _answers()) or "mmdebstrap" in missing:
+        _install(missing, say)
+    if not _answers():
+        _start(say, log)
+    client = find_client(os.environ.get("PATH", ""))
+    with Engine() as engine:
+        say(f"engine {engine.version}, building with {client.says}")
+        require_space(engine)
+
+
+def require_space(engine: Engine, needed: int = NEEDED_BYTES) -> None:
+    """See that there is room for images where the engine keeps them.
+
+    Args:
+        needed: bytes that are to be written there.
+
+    Raises:
+        EngineError: saying how much is missing.
+    """
+    folder = engine.data_folder()
+    free = free_bytes(folder)
+    if free is not None and free < needed:
+        raise EngineError(
+            f"{free / 2**30:.1f} GiB are free in {folder}, {needed / 2**30:.0f} are needed:"
+            f" {(needed - free) / 2**30:.1f} GiB are missing",
+            hint="docker system prune removes what no container uses; or make room otherwise",
+        )
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _answers() -> bool:
+    try:
+        Engine().close()
+    except EngineError:
+        return False
+    return True
+
+
+def _install(packages: list[str], say: Say) -> None:
+    release = Path("/etc/os-release")
+    name = mirrors.host_distribution(release.read_text()) if release.is_file() else ""
+    if not name.startswith(("debian/", "ubuntu/")) or not running_as_root():
+        raise EngineError(
+            f"{' and '.join(packages)} must be installed, which needs root on Debian or Ubuntu",
+            why=f"this is {name or 'an unknown system'}, user id {os.geteuid()}",
+            hint=f"sudo apt-get install {' '.join(packages)} (or your system's packages of the"
+            " same programs), then again; DOCKER_HOST may also name an engine elsewhere",
+        )
+    say(f"installing {' '.join(packages)}")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        process.run(["apt-get", "-qq", "update"], env=quiet, timeout=300)
+        process.run(
+            ["apt-get", "-qq", "install", "-y", "--no-install-recommends", *packages],
+            env=quiet,
+            timeout=900,
+        )
+    except CommandError as error:
+        hint = f"apt-get install {' '.join(packages)} by hand shows the whole story"
+        raise EngineError(error.what, why=error.why, hint=hint) from error
+
+
+def _start(say: Say, log: Path) -> None:
+    if os.environ.get("DOCKER_HOST"):
+        raise EngineError(
+            f"no engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}",
+            hint="start that engine, or unset DOCKER_HOST to use one on this machine",
+        )
+    if not running_as_root():
+        hint = "sudo systemctl start docker (and add yourself to the group docker), then again"
+        raise EngineError("the container engine is installed but does not run", hint=hint)
+    if Path("/run/systemd/system").is_dir():
+        say("starting the engine with systemd")
+        process.run(["systemctl", "start", "docker"], timeout=120, check=False)
+    else:
+        daemon = _find("dockerd")
+        if daemon is None:
+            raise EngineError("there is no dockerd", hint="apt-get install docker.io")
+        say(f"starting {daemon}; its log is {log}")
+        process.start_daemon([daemon], log=log)
+    end = time.monotonic() + 60
+    while not _answers():
+        if time.monotonic() > end:
+            why = process.last_lines(log.read_text(errors="replace")) if log.is_file() else ""
+            raise EngineError("the engine was started but does not answer", why=why)
+        time.sleep(0.2)

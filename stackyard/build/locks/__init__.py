@@ -1,0 +1,1 @@
+"""Make locks: resolve packages, say what changes, and find what is behind."""

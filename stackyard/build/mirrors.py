@@ -1,0 +1,159 @@
+"""The caller's package settings: what reaches a build as secrets and mounts, never a layer.
+
+Owns the translation of pip's, uv's and apt's own settings. The parsing half is pure; `collect`
+is the edge that reads environment and files. It must not write anything anywhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stackyard.system import process
+
+# The later one wins, as for pip itself.
+_PIP_SECTIONS = ("global", "install", ":env:")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "FTP_PROXY", "ALL_PROXY")
+_CA = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_CA_DEFAULTS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallerSettings:
+    """What a build is given besides its plan.
+
+    Attributes:
+        secrets: contents by secret id (`ca.pem`, `uv.toml`, `pip.conf`, `apt.sources`).
+        wheel_folders: local folders that may hold wheels the locks name.
+        proxies: proxy variables, handed over as build arguments that no history records.
+        notes: settings that cannot be carried into a build, said openly.
+    """
+
+    secrets: Mapping[str, bytes]
+    wheel_folders: tuple[Path, ...]
+    proxies: Mapping[str, str]
+    notes: tuple[str, ...] = field(default=())
+
+
+def parse_pip_config(text: str) -> dict[str, str]:
+    """The output of `pip config list` as values by their last name; environment wins."""
+    by_section: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        match = re.match(r"^([^.=\s]+)\.([^=]+)=(.*)$", line)
+        if not match:
+            continue
+        section, name, quoted = match.groups()
+        try:
+            value = str(ast.literal_eval(quoted))
+        except (ValueError, SyntaxError):
+            value = quoted
+        name = name.strip().strip(".").strip("'")
+        if section in _PIP_SECTIONS:
+            by_section.setdefault(section, {})[name] = value
+    return {n: v for section in _PIP_SECTIONS for n, v in by_section.get(section, {}).items()}
+
+
+def make_settings(
+    env: Mapping[str, str], pip: Mapping[str, str], *, ca: bytes, apt_sources: bytes
+) -> CallerSettings:
+    """Turn what was read into what a build is given."""
+    index = env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or pip.get("index-url", "")
+    extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}"
+    extras = [*extra.split(), *pip.get("extra-index-url", "").split()]
+    links = [*pip.get("find-links", "").split(), *re.split(r"[\s,]+", env.get("UV_FIND_LINKS", ""))]
+    folders = [Path(link.removeprefix("file://")) for link in links if (link and "://" not in link)
+               or link.startswith("file://")]  # fmt: skip
+    local = [url for url in (index, *extras) if url.startswith("file:")]
+    index = "" if index in local else index
+    remote = [url for url in extras if url not in local]
+    served = [link for link in links if "://" in link and not link.startswith("file://")]
+    notes = (
+        *(f"the local package index {url} is not carried into builds" for url in local),
+        *(f"the find-links address {bare(url)} is not carried into builds" for url in served),
+    )
+    secrets = {"ca.pem": ca, "apt.sources": apt_sources}
+    if index or remote:
+        secrets["uv.toml"] = _uv_toml(index, remote).encode()
+        secrets["pip.conf"] = _pip_conf(index, remote, pip.get("trusted-host", "")).encode()
+    proxies = {
+        name: value
+        for wanted in _PROXIES
+        for name in (wanted, wanted.lower())
+        if (value := env.get(name))
+    }
+    return CallerSettings(
+        secrets={name: data for name, data in secrets.items() if data},
+        wheel_folders=tuple(dict.fromkeys(folder for folder in folders if folder.is_absolute())),
+        proxies=proxies,
+        notes=notes,
+    )
+
+
+def bare(url: str) -> str:
+    """An address without the user and password it may hold."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _uv_toml(index: str, extras: Sequence[str]) -> str:
+    lines = []
+    if index:
+        lines += ["[[index]]", f'url = "{index}"', "default = true"]
+    for url in extras:
+        lines += ["[[index]]", f'url = "{url}"']
+    return "\n".join(lines) + "\n"
+
+
+def _pip_conf(index: str, extras: Sequence[str], trusted: str) -> str:
+    lines = ["[global]"]
+    if index:
+        lines.append(f"index-url = {index}")
+    if extras:
+        lines.append("extra-index-url = " + " ".join(extras))
+    if trusted:
+        lines.append(f"trusted-host = {trusted}")
+    return "\n".join(lines) + "\n"
+
+
+def _ca_bundle(env: Mapping[str, str], pip: Mapping[str, str]) -> bytes:
+    named = [*(env.get(name, "") for name in _CA), pip.get("cert", ""), *_CA_DEFAULTS]
+    for path in named:
+        if path and Path(path).is_file():
+            return Path(path).read_bytes()
+    return b""
+
+
+def host_distribution(os_release: str) -> str:
+    """`debian/bookworm` and the like, from the text of /etc/os-release."""
+    values = dict(line.split("=", 1) for line in os_release.splitlines() if "=" in line)
+    name = values.get("ID", "").strip('"')
+    return f"{name}/{values.get('VERSION_CODENAME', '').strip(chr(34))}"
+
+
+def _apt_sources(env: Mapping[str, str], distribution: str) -> bytes:
+    """Sources for `distribution`: the named file, else the host's own when it runs the same."""
+    if env.get("STACKYARD_APT_SOURCES"):
+        return Path(env["STACKYARD_APT_SOURCES"]).read_bytes()
+    release = Path("/etc/os-release")
+    if not release.is_file() or host_distribution(release.read_text()) != distribution:
+        return b""
+    files = sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))
+    vendor = distribution.split("/", maxsplit=1)[0]
+    return b"\n".join(f.read_bytes() for f in files if f.stem in (vendor, "official"))
+
+
+def collect(env: Mapping[str, str], *, distribution: str) -> CallerSettings:
+    """Read the caller's settings from this machine, for a base of `distribution`."""
+    pip = parse_pip_config(
+        process.run(
+            [sys.executable, "-m", "pip", "config", "list"],
+            timeout=60,
+            check=False,
+        ).output
+    )
+    return make_settings(
+        env, pip, ca=_ca_bundle(env, pip), apt_sources=_apt_sources(env, distribution)
+    )

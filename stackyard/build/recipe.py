@@ -1,0 +1,99 @@
+"""A build as a value: context, arguments, labels, and the recipe's hash.
+
+Owns the definition of "the same image": everything that decides the content, and nothing that
+does not (the clock, the machine, the caller's mirrors). Executing it is `build.buildkit`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stackyard.build import dockerfile
+from stackyard.build.catalog import ResolvedImage
+
+INSIDE = (
+    "stackyard/inside/apply_fixes.py",
+    "stackyard/inside/build.sh",
+    "stackyard/inside/leave_out.py",
+    "stackyard/inside/node.py",
+    "stackyard/inside/ssh_config",
+    "stackyard/inside/sshd_config",
+    "stackyard/inside/strays.py",
+    "stackyard/inside/lease.py",
+)
+RECIPE_LABEL = "stackyard.recipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """Everything an engine needs to build one image, but the caller's settings.
+
+    Attributes:
+        context: file contents by path inside the build context.
+        recipe: hash of everything that decides the image's content.
+        blobs: files of the context that are no texts, by path; the recipe has their digests.
+    """
+
+    stack: str
+    base: str
+    tag: str
+    dockerfile: str
+    base_image: str
+    context: Mapping[str, str]
+    labels: Mapping[str, str]
+    recipe: str
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def context_paths(image: ResolvedImage) -> tuple[str, ...]:
+    """The files of the project that take part in a build, besides the rendered ones."""
+    return tuple(sorted((*INSIDE, *image.locks)))
+
+
+def make_plan(
+    image: ResolvedImage, files: Mapping[str, str], *, base_image: str, base_digest: str
+) -> BuildPlan:
+    """Assemble the plan.
+
+    Args:
+        files: contents of `context_paths(image)`.
+        base_image: reference that FROM will name.
+        base_digest: content address of that image.
+    """
+    stack, base = image.stack.name, image.base.name
+    context = {**files, **dockerfile.render_files(image)}
+    path = dockerfile.dockerfile_path(stack, base)
+    told = _labels(image, base_digest)
+    decided = {"base": base_digest, "uv": dockerfile.UV_VERSION, "files": sorted(context.items()),
+               "labels": sorted(told.items())}  # fmt: skip
+    recipe = "sha256:" + hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+    return BuildPlan(
+        stack=stack,
+        base=base,
+        tag=dockerfile.image_tag(stack, base),
+        dockerfile=path,
+        base_image=base_image,
+        context=context,
+        labels={RECIPE_LABEL: recipe, **told},
+        recipe=recipe,
+    )
+
+
+def _labels(image: ResolvedImage, base_digest: str) -> dict[str, str]:
+    """What an image says of itself; OCI's names, too, or those of its base would speak for it."""
+    first = next(iter(image.stack.packages))
+    return {
+        "org.opencontainers.image.title": f"stackyard/{image.stack.name}",
+        "org.opencontainers.image.version": image.stack.packages[first],
+        "org.opencontainers.image.ref.name": f"{image.stack.name}-{image.base.name}",
+        "org.opencontainers.image.base.name": image.base.reference,
+        # OCI's word means the manifest that was pulled; a base that is made here has none.
+        "org.opencontainers.image.base.digest": image.base.digest or base_digest,
+        "stackyard.stack": image.stack.name,
+        "stackyard.base": image.base.name,
+        "stackyard.base.digest": base_digest,
+        "stackyard.fixes": ",".join(fix.id for fix in image.fixes),
+    }

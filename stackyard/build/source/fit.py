@@ -1,0 +1,190 @@
+"""Whether users' own code fits the image: its requirements the lock, the fixes its text.
+
+Owns what is looked at before a build (which says the last word), and how a build's refusals are
+told. Pure: trees, images and a program's words are arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from stackyard.build import dockerfile
+from stackyard.build.catalog import ResolvedImage, Setting
+from stackyard.build.source import tree as source_tree
+from stackyard.build.source.naming import Source
+from stackyard.build.source.tree import Tree
+from stackyard.definitions import lock
+from stackyard.definitions.spec import Fix
+from stackyard.system.errors import UsageError
+
+# Where a project's packages lie in its tree, as against below site-packages.
+ROOTS = ("", "src/", "python/", "lib/")
+_SAID = re.compile(r"^fix ([a-z0-9-]+): (\S+): (.*)$")
+_APPLIED, _THERE = "applied", "already fixed upstream"
+
+
+def require_met(source: Source, tree: Tree, image: ResolvedImage) -> None:
+    """See that what a tree plainly says it needs is in the image.
+
+    Raises:
+        UsageError: with everything that is not.
+    """
+    held = {**image.provided, **image.packages}
+    less = dockerfile.replaced_requirements(image.fixes)
+    wrong = [
+        said
+        for text in source_tree.requirements(tree)
+        if (said := _unmet(text, held, image.base.python, less))
+    ]
+    if wrong:
+        raise unmet(source.package, wrong, image)
+
+
+def unmet(package: str, wrong: Sequence[str], image: ResolvedImage) -> UsageError:
+    """What is said of requirements that the lock does not hold."""
+    stack, base = image.stack.name, image.base.name
+    return UsageError(
+        f"{package}: your tree requires what {lock.lock_path(stack, base)} does not hold",
+        why="\n".join(wrong),
+        hint=f"add it to `packages` in images/{stack}/stack.yml (with its version), then: invoke"
+        f" lock {stack} --base {base}; or relax the requirement in your tree",
+    )
+
+
+def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[str]) -> str:
+    """Why a requirement is not met; empty when it is, or when only a build can tell."""
+    try:
+        wanted = Requirement(text)
+    except InvalidRequirement:
+        return ""
+    name = canonicalize_name(wanted.name)
+    marks = {"python_version": python, "python_full_version": f"{python}.0", "extra": "",
+             "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}  # fmt: skip
+    if name in less or (wanted.marker and not wanted.marker.evaluate(marks)):
+        return ""
+    found = held.get(name)
+    if found is None:
+        return f"{text}: not there"
+    version = found.value
+    # Of a host's own packages less is known than a version, of other sources nothing.
+    known = re.fullmatch(r"\d+\.\d+\.\d+\S*", version)
+    if known and not wanted.specifier.contains(version, prereleases=True):
+        return f"{text}: {version} is there ({found.source})"
+    return ""
+
+
+def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]:
+    """The part of a package's fixes that its tree alone can answer for, and where it begins.
+
+    Returns:
+        Rules as `apply_fixes.py` reads them, all of stage `installed`; and the folder of the tree
+        that site-packages would be.
+    """
+    mine = [fix for fix in fixes if canonicalize_name(fix.package) == canonicalize_name(package)]
+    found: list[dict[str, Any]] = []
+    for stage in ("installed", "source"):
+        own = {canonicalize_name(package)}
+        found += json.loads(dockerfile.fixes_json(mine, stage, own))
+    files = {r["file"] for fix in found if fix["stage"] == "installed" for r in fix["replace"]}
+    root = max(ROOTS, key=lambda place: sum(place + file in tree for file in files))
+    rules = []
+    for fix in found:
+        here = "" if fix["stage"] == "source" else root
+        kept = [{**r, "file": here + r["file"]} for r in fix["replace"] if here + r["file"] in tree]
+        # A module beside the packages is the image's: no tree has it, and none lacks it.
+        added = {
+            here + name: text
+            for name, text in fix.get("add", {}).items()
+            if "/" in name and any(path.startswith(folder_of(here + name)) for path in tree)
+        }
+        if kept or added:
+            rules.append({**fix, "stage": "installed", "replace": kept, "add": added})
+    return json.dumps(rules), root
+
+
+def files_of(rules: str) -> list[str]:
+    """The files that rules are about."""
+    found = json.loads(rules)
+    replaced = [rule["file"] for fix in found for rule in fix["replace"]]
+    return list(dict.fromkeys([*replaced, *(name for fix in found for name in fix["add"])]))
+
+
+def folder_of(path: str) -> str:
+    """The folder of a file, with a slash at its end; empty at the top."""
+    folder, slash, _ = path.rpartition("/")
+    return folder + slash
+
+
+def answers(output: str) -> dict[str, dict[str, str]]:
+    """What `apply_fixes.py` said: by fix, by file, its words, and rather what was done."""
+    found: dict[str, dict[str, str]] = {}
+    for line in output.splitlines():
+        match = _SAID.match(line.strip())
+        if match:
+            files = found.setdefault(match[1], {})
+            if files.get(match[2], _THERE) == _THERE:
+                files[match[2]] = match[3]
+    return found
+
+
+def there_already(said: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Fixes that a tree has already, in all files that were asked."""
+    return sorted(
+        fix for fix, files in said.items()
+        if files and all(words in (_THERE, "there already") for words in files.values())
+    )  # fmt: skip
+
+
+def conflict(output: str, fixes: Iterable[Fix], source: str, typed: str) -> UsageError | None:
+    """The refusal of a tree that fixes do not fit; None when that is not what a program said.
+
+    Args:
+        output: of `apply_fixes.py`, or of a build that ran it.
+        source: what the tree is called, for people.
+        typed: the command, to which `--despite` is added.
+    """
+    known = {fix.id: fix for fix in fixes}
+    good = (_APPLIED, _THERE, "added", "there already")
+    wrong = {
+        (fix, file): words
+        for fix, files in answers(output).items() if fix in known
+        for file, words in files.items() if words not in good
+    }  # fmt: skip
+    if not wrong:
+        return None
+    names = list(dict.fromkeys(fix for fix, _ in wrong))
+    lines = []
+    for (fix, file), words in wrong.items():
+        lines.append(f"fix {fix} ({known[fix].symptom.split(': ')[0].strip()[:100]})")
+        lines.append(f"  {file}: {words}, and the repaired text is not there either"
+                     if "matched" in words else f"  {file}: {words}")  # fmt: skip
+        # Which of a file's patterns it was, the program does not say.
+        rules = [rule for rule in known[fix].remedy.replace if file.endswith(rule.file)]
+        for rule in rules if "matched" in words else ():
+            lines.append(f"    pattern:  {_line(rule.pattern)}")
+            lines.append(f"    repaired: {_line(rule.fixed)}")
+    several = "es" if len(names) > 1 else ""
+    leave = " ".join(f"--despite {name}" for name in names)
+    return UsageError(
+        f"{len(names)} fix{several} of this stack {'do' if several else 'does'} not fit {source}",
+        why="\n".join(lines),
+        hint=f"repair it there in your tree, so that the repaired text is found, or leave the"
+        f" fix{several} out, which is recorded: {typed} {leave}",
+    )
+
+
+def missing(output: str) -> list[str]:
+    """What a build said of requirements that are not met, as its last step lists them."""
+    found = re.findall(r"^The package .\S+. requires .([^`']+).?, but (.*)$", output, re.MULTILINE)
+    return [f"{wanted}: {why.replace('`', '')}" for wanted, why in found]
+
+
+def _line(text: str) -> str:
+    plain = text.replace("\n", "\\n").strip()
+    return plain if len(plain) <= 120 else f"{plain[:120]}..."

@@ -1,0 +1,307 @@
+"""Reading users' source trees: git repositories, at a revision or as they lie there, and folders.
+
+Owns git's part of it, by the caller's own git: credentials stay there, and nothing of `.git` goes
+into a build. What a tree means is `build.source.tree`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from stackyard.build.source import tree as source_tree
+from stackyard.build.source.naming import Asked, Source, clean_address
+from stackyard.build.source.tree import Entry, Tree
+from stackyard.system import cleanup, process
+from stackyard.system.errors import CommandError, StackyardError, UsageError, shown
+from stackyard.system.process import last_lines
+
+# A tree is held in memory; checkpoints and data sets are no source.
+LARGEST = 2 * 2**30
+_SKIPPED = {".git", "__pycache__", ".hg", ".svn", ".tox", ".venv", ".mypy_cache", ".pytest_cache"}
+_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR",
+          "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")  # fmt: skip
+Say = Callable[[str], None]
+
+
+def read(asked: Asked, version: str, say: Say) -> tuple[Source, Tree]:
+    """The tree that `--source` names, and what is to be recorded of it.
+
+    Args:
+        version: of the release that it takes the place of.
+
+    Raises:
+        UsageError: there is no such tree, or it is not that package's.
+    """
+    if asked.remote or asked.revision:
+        _require_git()
+        source, tree = _cloned(asked, say)
+    else:
+        folder = Path(asked.location)
+        if not folder.is_dir():
+            raise UsageError(
+                f"--source: there is no folder {shown(asked.location)}",
+                why="it is no address of a git repository either"
+                if not folder.exists() else "it is a file",
+                hint="--source PATH, PATH@REV, https://HOST/REPOSITORY[@REV] or"
+                " git@HOST:REPOSITORY[@REV]",
+            )  # fmt: skip
+        source, tree = _folder(asked, folder)
+    _require_project(asked, tree)
+    if source_tree.asks_git(tree):
+        plain = source.commit or source.digest.removeprefix("sha256:")
+        local = f"g{plain[:12]}" + (".dirty" if source.dirty else "")
+        source = _with(source, version=f"{version.partition('+')[0]}+{local}")
+    for path in source.submodules:
+        if path.endswith("(not checked out)"):
+            say(f"note: submodule {path}: it is empty in the build")
+        elif path.endswith("not taken)"):
+            say(f"note: repository {path}")
+    return source, tree
+
+
+def _with(source: Source, **changes: str) -> Source:
+    from dataclasses import replace
+
+    return replace(source, **changes)  # type: ignore[arg-type]
+
+
+def _require_project(asked: Asked, tree: Tree) -> None:
+    where = shown(asked.location) + (f" at {asked.revision}" if asked.revision else "")
+    if not tree:
+        raise UsageError(f"--source: {where} holds no file that is in git or could be",
+                         hint="git add what belongs to it, or name another folder")  # fmt: skip
+    if not source_tree.is_project(tree):
+        inner = [path for path in tree if path.endswith(("/pyproject.toml", "/setup.py"))]
+        near = min(inner, key=lambda path: path.count("/"), default="")
+        raise UsageError(
+            f"--source: {where} is no Python project",
+            why="it has neither pyproject.toml nor setup.py",
+            hint=f"did you mean its folder {near.rpartition('/')[0]}?" if near
+            else "name the folder that has one of them",
+        )  # fmt: skip
+    name = source_tree.project_name(tree)
+    if name and canonicalize_name(name) != canonicalize_name(asked.package):
+        raise UsageError(
+            f"--source: {where} is the tree of {shown(name)}, not of {asked.package}",
+            hint=f"--source {shown(name)}=..., if the stack has it; or name another tree",
+        )
+
+
+def _require_git() -> None:
+    if shutil.which("git") is None:
+        raise UsageError("--source: there is no git on this machine",
+                         why="a revision or an address is read by your own git",
+                         hint="apt-get install git, or name a folder without @REV")  # fmt: skip
+
+
+def _git(folder: Path, *words: str, timeout: float = 60.0) -> str:
+    # Nobody is there to answer a question: git's credential helper or an agent does, or it fails.
+    env = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    # A hook of some repository that called us has its own in these.
+    less = [part for name in _HOOKS if name in os.environ for part in ("-u", name)]
+    words = ("git", "-C", str(folder), *words)
+    return process.run(["env", *less, *words] if less else words, env=env, timeout=timeout).output
+
+
+def _listed(folder: Path, *words: str) -> list[str]:
+    return [name for name in _git(folder, "ls-files", "-z", *words).split("\0") if name]
+
+
+def _cloned(asked: Asked, say: Say) -> tuple[Source, Tree]:
+    """A revision of a repository, in a clone that is gone afterwards."""
+    address = asked.location if asked.remote else str(Path(asked.location).resolve())
+    say(f"fetching {shown(clean_address(address) or asked.location)}")
+    with cleanup.folder("clone") as folder:
+        clone = folder / "tree"
+        try:
+            _git(folder, "clone", "-q", "--no-checkout", "--", address, "tree", timeout=1800)
+        except CommandError as error:
+            raise UsageError(
+                f"--source: git cannot clone {shown(asked.location)}",
+                why=last_lines(error.why, 5),
+                hint=f"git clone {shown(asked.location)} must work in your own shell, without"
+                " asking anything",
+            ) from error
+        commit = _resolve(clone, asked)
+        _git(clone, "checkout", "-q", "--detach", commit, timeout=600)
+        if (clone / ".gitmodules").is_file():
+            say("fetching its submodules")
+            try:
+                _git(clone, "submodule", "--quiet", "update", "--init", "--recursive", timeout=1800)
+            except CommandError as error:
+                raise UsageError(
+                    f"--source: the submodules of {shown(asked.location)} cannot be had",
+                    why=last_lines(error.why, 5),
+                    hint="clone it yourself, with what a build needs of them; name the folder",
+                ) from error
+        source, tree = _folder(asked, clone)
+    return _with(source, origin=clean_address(address) or source.origin), tree
+
+
+def _resolve(clone: Path, asked: Asked) -> str:
+    """The full id of the commit that is meant."""
+    wanted = asked.revision or "HEAD"
+    for name in (wanted, f"origin/{wanted}"):
+        try:
+            words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
+            return _git(clone, *words).strip()
+        except CommandError:
+            continue
+    refs = _git(clone, "for-each-ref", "--format=%(refname:lstrip=2)", "--count=20",
+                "--sort=-creatordate", "refs/tags", "refs/remotes")  # fmt: skip
+    names = [name.removeprefix("origin/") for name in refs.split()]
+    there = ", ".join(name for name in dict.fromkeys(names) if name not in ("HEAD", "origin"))
+    raise UsageError(
+        f"--source: {shown(asked.location)} has no revision {shown(wanted)!r}",
+        why=f"branches and tags, newest first: {there or 'none'}",
+        hint="@ takes a branch, a tag or a commit that one of these leads to",
+    )
+
+
+def _folder(asked: Asked, folder: Path) -> tuple[Source, Tree]:
+    """A folder as it is: in a repository what git tracks or would, else everything."""
+    top = _repository(folder)
+    if top is None:
+        tree = _entries(folder, _walk(folder))
+        return _source(asked, tree), tree
+    commit = _head(folder)
+    names, said, unseen = _taken(folder, top)
+    tree = _entries(folder, names)
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=normal",
+                   "--ignore-submodules=none", "--", ".")  # fmt: skip
+    source = _source(
+        asked, tree, commit=commit, dirty=bool(commit and (unseen or changed.strip())),
+        origin=_origin(folder), submodules=tuple(said),
+    )  # fmt: skip
+    return source, tree
+
+
+def _head(folder: Path) -> str:
+    try:
+        return _git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+    except CommandError:
+        return ""  # nothing was ever committed
+
+
+def _taken(folder: Path, top: Path) -> tuple[list[str], list[str], bool]:
+    """What git tracks or would, in submodules too; what is said of these; whether git was told
+    not to look for changes of some files."""
+    staged = _listed(folder, "--stage")
+    modules = [line.partition("\t")[2] for line in staged if line.startswith("160000 ")]
+    names = _listed(folder, "--cached", "--others", "--exclude-standard")
+    unseen = any(line[0].islower() or line[0] == "S" for line in _listed(folder, "-v"))
+    # Of a repository that is no submodule git would track no file: it names the folder.
+    said = [f"{name[:-1]} (no submodule: not taken)" for name in names if name.endswith("/")]
+    for path in modules:
+        inner, inside = folder / path, _repository(folder / path)
+        if inside is None or inside == top:
+            said.append(f"{path} (not checked out)")
+            continue
+        said.append(f"{path} {_head(inner)}")
+        deeper, told, hidden = _taken(inner, inside)
+        names += [f"{path}/{name}" for name in deeper]
+        said += [f"{path}/{words}" for words in told]
+        unseen = unseen or hidden
+    return names, said, unseen
+
+
+def _source(
+    asked: Asked, tree: Tree, *, commit: str = "", dirty: bool = False, origin: str = "",
+    submodules: tuple[str, ...] = (),
+) -> Source:  # fmt: skip
+    return Source(
+        package=asked.package, origin=origin, revision=asked.revision, commit=commit, dirty=dirty,
+        digest=source_tree.digest(tree), submodules=submodules, version="", files=len(tree),
+    )  # fmt: skip
+
+
+def _repository(folder: Path) -> Path | None:
+    """The repository that a folder is in; None where it is in none, or ignored by it."""
+    if shutil.which("git") is None:
+        if any(
+            (parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)
+        ):
+            _require_git()
+        return None
+    try:
+        top = Path(_git(folder, "rev-parse", "--show-toplevel").strip())
+    except CommandError as error:
+        if "dubious ownership" in error.why:
+            raise UsageError(f"--source: git does not trust {folder}", why=last_lines(error.why, 4),
+                             hint="git config --global --add safe.directory ..."
+                             ) from error  # fmt: skip
+        return None
+    if folder.resolve() != top.resolve():
+        try:
+            _git(folder, "check-ignore", "--quiet", ".")
+            return None  # an ignored folder is in the repository by place only
+        except CommandError:
+            pass
+    return top
+
+
+def _origin(folder: Path) -> str:
+    try:
+        return clean_address(_git(folder, "remote", "get-url", "origin"))
+    except CommandError:
+        return ""
+
+
+def _walk(folder: Path) -> Iterable[str]:
+    for here, folders, files in os.walk(folder):
+        linked = [name for name in folders if (Path(here) / name).is_symlink()]
+        folders[:] = sorted(
+            name for name in folders
+            if name not in _SKIPPED and name not in linked and not name.endswith(".egg-info")
+        )  # fmt: skip
+        for name in sorted([*files, *linked]):
+            yield str((Path(here) / name).relative_to(folder))
+
+
+def _behind_link(folder: Path, place: str, known: dict[str, bool]) -> bool:
+    """Whether a folder of the tree, or one that it is in, is a symbolic link."""
+    if place not in known:
+        above = _behind_link(folder, place.rpartition("/")[0], known)
+        known[place] = above or (folder / place).is_symlink()
+    return known[place]
+
+
+def _entries(folder: Path, names: Iterable[str]) -> Tree:
+    found: dict[str, Entry] = {}
+    linked: dict[str, bool] = {"": False}
+    size = 0
+    for name in sorted(set(names)):
+        path = folder / name
+        if _behind_link(folder, name.rpartition("/")[0], linked):
+            continue  # tracked, and its folder replaced by a link: to git it is deleted
+        try:
+            kind = path.lstat()
+            if stat.S_ISLNK(kind.st_mode):
+                link = str(path.readlink())
+                if source_tree.leads_out(name, link):
+                    raise UsageError(
+                        f"--source: {shown(name)} leads out of the tree, to {shown(link)}",
+                        hint="put the file itself there, or have git ignore the link",
+                    )
+                found[name] = Entry(link=link)
+            elif stat.S_ISREG(kind.st_mode):
+                size += kind.st_size
+                if size > LARGEST:
+                    raise UsageError(f"--source: {shown(str(folder))} has more than 2 GiB",
+                                     hint="have git ignore what is no source")  # fmt: skip
+                found[name] = Entry(data=path.read_bytes(), executable=bool(kind.st_mode & 0o100))
+        except FileNotFoundError:
+            if not name.isprintable() or "\ufffd" in name:
+                raise StackyardError(f"--source: a file's name cannot be read: {shown(name)}",
+                                     hint="give it a name in UTF-8 without breaks"
+                                     ) from None  # fmt: skip
+            continue  # tracked, and deleted: the tree is dirty and has no such file
+        except OSError as error:
+            raise StackyardError(f"{path} cannot be read", why=str(error)) from error
+    return found

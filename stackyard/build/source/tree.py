@@ -1,0 +1,167 @@
+"""A source tree as a value: its files, its digest, its archive, and what it says of itself.
+
+Owns the content address of a tree and the reading of a project's name, requirements and where its
+version comes from, without running anything of it. Pure: `build.source.reading` has the files.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+_SCM = re.compile(r"setuptools[-_]scm|hatch-vcs|versioningit|\bpbr\b|poetry-dynamic-versioning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One file of a tree; `link` is where a symbolic link leads, else empty."""
+
+    data: bytes = b""
+    executable: bool = False
+    link: str = ""
+
+
+Tree = Mapping[str, Entry]
+
+
+def digest(tree: Tree) -> str:
+    """Content address of a tree: paths, modes, links and bytes."""
+    found = hashlib.sha256()
+    for path, entry in sorted(tree.items()):
+        kind = "l" if entry.link else "x" if entry.executable else "f"
+        inner = hashlib.sha256(entry.link.encode() if entry.link else entry.data).hexdigest()
+        found.update(f"{kind} {inner} {path}\0".encode("utf-8", "surrogateescape"))
+    return f"sha256:{found.hexdigest()}"
+
+
+def pack(tree: Tree) -> bytes:
+    """A compressed archive, the same bytes for the same tree; all below one folder, as an sdist."""
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path, entry in sorted(tree.items()):
+            info = tarfile.TarInfo(f"source/{path}")
+            info.mode = 0o755 if entry.executable else 0o644
+            # Zip files begin in 1980, and wheels are some.
+            info.mtime = 315_532_800
+            if entry.link:
+                info.type, info.linkname = tarfile.SYMTYPE, entry.link
+            info.size = 0 if entry.link else len(entry.data)
+            archive.addfile(info, io.BytesIO(entry.data))
+    return buffer.getvalue()
+
+
+def leads_out(path: str, link: str) -> bool:
+    """Whether a symbolic link at `path` leads out of its tree."""
+    if link.startswith("/"):
+        return True
+    depth = len(PurePosixPath(path).parent.parts)
+    for part in PurePosixPath(link).parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def is_project(tree: Tree) -> bool:
+    """Whether pip could build it."""
+    return "pyproject.toml" in tree or "setup.py" in tree
+
+
+def asks_git(tree: Tree) -> bool:
+    """Whether its build takes the version from git, which is not there in a build."""
+    return any(_SCM.search(text(tree, name)) for name in PROJECT_FILES)
+
+
+def project_name(tree: Tree) -> str:
+    """The distribution's name, where a file says it plainly; empty where only a build could."""
+    found = _toml_table(text(tree, "pyproject.toml"), "project")
+    match = re.search(r'^name\s*=\s*["\']([^"\']+)["\']', found, re.MULTILINE)
+    if match:
+        return match[1]
+    config = _config(tree)
+    if config.get("metadata", "name", fallback=""):
+        return config.get("metadata", "name")
+    name = _setup_argument(tree, "name")
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+
+
+def requirements(tree: Tree) -> tuple[str, ...]:
+    """What it needs to run, where a file says it plainly; a build tells the rest."""
+    found = _toml_table(text(tree, "pyproject.toml"), "project")
+    array = r"^dependencies\s*=\s*(\[[^\n]*\]|\[.*?^\s*\])"
+    match = re.search(array, found, re.MULTILINE | re.DOTALL)
+    if match:
+        return _strings(_literal(match[1]))
+    listed = _config(tree).get("options", "install_requires", fallback="")
+    if listed:
+        return tuple(line.strip() for line in listed.splitlines() if line.strip())
+    given = _setup_argument(tree, "install_requires")
+    return _strings(given) if given is not None else ()
+
+
+def text(tree: Tree, path: str) -> str:
+    """A file as text; empty where there is none."""
+    entry = tree.get(path)
+    return entry.data.decode("utf-8", errors="replace") if entry else ""
+
+
+def _toml_table(content: str, name: str) -> str:
+    """The lines of one table. Python 3.10 has no TOML reader, and two keys are all we read."""
+    match = re.search(rf"^\[{name}\]\s*$(.*?)(?=^\[|\Z)", content, re.MULTILINE | re.DOTALL)
+    return match[1] if match else ""
+
+
+def _literal(source: str) -> ast.expr | None:
+    """A TOML array of strings, which Python reads as well."""
+    try:
+        return ast.parse(source.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _strings(node: ast.expr | None) -> tuple[str, ...]:
+    if not isinstance(node, (ast.List, ast.Tuple)):
+        return ()
+    return tuple(
+        item.value for item in node.elts
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    )  # fmt: skip
+
+
+def _config(tree: Tree) -> configparser.ConfigParser:
+    config = configparser.ConfigParser(interpolation=None)
+    try:
+        config.read_string(text(tree, "setup.cfg"))
+    except configparser.Error:
+        return configparser.ConfigParser()
+    return config
+
+
+def _setup_argument(tree: Tree, name: str) -> ast.expr | None:
+    """What setup.py's call of setup() is given by that name."""
+    try:
+        parsed = ast.parse(text(tree, "setup.py"))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(parsed):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if called != "setup" and getattr(node.func, "id", "") != "setup":
+            continue
+        for keyword in node.keywords:
+            if keyword.arg == name:
+                return keyword.value
+    return None

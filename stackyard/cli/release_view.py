@@ -1,0 +1,72 @@
+"""Releases and pulls as tables and lines for people. Pure: values in, what is shown out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from stackyard.release.receiver import Progress
+
+_COLOURS = {"pulled": "green", "held": "green", "failed": "red"}
+
+
+def release_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What a registry holds."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("release", "MB", "proven", "seen on", "signed by", "made", "digest"):
+        table.add_column(name, justify="right" if name == "MB" else "left", overflow="fold")
+    for row in rows:
+        if row["believed"]:
+            table.add_row(
+                row["name"], f"{row['bytes'] / 1e6:.0f}", "yes" if row["proven"] else "no",
+                escape("\n".join(seen_lines(row))), row["signer"], row["created"][:16],
+                row["digest"][7:19],
+            )  # fmt: skip
+        else:
+            table.add_row(row["name"], "", "", "", "[red]not believed[/]", row["why"][:60], "")
+    return table
+
+
+def seen_lines(row: Mapping[str, Any]) -> list[str]:
+    """Say on which hardware a release was seen, and by whose key; each once."""
+    shows = [f"{one['hardware']}; {one['kind']} by {one['signer']}" for one in row["evidence"]]
+    if row["needs_gpus"] and not any(one["on_gpus"] for one in row["evidence"]):
+        shows.insert(0, "no GPU evidence from an accepted signer")
+    return list(dict.fromkeys(shows))
+
+
+def progress_text(progress: Mapping[str, Progress]) -> str:
+    """All hosts of a pull on one line: how far each is, and the time left of the slowest."""
+    parts, left = [], 0.0
+    for name, mark in progress.items():
+        if mark.state == "receiving":
+            share = 100 * mark.at / max(mark.size, 1)
+            parts.append(f"{name} {share:.0f} % {mark.rate / 1e6:.0f} MB/s")
+            left = max(left, (mark.size - mark.at) / mark.rate if mark.rate else 0.0)
+        else:
+            parts.append(f"{name} {mark.state}")
+    return f"{', '.join(parts)}" + (f"; {left:.0f} s left" if left else "")
+
+
+def pull_table(value: Mapping[str, Any]) -> Table:
+    """How a pull went, host by host."""
+    title = (
+        f"{value['release']}: {value['from_registry_bytes'] / 1e6:.0f} MB from the registry,"
+        f" {value['saved_bytes'] / 1e6:.0f} MB saved, {value['seconds']:.1f} s"
+    )
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in ("host", "state", "seconds", "MB", "digest", ""):
+        right = name in ("seconds", "MB")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for name, mark in value["hosts"].items():
+        colour = _COLOURS.get(mark["state"], "yellow")
+        table.add_row(
+            name, f"[{colour}]{mark['state']}[/]", f"{mark['seconds']:.1f}",
+            f"{mark['bytes'] / 1e6:.0f}", mark["digest"][7:19], mark["why"][:80],
+        )  # fmt: skip
+    return table

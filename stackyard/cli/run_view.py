@@ -1,0 +1,161 @@
+"""What a person sees of runs on hosts: labelled lines, one training bar, tables.
+
+Owns the drawing. Every line says which node and rank it is from; bars of many ranks become one,
+the lowest rank's, redrawn in place in a terminal and told every ten seconds elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.markup import escape
+from rich.table import Table
+
+from stackyard.cli.console import Terminal
+from stackyard.mesh.node_plan import StandingPlan
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
+BAR_SECONDS = 10.0
+KEPT = 400
+
+
+class RunView:
+    """The lines of one job as they come; a context, so that the bar is taken away at the end.
+
+    Args:
+        log: a file that every line goes to as well.
+        everything: lines of all ranks; else those of rank 0 and of launchers, and of others only
+            what no other rank has said lately.
+    """
+
+    def __init__(
+        self,
+        plan: StandingPlan,
+        job: str,
+        terminal: Terminal,
+        *,
+        everything: bool = False,
+        log: Path | None = None,
+    ) -> None:
+        self._log = log
+        self._file: TextIO | None = None
+        self._width = max(len(name) for name in plan.names) + 4
+        self._colour = {n: COLOURS[i % len(COLOURS)] for i, n in enumerate(plan.names)}
+        self._terminal, self._job = terminal, job
+        self._bars: dict[int, Mapping[str, Any]] = {}
+        self._told = -BAR_SECONDS
+        self._live: Live | None = None
+        self._everything = everything
+        self.kept: list[Mapping[str, Any]] = []
+
+    def __enter__(self) -> RunView:
+        if self._log is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._log.open("a", encoding="utf-8")
+        if sys.stdout.isatty() and not self._terminal.json:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(highlight=False, soft_wrap=True)
+            self._live = Live(console=console, transient=True, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if self._file is not None:
+            self._file.close()
+
+    def line(self, entry: Mapping[str, Any]) -> None:
+        """One line of a rank, or of a launcher."""
+        again = not self._everything and self._repeats(entry)
+        self.kept = [*self.kept[-KEPT:], entry]
+        if self._file is not None:
+            self._file.write(f"{self._label(entry)} {entry['text']}\n")
+        self._terminal.tail = "\n".join(str(e["text"]) for e in self.kept[-200:])
+        if self._terminal.json or again:
+            return
+        if self._live is None:
+            print(f"{self._label(entry)} {entry['text']}", flush=True)
+            return
+        colour = self._colour.get(str(entry["node"]), "white")
+        label, text = escape(self._label(entry)), escape(str(entry["text"]))
+        self._live.console.print(f"[{colour}]{label}[/] {text}", soft_wrap=True)
+
+    def _repeats(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a rank says what another one has said."""
+        rank = entry.get("rank")
+        return bool(rank) and any(
+            e["text"] == entry["text"] and e.get("rank") not in (None, rank) for e in self.kept
+        )
+
+    def _label(self, entry: Mapping[str, Any]) -> str:
+        rank = entry.get("rank")
+        name = str(entry["node"]) if rank is None else f"{entry['node']} {rank}"
+        return f"{name:<{self._width}}|"
+
+    def bar(self, entry: Mapping[str, Any]) -> None:
+        """A progress bar's latest state."""
+        self._bars[int(entry["rank"])] = entry
+        if self._terminal.json:
+            return
+        first = self._bars[min(self._bars)]
+        more = f"  (and {len(self._bars) - 1} more)" if len(self._bars) > 1 else ""
+        text = f"{self._label(first)} {str(first['text']).strip()}{more}"
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif time.monotonic() - self._told >= BAR_SECONDS:
+            self._told = time.monotonic()
+            print(text, flush=True)
+
+    def step(self, what: str) -> None:
+        """The job goes on with another of its steps."""
+        self._terminal.say(self._job, what)
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Runs on hosts, and the last job of each."""
+    table = Table(title="runs", title_justify="left")
+    for column in ("run", "stack", "nodes", "job", "ranks", "since", "state"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        nodes = ", ".join(f"{n} (gone)" if n in row["missing"] or n in row["lost"] else n
+                          for n in row["nodes"])  # fmt: skip
+        job = row["jobs"][-1] if row["jobs"] else None
+        state = row["error"] or ("up" if job is None else _job_state(job))
+        since = datetime.fromtimestamp(job["started"]).strftime("%d %b %H:%M:%S") if job else ""
+        table.add_row(
+            row["run"], f"{row['stack']} ({row['base']})", nodes, job["name"] if job else "",
+            str(job["shown"].get("ranks", "")) if job else "", since, state,
+        )  # fmt: skip
+    return table
+
+
+def _job_state(job: Mapping[str, Any]) -> str:
+    if job["state"] != "ended":
+        return str(job["step"] if job["state"] == "running" else job["state"])
+    if job["code"] == 0 and not job["reason"]:
+        return f"done in {job['ended'] - job['started']:.0f} s"
+    return f"failed: {job['reason'] or 'exit code ' + str(job['code'])}"
+
+
+def hosts_table(answer: Mapping[str, Any]) -> Table:
+    """What `doctor --hosts` found, a line a host."""
+    table = Table(title="hosts", title_justify="left")
+    columns = answer["columns"]
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in answer["hosts"]:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    return table

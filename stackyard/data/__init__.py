@@ -1,0 +1,1 @@
+"""Encode users' text as a stack's training reads it."""

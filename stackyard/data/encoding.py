@@ -1,0 +1,296 @@
+"""Data prepared in a container of the stack, and put in their place whole or not at all.
+
+Owns the folder of unfinished work beside the target, the container (the inputs read-only, no
+network, the caller's user), and the rename at the end. What happens in the container is
+images/data/prepare.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stackyard.data import dataset
+from stackyard.definitions.project import ROOT
+from stackyard.system import cleanup
+from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
+from stackyard.system.errors import StackyardError, UsageError
+from stackyard.system.process import last_lines
+
+Say = Callable[[str], None]
+_SECONDS = 30 * 24 * 3600
+"""A bound on one preparation: long beyond any."""
+_PROGRAMS = ROOT / "images" / "data"
+_BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tokenizer.model", "chat_template.jinja",
+)  # fmt: skip
+
+
+class DataError(StackyardError):
+    """The program in the container refused the text or the vocabulary."""
+
+    exit_code = 2
+
+
+def find_vocabulary(tokenizer: str, vocab: str, merges: str, stack: str) -> dataset.Vocabulary:
+    """The files behind --tokenizer, or --vocab with or without --merges.
+
+    Raises:
+        UsageError: there are none, or not those that belong together.
+    """
+    if bool(tokenizer) == bool(vocab):
+        raise UsageError(
+            "--tokenizer or --vocab, not both" if vocab else "say what makes numbers of the text",
+            hint="--tokenizer FOLDER (Hugging Face), --vocab vocab.json (words between white space)"
+            " or --vocab vocab.json --merges merges.txt (GPT-2)",
+        )  # fmt: skip
+    if merges and not vocab:
+        raise UsageError(
+            "--merges belongs to --vocab", hint="--vocab vocab.json --merges merges.txt"
+        )
+    if vocab:
+        files = {Path(vocab).name if stack == "fairseq" else "vocab.json": _file(vocab, "--vocab")}
+        if not merges:
+            return dataset.Vocabulary(kind="words", name=vocab, files=files)
+        found = {"vocab.json": _file(vocab, "--vocab"), "merges.txt": _file(merges, "--merges")}
+        return dataset.Vocabulary(kind="tokenizer", name=f"{vocab} with {merges}", files=found)
+    path = Path(tokenizer).expanduser()
+    if path.is_file():
+        found = {"tokenizer.json": str(path.resolve())}
+    elif path.is_dir():
+        found = {n: str((path / n).resolve()) for n in _BESIDE if (path / n).is_file()}
+    else:
+        raise UsageError(
+            f"--tokenizer {tokenizer}: there is no such folder or file here",
+            why="the container has no network, so a name on the hub is not looked up",
+            hint=f"hf download {tokenizer} --local-dir FOLDER, then --tokenizer FOLDER",
+        )
+    readable = {"tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"}
+    if not readable & found.keys() and not {"vocab.json", "merges.txt"} <= found.keys():
+        raise UsageError(
+            f"--tokenizer {tokenizer} holds no tokenizer",
+            why="no tokenizer.json, no vocab.json with merges.txt, no spiece.model",
+            hint="save it there: tokenizer.save_pretrained(FOLDER)",
+        )
+    return dataset.Vocabulary(kind="tokenizer", name=tokenizer, files=found)
+
+
+def _file(name: str, option: str) -> str:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UsageError(f"{option} {name}: there is no such file")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{option} {name} cannot be read by this user")
+    return str(path.resolve())
+
+
+def find_inputs(patterns: list[str], option: str) -> list[str]:
+    """The files behind what was typed; a pattern in quotes stands for its files in order of name.
+
+    Raises:
+        UsageError: there is no such file, it is empty, or cannot be read.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        names = [str(path)]
+        if not path.exists() and any(letter in pattern for letter in "*?["):
+            # As a shell does, and not Path.glob: nothing hidden, such as unfinished work.
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+            if not names:
+                raise UsageError(f"{option} {pattern}: no file fits")
+        found += names
+    for name in found:
+        path = Path(name)
+        problem = ""
+        if not path.is_file():
+            problem = "is a folder" if path.is_dir() else "does not exist"
+        elif not os.access(path, os.R_OK):
+            problem = "cannot be read by this user"
+        elif path.stat().st_size == 0:
+            problem = "is empty"
+        elif ":" in str(path.resolve()):
+            problem = "has a colon in its path, which the engine cannot pass to a container"
+        elif path.suffix == ".zst":
+            problem = "is compressed with zstd, which this does not read"
+        if problem:
+            hint = f"zstd -d {name}, or .gz or .xz" if path.suffix == ".zst" else ""
+            raise UsageError(f"{option} {name} {problem}", hint=hint)
+    return found
+
+
+def require_free(out: Path) -> None:
+    """See that nothing is where the data are to go.
+
+    Raises:
+        UsageError: something is, or what is made could not be renamed to it.
+    """
+    if out.is_symlink():
+        raise UsageError(f"--out {out} is a link", hint="name the folder itself")
+    if os.path.ismount(out) and not any(out.iterdir()):
+        raise UsageError(
+            f"--out {out} is the top of its own file system",
+            why="a finished folder is put in its place by a rename",
+            hint=f"--out {out / 'data'}",
+        )
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UsageError(f"--out {out} is there already", hint="another --out, or remove it")
+
+
+def prepare(
+    engine: Engine,
+    image: str,
+    request: dataset.Request,
+    out: Path,
+    workers: int,
+    say: Say,
+    note: Say,
+    chunk: int = 0,
+) -> dict[str, Any]:
+    """Make the data; they appear at `out` when all is written.
+
+    Args:
+        chunk: bytes that a worker takes at a time; 0 for what fits the input.
+
+    Raises:
+        DataError: the text or the vocabulary is not what was said.
+        UsageError: somebody else is making the same.
+        StackyardError: it could not be written, or the container ended.
+    """
+    total = sum(Path(name).stat().st_size for names in request.inputs.values() for name in names)
+    given = dataset.settings(request, workers, chunk or dataset.chunk_size(total))
+    vocabulary = {n: Path(p).read_bytes() for n, p in request.vocabulary.files.items()}
+    name = f".{out.name}.{dataset.identity(given, image, vocabulary, program_texts())}.partial"
+    for other in sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial")):
+        if other.name != name:
+            note(f"unfinished work of other settings or another image is left in {other}")
+    with _held(out.parent / name, out) as work:
+        try:
+            require_free(out)
+            done = _in_container(engine, image, request, given, work, say)
+            require_free(out)
+            _put(work / "ready", out)
+        except (KeyboardInterrupt, StackyardError):
+            if any(work.glob("shards/*.json")):
+                note(f"what is finished stays in {work}: the same command goes on from there")
+            else:
+                shutil.rmtree(work)
+            raise
+        shutil.rmtree(work)
+    return done
+
+
+def _put(ready: Path, out: Path) -> None:
+    try:
+        ready.rename(out)
+    except OSError as error:
+        raise StackyardError(f"{out} cannot be put in its place", why=str(error)) from error
+
+
+def program_texts() -> dict[str, bytes]:
+    """The programs that make the data, by name: they come from here, not with the image."""
+    return {path.name: path.read_bytes() for path in sorted(_PROGRAMS.glob("*.py"))}
+
+
+@contextlib.contextmanager
+def _held(work: Path, out: Path) -> Iterator[Path]:
+    """The folder of unfinished work, which one command at a time has."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StackyardError(f"{work.parent} cannot be written to", why=str(error)) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another command is making {out} just now") from None
+        try:
+            same = os.path.samestat(os.fstat(handle), work.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise UsageError(f"another command was making {out} until now", hint="type it again")
+        yield work
+    finally:
+        os.close(handle)
+
+
+def _in_container(
+    engine: Engine,
+    image: str,
+    request: dataset.Request,
+    given: Mapping[str, Any],
+    work: Path,
+    say: Say,
+) -> dict[str, Any]:
+    run = f"data-{secrets.token_hex(4)}"
+    events: list[dict[str, Any]] = []
+
+    def heard(line: str) -> None:
+        event = dataset.read_event(line)
+        if event.get("event") == "progress":
+            say(dataset.progress_text(event, time.monotonic() - begun))
+        elif event:
+            events.append(event)
+
+    with cleanup.undoing(cleanup.RUN, run):
+        try:
+            container = engine.start(_container(image, request, work, run))
+            begun = time.monotonic()
+            done = engine.exec(
+                container,
+                ["python3", f"{dataset.PROGRAMS}/prepare.py"],
+                seconds=_SECONDS,
+                stdin=json.dumps(given).encode() + b"\n",
+                on_line=heard,
+            )
+        finally:
+            engine.remove_run(f"{RUN_LABEL}={run}")
+    last = events[-1] if events else {}
+    if last.get("event") == "done" and done.code == 0:
+        return last
+    if last.get("event") == "error":
+        kind = DataError if done.code == 2 else StackyardError
+        raise kind(last["what"], why=last["why"], hint=last["hint"])
+    raise StackyardError(
+        f"preparing the data failed with exit code {done.code}",
+        why=last_lines(done.output, 15),
+        hint="it was killed, most likely for memory: fewer --workers" if done.code == 137 else "",
+    )
+
+
+def _container(image: str, request: dataset.Request, work: Path, run: str) -> ContainerSpec:
+    """Inputs, vocabulary and programs to read, one folder to write, nothing else."""
+    binds = {place: str(Path(name).resolve()) for name, place in request.places.items()}
+    binds |= {f"{dataset.VOCABULARY}/{n}": path for n, path in request.vocabulary.files.items()}
+    user, group = os.getuid(), os.getgid()
+    return ContainerSpec(
+        name=f"stackyard-{run}",
+        image=image,
+        hostname="data",
+        network="none",
+        env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
+        labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()},
+        volumes={},
+        # root reads what others own by this, as it does outside; anybody else has none of it.
+        capabilities=("DAC_OVERRIDE",) if user == 0 else (),
+        tmpfs={"/tmp": "rw,mode=1777,nosuid,nodev"},
+        shm_bytes=64 << 20,
+        command=("sleep", str(_SECONDS)),
+        binds={**binds, dataset.PROGRAMS: str(_PROGRAMS)},
+        mounts={dataset.WORK: str(work.resolve())},
+        fleeting=True,
+        user=f"{user}:{group}",
+    )

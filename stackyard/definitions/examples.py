@@ -1,0 +1,211 @@
+"""Trainings that come with a stack, ready to be run: images/<stack>/examples/<name>.yml.
+
+Owns what one is and how it becomes a `Job`; `read_example` reads it. An example is what a user of
+the stack would type, on CPU ranks and on GPUs; a template is one in full size, as the notes of 2021
+had it, with a reduced one to try it with.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stackyard.definitions.document import nearest
+from stackyard.launch.job import Job
+from stackyard.system.errors import UsageError, shown
+
+TEXT = "/usr/local/share/stackyard/text"
+FULL, REDUCED = "full", "reduced"
+GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node", "groups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What an example adds on one kind of device, or in one size."""
+
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command before the training; none where the user sets the value `unless`."""
+
+    run: tuple[str, ...]
+    unless: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One training of a stack.
+
+    Attributes:
+        files: folders of the stack (below images/<stack>/) by their place in the nodes.
+        values: placeholders that `--set` changes, with what they are unless told otherwise; in
+            these, `{data}` and what else the place gives may stand.
+        devices: a device that is missing has no such example.
+        sizes: `full` and `reduced`; the value `size` chooses. Reduced is for CPU ranks.
+        multiple: the ranks must be a multiple of it (a product of parallel sizes); how often it
+            goes into them is the placeholder `groups`.
+        parallel: names of values that it is the product of, too.
+        note: what it was in the notes of 2021.
+        home: the folder that `files` are below; empty for the stack's own.
+    """
+
+    name: str
+    stack: str
+    summary: str
+    launcher: str
+    options: Mapping[str, str]
+    files: Mapping[str, str]
+    prepare: tuple[Step, ...]
+    program: tuple[str, ...]
+    values: Mapping[str, str]
+    devices: Mapping[str, Size]
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    multiple: int = 1
+    parallel: tuple[str, ...] = ()
+    note: str = ""
+    home: str = ""
+
+    @property
+    def ranks(self) -> str:
+        """How many it runs on, for people."""
+        names = " x ".join(self.parallel)
+        product = self.multiple * math.prod(int(self.values[name]) for name in self.parallel)
+        if product == 1:
+            return "any"
+        return f"a multiple of {names + ' = ' if names else ''}{product}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where an example is to run.
+
+    Attributes:
+        folder: of this job on the nodes; data and records go below it.
+        save: where checkpoints go.
+    """
+
+    name: str
+    base: str
+    image: str
+    nodes: int
+    per_node: int
+    device: str
+    folder: str
+    save: str
+
+
+def job_of(
+    example: Example,
+    where: Where,
+    files: Mapping[str, bytes],
+    given: Mapping[str, str] | None = None,
+    more: Sequence[str] = (),
+) -> Job:
+    """An example as a job.
+
+    Args:
+        files: contents by place in the nodes, of the folders that the example names.
+        given: values that the user set.
+        more: arguments of the program that the user added, as they are.
+
+    Raises:
+        UsageError: it does not run on this device or on so many ranks, or has no such value.
+    """
+    given = given or {}
+    size = chosen_size(example, where.device, given)
+    values = _values(example, where, size, given)
+    device = example.devices[where.device]
+
+    def fill(words: Sequence[str]) -> tuple[str, ...]:
+        return tuple(word.format(**values) for word in words)
+
+    return Job(
+        name=where.name,
+        stack=example.stack,
+        base=where.base,
+        image=where.image,
+        nodes=where.nodes,
+        per_node=where.per_node,
+        device=where.device,
+        program=(*fill((*example.program, *size.args, *device.args)), *more),
+        prepare=tuple(fill(step.run) for step in example.prepare if step.unless not in given),
+        env={**size.env, **device.env},
+        folder=next(iter(example.files), "/root"),
+        files=files,
+        launcher=example.launcher,
+        options=example.options,
+    )
+
+
+def chosen_size(example: Example, device: str, given: Mapping[str, str]) -> Size:
+    """The size that the user set, or else the full one on GPUs and a reduced one on CPU ranks.
+
+    Raises:
+        UsageError: the example does not run on this device, or has no such size.
+    """
+    if device not in example.devices:
+        there = ", ".join(sorted(example.devices))
+        raise UsageError(f"{example.name} has no size for {device} ranks, only for {there}")
+    usual = REDUCED if device == "cpu" and REDUCED in example.sizes else FULL
+    name = given.get("size", usual) if example.sizes else usual
+    if name not in (FULL, *example.sizes):
+        raise UsageError(f"{example.name} has no size {shown(name)!r}",
+                         hint=nearest(name, (FULL, *example.sizes)))  # fmt: skip
+    return example.sizes.get(name, Size())
+
+
+def require_values(example: Example, given: Mapping[str, str]) -> None:
+    """Refuse a value that the example does not have.
+
+    Raises:
+        UsageError: with the nearest that it has.
+    """
+    settable = (*example.values, *(["size"] if example.sizes else []))
+    for name in given:
+        if name not in settable:
+            raise UsageError(
+                f"{example.name} has no value {shown(name)!r}",
+                hint=nearest(name, settable),
+            )
+
+
+def _values(
+    example: Example, where: Where, size: Size, given: Mapping[str, str]
+) -> dict[str, object]:
+    """What the placeholders stand for; see that the example fits its place."""
+    require_values(example, given)
+    ranks = where.nodes * where.per_node
+    place: dict[str, object] = {
+        "text": TEXT,
+        "data": f"{where.folder}/data",
+        "save": where.save,
+        "record": f"{where.folder}/record",
+        "ranks": ranks,
+        "nodes": where.nodes,
+        "per_node": where.per_node,
+    }
+    usual = {**example.values, **size.values, **example.devices[where.device].values}
+    multiple = example.multiple
+    for name in example.parallel:
+        text = given.get(name, usual[name])
+        if not counts(text):
+            raise UsageError(f"{example.name}: {name} must be a whole number, not {shown(text)!r}")
+        multiple *= int(text)
+    if ranks % multiple:
+        raise UsageError(
+            f"{example.name} needs a multiple of {multiple} ranks, not {ranks}",
+            hint=f"--per-node, so that {where.nodes} nodes make a multiple of {multiple}",
+        )
+    place["groups"] = ranks // multiple
+    return {**place, **{name: word.format(**place) for name, word in usual.items()}, **given}
+
+
+def counts(text: str) -> bool:
+    """Whether a text is a whole number above 0, as a parallel size is."""
+    return re.fullmatch("[1-9][0-9]{0,5}", text, re.ASCII) is not None

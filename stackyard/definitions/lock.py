@@ -1,0 +1,176 @@
+"""Locks: the resolved, hashed requirements of one stack on one base.
+
+Owns the lock's text format (pip requirements with hashes, so that any tool can install it) and
+the digest that ties a lock to the definitions it was made from. It must not resolve anything:
+`build.locks.resolve` does, over the network.
+
+These files decide an image's Python packages:
+    images/bases/<base>.lock              torch and what it needs: the layer all stacks share; of a
+                                          pulled base its image, and all that is installed in it
+    images/<stack>/<base>.lock            the stack's packages that come as wheels
+    images/wheels/<package>.<base>.lock   one package built here: its sdist
+    images/wheels/<package>.<base>.build.lock   what that build needs
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from packaging.utils import canonicalize_name
+
+from stackyard.definitions.spec import Base, Fix, Stack, Wheel
+
+_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)===?([^\s;\\]+)")
+_HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
+_IMAGE = re.compile(r"^# image: \S+@(sha256:[0-9a-f]{64})$", re.MULTILINE)
+_INPUTS = re.compile(r"^# inputs: (sha256:[0-9a-f]{64})$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locked:
+    """One resolved distribution."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+
+def base_lock_path(base: str) -> str:
+    """Where the shared torch layer's lock lies, from the project's root."""
+    return f"images/bases/{base}.lock"
+
+
+def lock_path(stack: str, base: str) -> str:
+    """Where a stack's lock lies."""
+    return f"images/{stack}/{base}.lock"
+
+
+def wheel_lock_path(package: str, base: str, kind: str = "") -> str:
+    """Where a built package's lock lies; `kind` is empty (the sdist) or `build`."""
+    return f"images/wheels/{package}.{base}{'.' + kind if kind else ''}.lock"
+
+
+@lru_cache(maxsize=64)
+def parse_lock(text: str) -> tuple[Locked, ...]:
+    """Read requirements with hashes, in the order written (once: a command asks many times)."""
+    found: list[Locked] = []
+    for block in re.split(r"\n(?=[A-Za-z0-9])", "\n" + text):
+        pin = _PIN.match(block.strip())
+        if pin:
+            hashes = tuple(_HASH.findall(block))
+            name = canonicalize_name(pin.group(1))
+            found.append(Locked(name=name, version=pin.group(2), hashes=hashes))
+    return tuple(found)
+
+
+def render_lock(locked: Iterable[Locked], *, inputs: str, command: str) -> str:
+    """The text of a lock file, sorted by name."""
+    lines = [f"# Written by `{command}`; do not edit.", f"# inputs: {inputs}"]
+    for item in sorted(locked, key=lambda entry: entry.name):
+        pin = f"{item.name}=={item.version}"
+        lines.append(" \\\n".join([pin, *(f"    --hash={h}" for h in sorted(item.hashes))]))
+    return "\n".join(lines) + "\n"
+
+
+def locked_inputs(text: str) -> str:
+    """The digest a lock was made from; empty when it carries none."""
+    match = _INPUTS.search(text)
+    return match.group(1) if match else ""
+
+
+def without(text: str, names: Collection[str]) -> str:
+    """A lock without some distributions, by canonical name; all else as it was."""
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", text.rstrip("\n"))
+    pins = [(_PIN.match(block), block) for block in blocks]
+    kept = [b for pin, b in pins if not pin or canonicalize_name(pin.group(1)) not in names]
+    return "\n".join(kept) + "\n"
+
+
+def versions(locked: Iterable[Locked]) -> dict[str, str]:
+    """Version by canonical name."""
+    return {item.name: item.version for item in locked}
+
+
+def other_builds(base: Base, locked: Iterable[Locked]) -> dict[str, str]:
+    """Return what a lock holds in place of a build that its base names, by canonical name.
+
+    `torch==2.13.0` is satisfied by 2.13.0+cpu, too (PEP 440), which is another build of it.
+    """
+    wanted, found = versions(parse_lock("\n".join(base.torch))), versions(locked)
+    return {name: found[name] for name in wanted if name in found and found[name] != wanted[name]}
+
+
+def base_inputs(base: Base) -> str:
+    """Digest of everything of a base that decides locks on it."""
+    decided: dict[str, object] = {
+        "python": base.python, "platform": base.platform, "torch": base.torch,
+    }  # fmt: skip
+    if base.host is not None:
+        # What a pulled base provides is read from the image when a lock is made.
+        decided["provides"] = sorted(base.provided.items())
+    return _digest(decided)
+
+
+def pulled_inputs(base: Base) -> str:
+    """Digest of everything declared that decides which image a pulled base is."""
+    return _digest({"base": base_inputs(base), "reference": base.reference})
+
+
+def render_pulled(base: Base, digest: str, held: Mapping[str, str]) -> str:
+    """The lock of a pulled base.
+
+    Args:
+        digest: of the image that its reference led to.
+        held: versions of the distributions inside that image, by canonical name.
+    """
+    locked = [Locked(name=name, version=version, hashes=()) for name, version in held.items()]
+    text = render_lock(
+        locked, inputs=pulled_inputs(base), command=f"invoke lock --base {base.name}"
+    )
+    first, second, *rest = text.split("\n")
+    return "\n".join([first, second, f"# image: {base.repository}@{digest}", *rest])
+
+
+def locked_digest(text: str) -> str:
+    """The digest of the image in a pulled base's lock; empty where it names none."""
+    match = _IMAGE.search(text)
+    return match.group(1) if match else ""
+
+
+def pinned(base: Base, locks: Mapping[str, str]) -> Base:
+    """Return a base with the image digest that its lock records."""
+    digest = locked_digest(locks.get(base_lock_path(base.name), "")) if base.pulled else ""
+    return replace(base, digest=digest)
+
+
+def wheel_inputs(wheel: Wheel, base: Base) -> str:
+    """Digest of everything that decides a built package's locks."""
+    pin = f"{wheel.package}=={wheel.version}"
+    return _digest({"base": base_inputs(base), "pin": pin, "requires": wheel.requires})
+
+
+def stack_inputs(stack: Stack, base: Base, fixes: Mapping[str, Fix]) -> str:
+    """Digest of all that decides a stack's lock; on a pulled base its image, too."""
+    of_image = {"digest": base.digest, "replaceable": base.replaceable} if base.pulled else {}
+    remedies = [fixes[name].remedy for name in stack.fixes if name in fixes]
+    return _digest(
+        {
+            "base": base_inputs(base),
+            "reference": base.reference if base.bootstrap is None else "",
+            "packages": dict(sorted(stack.packages.items())),
+            "builds": sorted(stack.builds),
+            "override": sorted(o for remedy in remedies for o in remedy.override),
+            "exclude": sorted(e for remedy in remedies for e in remedy.exclude),
+            **of_image,
+        }
+    )
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=list)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""The project: where it lies, its one settings file, and its definitions, loaded.
+
+Owns `stackyard.toml` and the defaults of the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard.definitions.load import load_definitions, why_unreadable
+from stackyard.definitions.spec import Definitions
+from stackyard.system.errors import UsageError, shown
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SETTINGS = "stackyard.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A loaded project; `registry` is where releases go and come from unless told otherwise."""
+
+    root: Path
+    definitions: Definitions
+    default_base: str
+    registry: str = ""
+
+    def stacks(self, name: str) -> list[str]:
+        """The stacks that a name on the command line means; `all` is every one."""
+        return sorted(self.definitions.stacks) if name == "all" else [name]
+
+    def base_for(self, base: str, gpus: int) -> str:
+        """Return a training's base: the named one, else `cpu` without GPUs, else the default."""
+        return base or ("cpu" if gpus == 0 else self.default_base)
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """`key = "value"` lines of stackyard.toml.
+
+    Raises:
+        UsageError: unknown key or other syntax.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        body = line.split("#", 1)[0].strip()
+        if not body:
+            continue
+        key, equals, value = (part.strip() for part in body.partition("="))
+        quoted = len(value) > 1 and value[0] == value[-1] == '"'
+        if key not in ("default_base", "registry") or not equals or not quoted:
+            hint = 'settings are: default_base = "cuda", registry = "registry.example:5000/name"'
+            raise UsageError(
+                f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
+            )
+        found[key] = value[1:-1]
+    return found
+
+
+def _settings_text(root: Path) -> str:
+    try:
+        return (root / SETTINGS).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{SETTINGS}: cannot be read", why=why_unreadable(error)) from error
+
+
+def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
+    """Load the settings and every definition.
+
+    Raises:
+        DefinitionError: with all problems of all files.
+        UsageError: stackyard.toml is wrong or cannot be read.
+    """
+    settings = parse_settings(_settings_text(root))
+    return Project(
+        root=root,
+        definitions=load_definitions(root, locks_required=locks_required),
+        default_base=settings.get("default_base", "cuda"),
+        registry=settings.get("registry", ""),
+    )

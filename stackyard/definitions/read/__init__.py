@@ -1,0 +1,1 @@
+"""Read one declared file each, strictly: unknown keys and wrong types are problems with a place."""

@@ -1,0 +1,208 @@
+"""One file of `images/fixes/` or `images/limits/` to one value: what it repairs, and its witness.
+
+Owns what fixes and limits may say, and where they apply. Every wrong value becomes a problem of the
+mapping being read. It must not run a witness: `validate.prove.play` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from collections.abc import Mapping as TextByName
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard.definitions.document import Mapping, nearest, pattern_problem
+from stackyard.definitions.read.files import DEVICES, check_pin, named, specifier
+from stackyard.definitions.spec import Fix, Limit, Place, Remedy, Replacement, Witness
+
+LIMITS = "images/limits"
+_LONGEST_WITNESS = 300  # seconds; a witness is quick
+_FILE = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
+_HASHED = re.compile(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applies:
+    """`applies_to` of a fix or a limit."""
+
+    versions: dict[str, str]
+    python: str
+    devices: tuple[str, ...]
+
+
+def read_applies(top: Mapping) -> Applies:
+    """Versions, Python and devices that a fix or a limit is for."""
+    applies = top.mapping("applies_to")
+    if applies is None:
+        top.problem("required key is missing", key="applies_to")
+        return Applies(versions={}, python="", devices=DEVICES)
+    versions = applies.table("versions")
+    for package, wanted in list(versions.items()):
+        versions[package] = specifier(applies, "versions", wanted)
+    python = specifier(applies, "python", applies.text("python", ""))
+    devices = applies.texts("devices", DEVICES)
+    if not devices:
+        applies.problem("names no device, so it would never apply", key="devices")
+    for device in devices:
+        if device not in DEVICES:
+            applies.problem(f"unknown {device!r}; {nearest(device, DEVICES)}", key="devices")
+    applies.done()
+    return Applies(versions=versions, python=python, devices=tuple(devices))
+
+
+def read_fix(top: Mapping, name: str, added: TextByName[str, str]) -> Fix:
+    """`images/fixes/<name>.yml`; `added` are the modules that fixes may add, by their path."""
+    applies = read_applies(top)
+    remedy, witness = _read_remedy(top, added), read_witness(top)
+    return Fix(
+        id=named(top, "id", name),
+        package=top.text("package"),
+        symptom=top.text("symptom"),
+        why=top.text("why"),
+        upstream=top.text("upstream"),
+        versions=applies.versions,
+        python=applies.python,
+        devices=applies.devices,
+        remedy=remedy,
+        witness=witness,
+        remove_when=top.text("remove_when"),
+        places=tuple(_read_place(item, remedy, witness) for item in top.mappings("places")),
+    )
+
+
+def _read_place(entry: Mapping, remedy: Remedy, witness: Witness) -> Place:
+    number = entry.integer("replacement")
+    if not 1 <= number <= len(remedy.replace):
+        entry.problem(f"there are {len(remedy.replace)} replacements", key="replacement")
+    place = Place(replacement=number, witness=_witness(entry, witness.command, witness.seconds))
+    entry.done()
+    return place
+
+
+def _read_remedy(top: Mapping, added: TextByName[str, str]) -> Remedy:
+    blank = Remedy(
+        stage="installed", replace=(), add={}, env={}, build_env={}, override=(), exclude=()
+    )
+    entry = top.mapping("remedy")
+    if entry is None:
+        top.problem("required key is missing", key="remedy")
+        return blank
+    remedy = Remedy(
+        stage=entry.one_of("stage", ("installed", "source"), "installed"),
+        replace=tuple(_read_replacement(item) for item in entry.mappings("replace")),
+        add=_read_added(entry, added),
+        env=entry.env("env"),
+        build_env=entry.env("build_env"),
+        override=entry.texts("override", ()),
+        exclude=entry.single_lines("exclude", ()),
+        without=entry.single_lines("without", ()),
+    )
+    for requirement in remedy.override:
+        check_pin(entry, "override", requirement)
+    for line in remedy.without:
+        if not _HASHED.fullmatch(line):
+            entry.problem(f"must be NAME==VERSION --hash=sha256:..., not {line!r}", key="without")
+    if bool(remedy.without) != bool(remedy.override or remedy.exclude):
+        entry.problem("belongs to override or exclude, and they to it", key="without")
+    entry.done()
+    parts = (
+        remedy.replace,
+        remedy.add,
+        remedy.env,
+        remedy.build_env,
+        remedy.override,
+        remedy.exclude,
+    )
+    if not any(parts):
+        top.problem(
+            "does nothing: give replace, add, env, build_env, override or exclude", key="remedy"
+        )
+    return remedy
+
+
+def _read_added(entry: Mapping, added: TextByName[str, str]) -> dict[str, str]:
+    """The modules that a fix adds, out of those below `images/fixes/files`."""
+    found = {}
+    for path in entry.texts("add", ()):
+        if path in added:
+            found[path] = added[path]
+        else:
+            entry.problem(f"images/fixes/files has no {path!r}; {nearest(path, added)}", key="add")
+    return found
+
+
+def _read_replacement(entry: Mapping) -> Replacement:
+    value = Replacement(
+        file=entry.text("file"),
+        pattern=entry.text("pattern"),
+        replacement=entry.text("replacement"),
+        count=entry.integer("count"),
+        fixed=entry.text("fixed"),
+    )
+    for key in ("pattern", "fixed"):
+        wrong = pattern_problem(getattr(value, key))
+        if wrong:
+            entry.problem(f"not a regular expression: {wrong}", key=key)
+    if value.count < 1:
+        entry.problem("must be at least 1", key="count")
+    if value.file.startswith("/") or ".." in Path(value.file).parts:
+        entry.problem("must be relative to site-packages", key="file")
+    elif not _FILE.fullmatch(value.file):  # it stands in a Dockerfile
+        entry.problem("must be letters, digits, and -_.+ between slashes", key="file")
+    entry.done()
+    return value
+
+
+def read_witness(top: Mapping) -> Witness:
+    """What shows that a fix or a limit is needed."""
+    entry = top.mapping("witness")
+    if entry is None:
+        top.problem("required key is missing", key="witness")
+        return Witness(command=(), fails_with="", seconds=0)
+    value = _witness(entry, None, 60)
+    entry.done()
+    return value
+
+
+def _witness(entry: Mapping, command: tuple[str, ...] | None, seconds: int) -> Witness:
+    value = Witness(
+        command=entry.texts("command", command),
+        fails_with=entry.text("fails_with"),
+        seconds=entry.integer("seconds", seconds),
+    )
+    wrong = pattern_problem(value.fails_with)
+    if wrong:
+        entry.problem(f"not a regular expression: {wrong}", key="fails_with")
+    elif value.fails_with and re.search(value.fails_with, ""):
+        entry.problem("found in every output", key="fails_with")
+    if entry.has("command") and not value.command:
+        entry.problem("names no command", key="command")
+    if not 1 <= value.seconds <= _LONGEST_WITNESS:
+        entry.problem(f"must be 1 to {_LONGEST_WITNESS}", key="seconds")
+    return value
+
+
+def read_limit(top: Mapping, name: str, stacks: Collection[str]) -> Limit:
+    """`images/limits/<name>.yml`; `stacks` are the names of those that there are."""
+    applies = read_applies(top)
+    value = Limit(
+        id=named(top, "id", name),
+        package=top.text("package"),
+        stacks=top.texts("stacks"),
+        symptom=top.text("symptom"),
+        why=top.text("why"),
+        upstream=top.text("upstream"),
+        versions=applies.versions,
+        python=applies.python,
+        devices=applies.devices,
+        instead=top.text("instead"),
+        witness=read_witness(top),
+        remove_when=top.text("remove_when"),
+    )
+    if top.has("stacks") and not value.stacks:
+        top.problem("names no stack, so nothing would prove it", key="stacks")
+    for stack in value.stacks:
+        if stack not in stacks:
+            top.problem(f"unknown stack {stack!r}; {nearest(stack, stacks)}", key="stacks")
+    return value

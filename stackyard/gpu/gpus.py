@@ -1,0 +1,254 @@
+"""The GPUs of this machine, read from the driver: its files and NVML.
+
+Owns asking; it changes nothing (no clock, mode or limit of a GPU is ever set). What may be used and
+how it reaches a container is decided in `gpu.placement` and `gpu.access`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+
+from stackyard.gpu import access
+from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.placement import Gpu, GpuHost, GpuProcess
+from stackyard.system import process
+from stackyard.system.errors import NothingToRunOn
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_MAX_LINKS = 18
+# NVML's own numbers: nvidia-ml-py's constant for reading is a tuple by mistake (13.615).
+_P2P_READ = 0
+# The caller's own settings of these libraries reach every container and every rank.
+_CALLER = re.compile(
+    r"NCCL_\w+|TORCH_SYMM_MEM_DISABLE_MULTICAST|NVSHMEM_DISABLE_NVLS|TORCH_NCCL_\w+"
+)
+
+
+def caller_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the caller says about NCCL and NVLink: it goes over what is generated."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if _CALLER.fullmatch(name)
+        and name != "NCCL_VERSION"  # CUDA's images say so, NCCL reads none
+    }
+
+
+def allowed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs the caller may use: CUDA_VISIBLE_DEVICES, as batch systems set it; None for all."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else tuple(part.strip() for part in value.split(","))
+
+
+def driver_version(path: Path = _DRIVER) -> str:
+    """The kernel driver's version; empty when none is loaded."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return ""
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return match.group(1) if match else ""
+
+
+def read_host(command: str = "") -> GpuHost:
+    """Every GPU of this machine.
+
+    Args:
+        command: what was typed, for the hint.
+
+    Raises:
+        NothingToRunOn: there is no driver, or its library does not load or answer.
+    """
+    version = driver_version()
+    if not version:
+        raise NothingToRunOn(
+            "there is no NVIDIA GPU on this machine",
+            why=f"no NVIDIA driver is loaded ({_DRIVER} is not there)",
+            hint=f"run it where the GPUs are{', or on CPU ranks: ' + command if command else ''}",
+        )
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NothingToRunOn(
+            f"the NVIDIA driver {version} is loaded, but its library does not answer",
+            why=str(error),
+            hint="libnvidia-ml.so.1 comes with the driver's packages and must be of the kernel"
+            " module's version: after an update of one of the two, load the module again or reboot",
+        ) from error
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+        links = _links(handles)
+        gpus = tuple(_gpu(index, handles, links) for index in range(len(handles)))
+    except pynvml.NVMLError as error:
+        raise NothingToRunOn("a GPU does not answer the driver", why=str(error)) from error
+    finally:
+        pynvml.nvmlShutdown()
+    return GpuHost(
+        driver=version,
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        gpus=gpus,
+        infiniband=tuple(str(path) for path in sorted(Path("/dev/infiniband").glob("uverbs*"))),
+    )
+
+
+def _or(default: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What NVML answers; `default` where this GPU or driver has no answer."""
+    try:
+        return ask(*arguments)
+    except pynvml.NVMLError:
+        return default
+
+
+def _gpu(index: int, handles: Sequence[Any], links: Mapping[int, Mapping[int, int]]) -> Gpu:
+    handle = handles[index]
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    mode = _or(0, pynvml.nvmlDeviceGetComputeMode, handle)
+    mig = _or((0, 0), pynvml.nvmlDeviceGetMigMode, handle)
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    running = _or([], pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    peers = frozenset(
+        other for other in range(len(handles)) if other != index and _peer(handle, handles[other])
+    )
+    return Gpu(
+        index=index,
+        minor=int(_or(index, pynvml.nvmlDeviceGetMinorNumber, handle)),
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        capability=(int(capability[0]), int(capability[1])),
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        compute_mode=_MODES.get(int(mode), f"{mode}"),
+        mig=bool(mig[0]),
+        processes=tuple(
+            GpuProcess(pid=p.pid, bytes=int(p.usedGpuMemory or 0), command=_command(p.pid))
+            for p in running
+        ),
+        nvlinks=links.get(index, {}),
+        peers=peers,
+    )
+
+
+def _peer(one: Any, other: Any) -> bool:
+    return bool(_or(None, pynvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ) == 0)
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace").strip()[:80]
+
+
+def _links(handles: Sequence[Any]) -> dict[int, dict[int, int]]:
+    """NVLinks between each two GPUs.
+
+    Where links end at a switch, NVML names no GPU at their other end: every GPU behind the switch
+    is then reached by all the links of the one with the fewest.
+    """
+    by_bus = {str(pynvml.nvmlDeviceGetPciInfo(h).busId).lower(): n for n, h in enumerate(handles)}
+    direct: dict[int, dict[int, int]] = {n: {} for n in range(len(handles))}
+    switched = dict.fromkeys(range(len(handles)), 0)
+    for number, handle in enumerate(handles):
+        for link in range(_MAX_LINKS):
+            if not _or(0, pynvml.nvmlDeviceGetNvLinkState, handle, link):
+                continue
+            remote = _or(None, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            other = by_bus.get(str(remote.busId).lower()) if remote is not None else None
+            if other is None:
+                switched[number] += 1
+            else:
+                direct[number][other] = direct[number].get(other, 0) + 1
+    for a in direct:
+        for b in direct:
+            through = min(switched[a], switched[b])
+            if a != b and through and _peer(handles[a], handles[b]):
+                direct[a][b] = direct[a].get(b, 0) + through
+    return direct
+
+
+def used_bytes(gpus: Sequence[Gpu]) -> dict[str, int]:
+    """Memory in use on some GPUs, by UUID."""
+    pynvml.nvmlInit()
+    try:
+        return {
+            gpu.uuid: int(
+                pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used
+            )
+            for gpu in gpus
+        }
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def driver_files() -> DriverFiles:
+    """The driver's device nodes, libraries and programs on this machine."""
+    listed = process.run(["ldconfig", "-p"], check=False, timeout=20).output
+    return DriverFiles(
+        version=driver_version(),
+        nodes=tuple(str(p) for p in sorted(Path("/dev").glob("nvidia*")) if p.is_char_device()),
+        libraries=libraries(listed, os.path.realpath),
+        programs={
+            name: at
+            for name in ("nvidia-smi",)
+            if (at := _program(name)) and not Path(at).is_symlink()
+        },
+    )
+
+
+def _program(name: str) -> str:
+    import shutil
+
+    found = shutil.which(name)
+    return os.path.realpath(found) if found else ""
+
+
+def libraries(listed: str, real: Callable[[str], str]) -> dict[str, str]:
+    """The real file behind each of the driver's libraries.
+
+    Args:
+        listed: the output of `ldconfig -p`; the first entry of a name is the one that is loaded.
+        real: follows links.
+    """
+    found: dict[str, str] = {}
+    for line in listed.splitlines():
+        name, _, path = line.strip().partition(" => ")
+        name = name.split(" ")[0]
+        wanted = next(
+            (
+                w
+                for w in (*access.REQUIRED, *access.OPTIONAL)
+                if name == w or name.startswith(f"{w}.")
+            ),
+            "",
+        )
+        if wanted and path and "x86-64" in line and name not in found:
+            found[name] = real(path)
+    return found
+
+
+def cdi_kinds(folders: Sequence[str] = ("/etc/cdi", "/var/run/cdi")) -> tuple[str, ...]:
+    """Kinds of the CDI specifications on this machine (as in `nvidia.com/gpu`)."""
+    import yaml
+
+    found = set()
+    for folder in folders:
+        for path in sorted(Path(folder).glob("*")):
+            if path.suffix not in (".yaml", ".yml", ".json"):
+                continue
+            try:
+                text = path.read_text(encoding="utf-8")
+                content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+                found.add(str(content["kind"]))
+            except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+                continue
+    return tuple(sorted(found))

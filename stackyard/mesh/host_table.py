@@ -1,0 +1,163 @@
+"""`invoke doctor --hosts`: what every host is like, in one table, and how they reach each other.
+
+Owns the questions between hosts (routes, MTU) and the table's rows. It starts nothing on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stackyard.definitions.spec import Base
+from stackyard.mesh.hosts import Fleet
+from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.node_plan import FIRST_PORT, SKEW_WARNING, misfits, usable_gpus
+from stackyard.mesh.owner import leftovers
+from stackyard.mesh.preflight import Muster
+from stackyard.mesh.runs import Reached
+from stackyard.mesh.survey import Network, choose_network
+from stackyard.system.errors import StackyardError
+
+COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
+           "route", "port", "runs")  # fmt: skip
+# `ip route get` for each address; a ping of the interface's whole MTU that may not be cut.
+_ROUTES = """PATH="$PATH:/usr/sbin:/sbin"
+size=$1; shift
+for at in "$@"; do
+    route=$(ip -o route get "$at" 2> /dev/null | head -n 1)
+    if ! command -v ping > /dev/null; then ping=unknown
+    elif ping -c 1 -W 2 "$at" > /dev/null 2>&1; then
+        ping=small; ping -c 1 -W 2 -M 'do' -s "$size" "$at" > /dev/null 2>&1 && ping=whole
+    else ping=silent; fi
+    printf '%s|%s|%s\\n' "$at" "$ping" "$route"
+done"""
+
+
+def inspect(
+    hosts: Reached, found: Muster, tag: str, base: str, bases: Mapping[str, Base]
+) -> dict[str, Any]:
+    """The table's rows, remarks for people, and whether a run could start.
+
+    Args:
+        tag: of the image that is looked for; empty for none.
+        base: what it stands on, one of `bases`: compared with each host's driver and GPUs.
+    """
+    fleet = hosts.fleet
+    network, problems = choose_network(found.facts, {h.name: h.interface for h in fleet.hosts})
+    images, _ = on_each(
+        {name: hosts.links[name] for name in found.facts},
+        lambda link: info.id if tag and (info := link.engine.image(tag)) else "",
+    )
+    routes = _routes(hosts, network)
+    rows, remarks = [], []
+    for host in fleet.hosts:
+        error = found.failed.get(host.name)
+        if host.name not in found.facts:
+            rows.append({"host": host.name, "engine": _short(host.name, error)})
+            continue
+        rows.append(_row(host.name, found, network, images.get(host.name, ""), routes, tag, fleet))
+    for name, error in found.failed.items():
+        remarks.append(f"{name}: {_short(name, error)}" + (f"; {error.hint}" if error.hint else ""))
+    remarks += [f"{host}: {what}" for host, what in problems]
+    for place, names in found.unshared.items():
+        remarks += [f"{name}: {place} is not the folder that the first host sees" for name in names]
+    unfit = [problem for host in fleet.hosts if host.name in found.facts
+             for problem in misfits(host, found.facts[host.name], base, bases)]  # fmt: skip
+    remarks += [f"{problem.host}: {problem.what}; {problem.hint}" for problem in unfit]
+    held = {image for image in images.values() if image}
+    if len(held) > 1:
+        remarks.append(f"hosts hold different images as {tag}")
+    left, _ = on_each({name: hosts.links[name] for name in found.facts}, leftovers)
+    remarks += [f"{name}: a broken pull left keys in {folder}: the next `invoke pull` removes"
+                " it" for name, folders in left.items() for folder in folders]  # fmt: skip
+    if network.why:
+        remarks.append(f"network between nodes: {network.why}")
+    remarks += _pair_remarks(routes)
+    ready = not (found.failed or problems or any(found.unshared.values()) or len(held) > 1)
+    ready = ready and not (tag and unfit)
+    return {"columns": COLUMNS, "hosts": rows, "remarks": remarks, "ready": ready,
+            "pairs": routes}  # fmt: skip
+
+
+def _short(name: str, error: StackyardError | None) -> str:
+    return error.what.removeprefix(f"{name}: ") if error else "does not answer"
+
+
+def _row(
+    name: str, found: Muster, network: Network, image: str, routes: Mapping[str, Any], tag: str,
+    fleet: Fleet,
+) -> dict[str, str]:  # fmt: skip
+    facts, engine = found.facts[name], found.engines[name]
+    host = next(h for h in fleet.hosts if h.name == name)
+    usable, refused = usable_gpus(host, facts)
+    total = len(usable) + len(refused)
+    chosen = network.chosen.get(name)
+    rate = f", {chosen.speed} Mbit/s" if chosen and chosen.speed else ""
+    skew = f"{facts.skew:+.1f} s" if abs(facts.skew) - facts.skew_error > SKEW_WARNING else "ok"
+    mine = [run for run, r in found.runs.items() if any(n.host == name for n in r.plan.nodes)]
+    return {
+        "host": name,
+        "engine": f"{engine.get('ServerVersion', '?')}",
+        "image": (image[7:19] if image else "not held") if tag else "",
+        "driver": facts.driver.version if facts.driver else "none",
+        "GPUs free": f"{len(usable)} of {total}" if total else "none",
+        "memory": f"{facts.memory_bytes / 2**30:.0f} GiB",
+        "disk": "?" if (free := facts.engine_free_bytes) is None else f"{free / 2**30:.0f} GiB",
+        "clock": skew,
+        "interface": f"{chosen.name} {chosen.address}{rate}, MTU {chosen.mtu}"
+        if chosen
+        else "none",
+        "route": _summary(routes.get(name, {})),
+        "port": f"{FIRST_PORT} {'taken' if FIRST_PORT in facts.ports else 'free'}",
+        "runs": ", ".join(mine),
+    }
+
+
+def _routes(hosts: Reached, network: Network) -> dict[str, dict[str, dict[str, str]]]:
+    """How each host reaches each other one, by both names."""
+    addresses = {name: i.address for name, i in network.chosen.items()}
+
+    def ask(link: Link) -> dict[str, dict[str, str]]:
+        mine = network.chosen[link.host.name]
+        others = {name: at for name, at in addresses.items() if name != link.host.name}
+        # 28 bytes of a packet are headers.
+        said = link.shell(_ROUTES, str(max(0, mine.mtu - 28)), *others.values(), seconds=60)
+        lines = {p[0]: p for p in (line.split("|", 2) for line in said.splitlines()) if len(p) == 3}
+        return {name: _route(lines[at], mine.name) for name, at in others.items() if at in lines}
+
+    answers, _ = on_each({n: hosts.links[n] for n in addresses if n in hosts.links}, ask)
+    return answers
+
+
+def _route(parts: list[str], interface: str) -> dict[str, str]:
+    words = parts[2].split()
+    device = words[words.index("dev") + 1] if "dev" in words[:-1] else ""
+    via = words[words.index("via") + 1] if "via" in words[:-1] else ""
+    return {"device": device, "via": via, "ping": parts[1],
+            "other_interface": device if device != interface else ""}  # fmt: skip
+
+
+def _summary(routes: Mapping[str, Mapping[str, str]]) -> str:
+    bad = [
+        name for name, r in routes.items() if r["ping"] in ("silent", "small") or not r["device"]
+    ]
+    if not routes:
+        return ""
+    return f"not {', '.join(bad)}" if bad else f"all {len(routes)}"
+
+
+def _pair_remarks(routes: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
+    found = []
+    for name, others in routes.items():
+        for other, route in others.items():
+            if not route["device"]:
+                found.append(f"{name} has no route to {other}")
+            elif route["other_interface"]:
+                found.append(f"{name} reaches {other} by {route['other_interface']}, not by the"
+                             " chosen interface: name it by `interface:`")  # fmt: skip
+            elif route["ping"] == "small":
+                found.append(f"{name} to {other}: packets of the whole MTU are lost on the way;"
+                             " the same MTU must hold on all hosts and switches")  # fmt: skip
+            elif route["ping"] == "silent":
+                found.append(f"{name} to {other}: no answer to a ping (it may be filtered)")
+    return found

@@ -1,0 +1,323 @@
+"""Which machines a run may use: hosts.yml, and the inventories that people have already.
+
+Owns the reading of hosts.yml, of deepspeed hostfiles and of names out of an ssh configuration,
+and their rules. Pure: texts in, values out; every problem is collected. It must not connect.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stackyard.definitions.document import Mapping as Entry
+from stackyard.definitions.document import parse_document
+from stackyard.system.errors import DefinitionError, Problem, UsageError, shown
+
+# A host's name becomes a node's: a host name, an ssh certificate's principal, part of a label.
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+SOCKET = "/var/run/docker.sock"
+MAX_NODES = 64
+MAX_SLOTS = 256
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]+")
+_INTERFACE = re.compile(r"[A-Za-z0-9._:@-]{1,15}")
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*")
+_VOLUME = re.compile(r"volume:[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder of every host that all of its nodes see.
+
+    Attributes:
+        source: a path on the host, or `volume:NAME`, a volume of its engine.
+        shared: it is one and the same on all hosts (NFS, Lustre); that is checked.
+        read_only: nodes cannot write to it (a user's tree, `--mount`).
+    """
+
+    source: str
+    shared: bool = False
+    read_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine.
+
+    Attributes:
+        name: here, and of its node.
+        ssh: what ssh is told: an address, or an alias of ~/.ssh/config.
+        user: empty where ssh's own configuration decides; as `port` (0) and `key`.
+        config: an ssh configuration in place of the caller's own.
+        gpus: `all`, `none`, or indexes by comma.
+        interface: the network interface for training traffic; `auto` is found by its route.
+        engine: the socket of its container engine.
+        nodes: how many containers of a run it gets.
+    """
+
+    name: str
+    ssh: str
+    user: str = ""
+    port: int = 0
+    key: str = ""
+    gpus: str = "all"
+    interface: str = "auto"
+    engine: str = SOCKET
+    nodes: int = 1
+    config: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The hosts of an inventory, in order, and the folders that their nodes see."""
+
+    source: str
+    hosts: tuple[Host, ...]
+    folders: Mapping[str, Folder] = field(default_factory=dict)
+
+    def only(self, names: Sequence[str]) -> Fleet:
+        """The hosts of these names, in the order given.
+
+        Raises:
+            UsageError: one is not there.
+        """
+        known = {host.name: host for host in self.hosts}
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"{self.source} has no host {shown(name)!r}", hint=f"one of: {', '.join(known)}"
+                )
+        return replace(self, hosts=tuple(known[name] for name in dict.fromkeys(names)))
+
+
+def read_inventory(text: str, source: str) -> Fleet:
+    """The hosts of a hosts.yml, or of a deepspeed hostfile, whichever the text is.
+
+    Raises:
+        DefinitionError: with every problem.
+    """
+    problems: list[Problem] = []
+    if is_hostfile(text):
+        fleet = read_hostfile(text, source, problems)
+    else:
+        fleet = read_yaml(text, source, problems)
+    if problems:
+        raise DefinitionError(problems)
+    return fleet
+
+
+def is_hostfile(text: str) -> bool:
+    """Whether a text looks like a deepspeed hostfile: `name slots=N` lines."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return any(re.fullmatch(r"\S+\s+slots\s*=.*", line) for line in lines)
+
+
+def read_hostfile(text: str, source: str, problems: list[Problem]) -> Fleet:
+    """`name slots=N` lines: the first N GPUs of each host; comments and blank lines are skipped."""
+    hosts: list[Host] = []
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        body = line.split("#")[0].strip()
+        if not body:
+            continue
+        found = re.fullmatch(r"(\S+)\s+slots\s*=\s*([0-9]{1,4})", body)
+
+        def refuse(message: str, at: int = number) -> None:
+            problems.append(Problem(file=source, line=at, key="", message=message))
+
+        if not found:
+            refuse(f"not understood: {body!r}; a line is: name slots=N")
+            continue
+        target, slots = found[1], int(found[2])
+        if not 1 <= slots <= MAX_SLOTS:
+            refuse(f"slots must be 1 to {MAX_SLOTS}")
+        gpus = ",".join(str(index) for index in range(slots))
+        host = _host_named(target, gpus)
+        if not _reachable(host):
+            refuse(f"{target!r} is no address or name that ssh knows")
+        elif host.name in lines:
+            refuse(f"duplicate host {target!r}, first given on line {lines[host.name]}")
+        else:
+            lines[host.name] = number
+            hosts.append(host)
+    if not hosts and not problems:
+        problems.append(Problem(file=source, line=1, key="", message="no host is named in it"))
+    return Fleet(source=source, hosts=tuple(hosts))
+
+
+def _host_named(target: str, gpus: str = "all") -> Host:
+    """A host by what ssh is told, `[user@]place`: addresses and capitals make no node's name."""
+    user, _, place = target.rpartition("@")
+    name = re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")[:40].strip("-")
+    return Host(name=name, ssh=place, user=user, gpus=gpus)
+
+
+def _reachable(host: Host) -> bool:
+    """Whether ssh can be told of it, and takes no part of it for an option."""
+    return (
+        bool(host.name)
+        and bool(_ADDRESS.fullmatch(host.ssh))
+        and not host.ssh.startswith("-")
+        and (not host.user or bool(_USER.fullmatch(host.user)))
+    )
+
+
+def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
+    """A hosts.yml (docs/hosts.md)."""
+    top = parse_document(text, file=source, problems=problems)
+    if top is None:
+        return Fleet(source=source, hosts=())
+    defaults = top.mapping("defaults")
+    common = _settings(defaults, Host(name="", ssh="")) if defaults else Host(name="", ssh="")
+    hosts = []
+    outer = top.mapping("hosts")
+    for name in outer.keys() if outer else []:
+        assert outer is not None
+        entry = outer.mapping(name)
+        given = replace(common, name=name, ssh=name)
+        if not NAME.fullmatch(name):
+            outer.problem("a host's name has lower-case letters, digits and `-`", key=name)
+        hosts.append(_host(entry, given) if entry is not None else given)
+    if not hosts and (outer is not None or not top.has("hosts")):
+        top.problem("no host is named in it", key="hosts")
+    folders = _folders(top)
+    top.done()
+    if outer is not None:
+        _same_target(outer, hosts)
+        _same_node(outer, hosts)
+    return Fleet(source=source, hosts=tuple(hosts), folders=folders)
+
+
+def _host(entry: Entry, given: Host) -> Host:
+    host = replace(given, ssh=entry.single_line("address", given.ssh))
+    if entry.has("address") and (not _ADDRESS.fullmatch(host.ssh) or host.ssh.startswith("-")):
+        entry.problem("must be an address or a name that ssh knows", key="address")
+    return _settings(entry, host)
+
+
+def _settings(entry: Entry, given: Host) -> Host:
+    host = replace(
+        given,
+        user=entry.single_line("user", given.user),
+        port=entry.integer("port", given.port),
+        key=entry.single_line("key", given.key),
+        gpus=entry.word("gpus", given.gpus),
+        interface=entry.single_line("interface", given.interface),
+        engine=entry.single_line("engine", given.engine),
+        config=entry.single_line("ssh_config", given.config),
+        nodes=entry.integer("nodes", given.nodes),
+    )
+    checks = (
+        ("user", not host.user or bool(_USER.fullmatch(host.user)), "must be a user's name"),
+        ("port", 0 <= host.port < 65536, "must be a port, 1 to 65535"),
+        ("gpus", bool(gpu_indexes(host.gpus)) or host.gpus in ("all", "none"),
+         "must be all, none, or indexes as in 0,1"),
+        ("interface", bool(_INTERFACE.fullmatch(host.interface)), "must be an interface or auto"),
+        ("engine", host.engine.startswith("/"), "must be the path of the engine's socket"),
+        ("nodes", 1 <= host.nodes <= MAX_NODES, f"must be 1 to {MAX_NODES}"),
+    )  # fmt: skip
+    for key, good, message in checks:
+        # What `defaults` has wrong is told there, and once.
+        if not good and entry.has(key):
+            entry.problem(message, key=key)
+    entry.done()
+    return host
+
+
+def gpu_indexes(text: str) -> tuple[int, ...]:
+    """The indexes of `0,1`; empty when it is no such list, or names one twice."""
+    words = text.split(",")
+    if not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
+        return ()
+    found = tuple(int(word) for word in words)
+    return found if len(set(found)) == len(found) else ()
+
+
+def _folders(top: Entry) -> dict[str, Folder]:
+    outer = top.mapping("folders")
+    found: dict[str, Folder] = {}
+    for place in outer.keys() if outer else []:
+        assert outer is not None
+        if outer.is_mapping(place):
+            entry = outer.mapping(place)
+            assert entry is not None
+            folder = Folder(source=entry.single_line("path"), shared=entry.flag("shared", False))
+            entry.done()
+        else:
+            folder = Folder(source=outer.single_line(place))
+        if not is_place(place):
+            outer.problem("must be an absolute path inside the nodes", key=place)
+        path = folder.source.startswith(("/", "~/")) and ":" not in folder.source
+        if not path and not _VOLUME.fullmatch(folder.source):
+            outer.problem("must be an absolute path on the hosts, or volume:NAME", key=place)
+        found[place] = folder
+    return found
+
+
+def is_place(place: str) -> bool:
+    """Whether nodes can have a folder there: not in place of what they themselves need."""
+    parts = place.split("/")[1:]
+    return (
+        place.startswith("/")
+        and ":" not in place
+        and place.isprintable()
+        and place == place.strip()
+        and any(parts)
+        and not {".", ".."} & set(parts)
+        and parts[0] not in ("run", "proc", "sys")
+    )
+
+
+def _same_target(outer: Entry, hosts: Iterable[Host]) -> None:
+    seen: dict[tuple[str, ...], str] = {}
+    for host in hosts:
+        target = (host.ssh, host.user, str(host.port), host.engine, host.config)
+        if target in seen:
+            outer.problem(
+                f"is the same machine as {seen[target]!r} ({host.ssh}); a host that is to get"
+                " several containers says so by nodes: N",
+                key=host.name,
+            )
+        seen.setdefault(target, host.name)
+
+
+def _same_node(outer: Entry, hosts: Sequence[Host]) -> None:
+    """Nodes are named by their hosts: `a` with `nodes: 2` has `a-1`, which is no host's beside."""
+    owner: dict[str, str] = {}
+    for host in sorted(hosts, key=lambda one: one.nodes == 1):
+        for node in node_names(host) if host.nodes <= MAX_NODES else ():
+            if owner.setdefault(node, host.name) != host.name:
+                message = f"has the name of a node of {owner[node]!r}: one of them needs another"
+                outer.problem(message, key=host.name)
+
+
+def node_names(host: Host) -> tuple[str, ...]:
+    """Names of a host's nodes: its own, numbered where it has several."""
+    if host.nodes == 1:
+        return (host.name,)
+    return tuple(f"{host.name}-{number + 1}" for number in range(host.nodes))
+
+
+def from_names(names: Sequence[str], source: str) -> Fleet:
+    """Hosts named one by one: addresses, or aliases of the caller's ssh configuration."""
+    hosts = [_host_named(name) for name in names]
+    counts = Counter(host.name for host in hosts if _reachable(host))
+    wrong = [f"{n!r} is no address or name that ssh knows"
+             for n, host in zip(names, hosts, strict=True) if not _reachable(host)]  # fmt: skip
+    wrong += [f"duplicate host {name!r}" for name, count in counts.items() if count > 1]
+    problems = [Problem(file=source, line=1, key="", message=message) for message in wrong]
+    if problems:
+        raise DefinitionError(problems)
+    return Fleet(source=source, hosts=tuple(hosts))
+
+
+def matching(config: str, pattern: str) -> list[str]:
+    """Names in an ssh configuration's `Host` lines that a shell pattern matches; no patterns."""
+    found: list[str] = []
+    for line in config.splitlines():
+        given = re.fullmatch(r"\s*host(?:\s*=\s*|\s+)(.*)", line, re.IGNORECASE)
+        words = given[1].replace('"', " ").split() if given else []
+        found += [w for w in words if not set(w) & set("*?!") and fnmatch.fnmatchcase(w, pattern)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,234 @@
+"""A job in a standing mesh, as its supervisor is asked to run it.
+
+Owns the steps of a job: files for every node, the commands that prepare it, its launcher's command,
+all as the launchers of `launch` write them. Pure: it is told the mesh and a free port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, wrong_options
+from stackyard.launch.job import Job
+from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
+from stackyard.system.errors import UsageError, shown
+
+JOBS = "/var/lib/stackyard/jobs"
+SCRATCH = "/run/stackyard/launch"
+SITE = "/srv/stackyard/site"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which nodes take part, and which slots of each (GPUs, or CPU ranks by number)."""
+
+    slots: Mapping[str, tuple[int, ...]]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes, in order."""
+        return tuple(self.slots)
+
+    @property
+    def even(self) -> bool:
+        """Whether every node has as many."""
+        return len({len(slots) for slots in self.slots.values()}) == 1
+
+
+def select(plan: StandingPlan, per_node: int, include: str = "", exclude: str = "") -> Selection:
+    """The nodes and slots of a run, less what the caller leaves out.
+
+    Args:
+        per_node: CPU ranks on each node; nodes with GPUs have a slot for each.
+        include: `node1:0,1@node2:0`, as DeepSpeed's `-i`; a node without numbers is whole.
+        exclude: the same, as DeepSpeed's `-e`.
+
+    Raises:
+        UsageError: a node or slot does not exist, both are given, or nothing is left.
+    """
+    if per_node < 1:
+        raise UsageError(f"--per-node must be at least 1, not {per_node}")
+    there = {node.name: _slots(node, per_node) for node in plan.nodes}
+    if include and exclude:
+        raise UsageError("--include and --exclude cannot be given together")
+    text = include or exclude
+    if not text:
+        return Selection(slots=there)
+    named = _parse(text, there, "--include" if include else "--exclude")
+    if include:
+        slots = named
+    else:
+        slots = {
+            node: tuple(s for s in all_ if s not in named.get(node, ()))
+            for node, all_ in there.items()
+        }
+    slots = {node: slots[node] for node in there if slots.get(node)}
+    if not slots:
+        raise UsageError(f"{'--include' if include else '--exclude'} {shown(text)} leaves nothing")
+    return Selection(slots=slots)
+
+
+def _slots(node: NodePlan, per_node: int) -> tuple[int, ...]:
+    return tuple(range(len(node.gpus) or per_node))
+
+
+def _parse(
+    text: str, there: Mapping[str, tuple[int, ...]], flag: str
+) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@"):
+        node, colon, numbers = part.partition(":")
+        if node not in there:
+            raise UsageError(
+                f"{flag}: there is no node {shown(node)!r}", hint=f"one of: {', '.join(there)}"
+            )
+        words = numbers.split(",") if colon else [str(slot) for slot in there[node]]
+        for word in words:
+            if not word.isdecimal() or int(word) not in there[node]:
+                count = len(there[node])
+                raise UsageError(
+                    f"{flag}: {node} has no slot {shown(word)!r}",
+                    why=f"it has {count} slot{'s' if count != 1 else ''}: 0 to {count - 1}",
+                )
+        found[node] = tuple(sorted({*found.get(node, ()), *(int(word) for word in words)}))
+    return found
+
+
+def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) -> LaunchRequest:
+    """What the launcher is asked for.
+
+    Raises:
+        UsageError: this launcher cannot start these ranks, or has no such option.
+    """
+    _check_launcher(job, selection)
+    if not selection.even and job.launcher != "deepspeed":
+        counts = ", ".join(f"{node} {len(s)}" for node, s in selection.slots.items())
+        raise UsageError(
+            f"{job.launcher} starts as many ranks on every node, not {counts}",
+            hint="choose as many slots of each node, or --launcher deepspeed",
+        )
+    takes = taken(plan, selection) if job.device == "cuda" else {}
+    ports = {node.port for node in plan.nodes}
+    whole = all(len(s) == len(plan.node(n).gpus) for n, s in selection.slots.items())
+    return LaunchRequest(
+        nodes=selection.nodes,
+        per_node=max(len(slots) for slots in selection.slots.values()),
+        gpus=tuple(takes.values()),
+        device=job.device,
+        port=port,
+        program=job.program,
+        env={**job.env, **environment(job, {} if whole else takes)},
+        folder=job.folder,
+        scratch=f"{SCRATCH}/{job.name}",
+        ssh_port=ports.pop() if len(ports) == 1 else 0,
+        options={**job.options, "meeting": meeting_file(job)},
+        # On GPUs `gpus` says it: slots are counted in a node, GPUs in what its container sees.
+        include="" if takes or selection.even else counted(selection),
+    )
+
+
+def _check_launcher(job: Job, selection: Selection) -> None:
+    known = CHOICES.get(job.launcher, {})
+    wrong = wrong_options(job.launcher, {n: v for n, v in job.options.items() if n in known})
+    ranks = sum(len(slots) for slots in selection.slots.values())
+    if wrong:
+        raise UsageError(f"{job.launcher}: {'; '.join(wrong)}")
+    if job.launcher == "alone" and ranks != 1:
+        raise UsageError(
+            f"launcher alone starts one process, not {ranks} ranks",
+            hint=f"--include {selection.nodes[0]}:0, or another --launcher",
+        )
+
+
+def counted(selection: Selection) -> str:
+    """CPU ranks in DeepSpeed's words: any slots will do, and a node has as many as it has ranks."""
+    counts = {node: range(len(slots)) for node, slots in selection.slots.items()}
+    return "@".join(f"{node}:{','.join(map(str, slots))}" for node, slots in counts.items())
+
+
+def taken(plan: StandingPlan, selection: Selection) -> dict[str, tuple[int, ...]]:
+    """The GPUs that each node's ranks compute on, as its container numbers them."""
+    numbers = {name: visible(plan, plan.node(name)) for name in selection.nodes}
+    return {name: tuple(numbers[name][slot] for slot in slots)
+            for name, slots in selection.slots.items()}  # fmt: skip
+
+
+def meeting_file(job: Job) -> str:
+    """Where ranks that meet by a file find it: the job's options say, or the shared folder."""
+    return job.options.get("meeting") or f"/shared/stackyard-{job.name}.meeting"
+
+
+def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """What ranks need to know of us: where their words go, and which GPUs are theirs.
+
+    Args:
+        takes: the GPUs of each node, where these are not all that it has.
+
+    Raises:
+        UsageError: nodes take different ones, and the launcher tells all of them the same.
+    """
+    site = ":".join(part for part in (SITE, job.env.get("PYTHONPATH", "")) if part)
+    found = {"STACKYARD_LOGS": f"{JOBS}/{job.name}/ranks", "PYTHONPATH": site}
+    if not takes or _tells_each_node(job, len(takes)):
+        return found
+    if len({*takes.values()}) > 1:
+        raise UsageError(
+            f"{job.launcher} gives every node the same GPUs, not "
+            + "@".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in takes.items()),
+            hint="choose the same slots of each node, or --launcher deepspeed",
+        )
+    found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, next(iter(takes.values()))))
+    return found
+
+
+def _tells_each_node(job: Job, nodes: int) -> bool:
+    """Whether DeepSpeed starts the ranks: it sets CUDA_VISIBLE_DEVICES from slots by node."""
+    if job.launcher == "accelerate":
+        by_pdsh = job.options.get("start", "pdsh") == "pdsh"
+        return nodes > 1 and by_pdsh and job.options.get("zero_stage", "0") != "0"
+    return job.launcher == "deepspeed"
+
+
+def start_request(
+    plan: StandingPlan, job: Job, selection: Selection, port: int, lease: float
+) -> tuple[dict[str, Any], Launch]:
+    """The supervisor's request for a job, and the launch (its files may be for every node).
+
+    Raises:
+        UsageError: the launcher cannot start such a job.
+    """
+    request = request_of(plan, job, selection, port)
+    launch = LAUNCHERS[job.launcher](request)
+    steps = [
+        _step(f"prepare: {' '.join(words)[:60]}", LAUNCHERS["each"](_quiet(request, words)))
+        for words in job.prepare
+    ]
+    steps.append(_step("train", launch))
+    value = {
+        "name": job.name,
+        "steps": steps,
+        "env": dict(job.env),
+        "folder": job.folder,
+        "lease": lease,
+        "nodes": list(selection.nodes),
+        "shown": {
+            "stack": job.stack, "base": job.base, "launcher": job.launcher,
+            "ranks": sum(len(slots) for slots in selection.slots.values()),
+            "program": list(job.program),
+            **({"own_code": list(job.own)} if job.own else {}),
+        },
+    }  # fmt: skip
+    return value, launch
+
+
+def _quiet(request: LaunchRequest, words: Sequence[str]) -> LaunchRequest:
+    """The same request for a command that is no training: it has no ranks to listen to."""
+    env = {k: v for k, v in request.env.items() if k != "STACKYARD_LOGS"}
+    return replace(request, program=tuple(words), env=env)
+
+
+def _step(what: str, launch: Launch) -> dict[str, Any]:
+    files = {} if launch.everywhere else dict(launch.files)
+    return {"what": what, "argv": list(launch.argv), "env": dict(launch.env), "files": files}

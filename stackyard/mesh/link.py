@@ -1,0 +1,275 @@
+"""The way to one host: a single ssh connection that carries its engine's socket and commands.
+
+Owns the ssh process of a host and how its failures read. The caller's own ssh does the work, with
+the caller's keys, agent, aliases and jump hosts; the host needs an sshd and a container engine,
+and gets nothing installed. Host keys are always checked: an unknown or changed one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from stackyard.mesh.hosts import Host
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import EngineError, StackyardError
+
+CONNECT_SECONDS = 10
+# ssh gives a silent host up after three of these; a run's own lease is what decides over the run.
+ALIVE_SECONDS = 5
+# A unix socket's path ends here, and ssh adds 17 characters while it makes one.
+_LONGEST = 107 - 17
+T = TypeVar("T")
+
+
+class HostError(StackyardError):
+    """A host cannot be used; names it and says why."""
+
+    def __init__(self, host: str, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(f"{host}: {what}", why=why, hint=hint)
+        self.host = host
+
+
+def ssh_options(host: Host) -> list[str]:
+    """What every ssh to a host is told, before its name."""
+    words = [
+        "-o", "BatchMode=yes",
+        "-o", "StrictHostKeyChecking=yes",
+        "-o", f"ConnectTimeout={CONNECT_SECONDS}",
+        "-o", f"ServerAliveInterval={ALIVE_SECONDS}",
+        "-o", "ServerAliveCountMax=3",
+    ]  # fmt: skip
+    return [*_own_options(host), *words]
+
+
+def _own_options(host: Host) -> list[str]:
+    """What the inventory says of this host's login."""
+    paths = {"-F": host.config, "-i": host.key}
+    words = [w for flag, path in paths.items() if path
+             for w in (flag, str(Path(path).expanduser()))]  # fmt: skip
+    words += ["-l", host.user] if host.user else []
+    return [*words, "-p", str(host.port)] if host.port else words
+
+
+class Link:
+    """A host that answers.
+
+    Args:
+        folder: a private folder for the connection's sockets.
+        number: of the host, unique in that folder.
+
+    Raises:
+        HostError: ssh cannot log in, or no engine answers there.
+    """
+
+    def __init__(self, host: Host, folder: Path, number: int) -> None:
+        self.host = host
+        self._control, self._socket = folder / f"{number}.c", folder / f"{number}.s"
+        if len(str(self._control)) > _LONGEST:
+            raise HostError(host.name, "the temporary folder's path is too long for a socket",
+                            why=str(folder), hint="set TMPDIR to a shorter one")  # fmt: skip
+        self._lock = threading.RLock()
+        self._open()
+
+    def _open(self) -> None:
+        self._engine: Engine | None = None
+        self._ssh = process.Companion(
+            [
+                "ssh", "-N", "-M", "-S", str(self._control), *ssh_options(self.host),
+                "-o", "ControlPersist=no",
+                "-o", "ExitOnForwardFailure=yes",
+                "-o", "StreamLocalBindMask=0177",
+                "-L", f"{self._socket}:{self.host.engine}",
+                "--", self.host.ssh,
+            ]
+        )  # fmt: skip
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        end = time.monotonic() + 2 * CONNECT_SECONDS
+        while not (self._control.exists() and self._socket.exists()):
+            if not self._ssh.running:
+                what, hint = explain(self._ssh.said, self.host)
+                raise HostError(self.host.name, what, why=self._ssh.said, hint=hint)
+            if time.monotonic() > end:
+                raise HostError(self.host.name, "the login takes too long", why=self._ssh.said)
+            time.sleep(0.01)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection stands."""
+        return self._ssh.running
+
+    @property
+    def engine(self) -> Engine:
+        """The host's container engine.
+
+        Raises:
+            HostError: none answers.
+        """
+        with self._lock:
+            if self._engine is None:
+                try:
+                    self._engine = Engine(str(self._socket))
+                except EngineError as error:
+                    raise HostError(
+                        self.host.name,
+                        f"no container engine answers at {self.host.engine}",
+                        why=self._ssh.said or error.why,
+                        hint=f"on {self.host.name}: systemctl start docker; the user who logs in"
+                        " must be in the group docker (or root); `engine:` in hosts.yml names"
+                        " another socket; its sshd must forward sockets"
+                        " (AllowStreamLocalForwarding)",
+                    ) from error
+        return self._engine
+
+    @property
+    def docker_host(self) -> str:
+        """What DOCKER_HOST is for this host, as long as the link stands."""
+        return f"unix://{self._socket}"
+
+    def shell(self, script: str, *words: str, seconds: float = 30.0) -> str:
+        """Run a POSIX shell script on the host, its words as `$1` and so on; its output.
+
+        Raises:
+            HostError: it failed, or took longer than `seconds`.
+        """
+        return self.send(script.encode(), "sh", "-s", "--", *words, seconds=seconds)
+
+    def words(self, *words: str) -> list[str]:
+        """The command line that runs words on the host over this connection."""
+        argv = ["ssh", "-S", str(self._control), *ssh_options(self.host), "--", self.host.ssh]
+        return [*argv, shlex.join(words)]
+
+    def send(self, data: bytes, *words: str, seconds: float = 60.0) -> str:
+        """Run words on the host with bytes as their input; their output.
+
+        Raises:
+            HostError: they failed, or took longer than `seconds`.
+        """
+        try:
+            return process.run(self.words(*words), stdin=data, timeout=seconds).output
+        except StackyardError as error:
+            raise HostError(self.host.name, error.what, why=error.why) from error
+
+    def renew(self) -> None:
+        """Connect anew if the connection broke.
+
+        Raises:
+            HostError: the host does not answer.
+        """
+        with self._lock:
+            if not self.alive:
+                self.close()
+                self._open()
+
+    def answers(self) -> bool:
+        """Whether the host and its engine do."""
+        try:
+            return self.alive and self.engine.answers()
+        except HostError:
+            return False
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._engine is not None:
+            self._engine.close()
+        self._ssh.end()
+        for path in (self._control, self._socket):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+_SAYINGS = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed",
+     "somebody else may be answering: ask who looks after {host}; if the machine was installed"
+     " anew, ssh-keygen -R {known}, then {login} once and compare the fingerprint"),
+    ("host key is known for", "its host key is not known",
+     "{login} once and compare the fingerprint it shows"),
+    ("Host key verification failed", "its host key is not known",
+     "{login} once and compare the fingerprint it shows"),
+    ("onfiguration option", "your ssh configuration is wrong", "mend what ssh names above"),
+    ("Can't open user config file", "your ssh configuration is not there",
+     "`ssh_config:` in hosts.yml"),
+    ("Too many authentication failures", "the login is refused",
+     "ssh offers it too many keys: `key:` in hosts.yml, or IdentitiesOnly in ~/.ssh/config"),
+    ("Permission denied", "the login is refused",
+     "{login} must log in without a question: a key of yours in its authorized_keys, or `key:`"
+     " and `user:` in hosts.yml"),
+    ("Could not resolve hostname", "there is no such host name",
+     "`address:` in hosts.yml, or an alias in ~/.ssh/config"),
+    ("Connection refused", "nothing listens for ssh there", "`port:` in hosts.yml; start its sshd"),
+    ("timed out", "it does not answer", "is {host} up, and reachable from here?"),
+    ("No route to host", "it cannot be reached", "is {host} up, and reachable from here?"),
+    ("Network is unreachable", "it cannot be reached", "is {host} up, and reachable from here?"),
+    ("kex_exchange_identification", "it closes the connection before the login",
+     "does its sshd run, has it room (MaxStartups), and does it take logins from here?"),
+)  # fmt: skip
+
+
+def explain(said: str, host: Host) -> tuple[str, str]:
+    """What ssh's last words mean, and what to do."""
+    login = shlex.join(["ssh", *_own_options(host), host.ssh])
+    known = shlex.quote(f"[{host.ssh}]:{host.port}") if host.port not in (0, 22) else host.ssh
+    for words, what, hint in _SAYINGS:
+        if words in said:
+            return what, hint.format(host=host.name, login=login, known=known)
+    return "the login failed", f"try: {login}"
+
+
+@contextlib.contextmanager
+def linked(
+    hosts: Sequence[Host], folder: Path
+) -> Iterator[tuple[dict[str, Link], dict[str, HostError]]]:
+    """Log in to all hosts at the same time; those that answer, and why the others do not."""
+    links: dict[str, Link] = {}
+    failed: dict[str, HostError] = {}
+
+    def one(number: int) -> Link:
+        link = Link(hosts[number], folder, number)
+        try:
+            link.engine  # noqa: B018 - asked for here, so that all are asked at the same time
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    try:
+        with ThreadPoolExecutor(max(1, min(64, len(hosts)))) as pool:
+            for number, future in enumerate([pool.submit(one, n) for n in range(len(hosts))]):
+                name = hosts[number].name
+                try:
+                    links[name] = future.result()
+                except HostError as error:
+                    failed[name] = error
+        yield links, failed
+    finally:
+        for link in links.values():
+            link.close()
+
+
+def on_each(
+    links: Mapping[str, Link], work: Callable[[Link], T], *, at_once: int = 64
+) -> tuple[dict[str, T], dict[str, StackyardError]]:
+    """Do the same on all hosts at the same time: answers, and failures, by host."""
+    answers: dict[str, T] = {}
+    failed: dict[str, StackyardError] = {}
+    with ThreadPoolExecutor(max(1, min(at_once, len(links)))) as pool:
+        futures = {name: pool.submit(work, link) for name, link in links.items()}
+        for name, future in futures.items():
+            try:
+                answers[name] = future.result()
+            except StackyardError as error:
+                failed[name] = error
+    return answers, failed

@@ -1,0 +1,115 @@
+"""Users' trees over installed packages, in the nodes of a run: which, from where, at which place.
+
+Owns how `--mount` is written, and what it adds to the folders of hosts. Pure; the view itself is
+laid in the nodes (inside/own_code.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.utils import canonicalize_name
+
+from stackyard.mesh.hosts import Fleet, Folder, is_place
+from stackyard.system.errors import UsageError, shown
+
+_PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)", re.DOTALL)
+FOLDER = "/srv/code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """One tree.
+
+    Attributes:
+        package: the distribution that it stands in for.
+        source: folder of every host; empty where `place` is in a folder that the nodes see anyway.
+        place: its folder in the nodes, read-only where the mount brings it.
+    """
+
+    package: str
+    source: str
+    place: str
+
+
+def parse_mount(text: str, default: str, packages: Iterable[str], fleet: Fleet) -> Mount:
+    """Read `[PACKAGE=]PATH[:PLACE]`.
+
+    Args:
+        default: the package where none is named.
+        packages: those of the stack.
+
+    Raises:
+        UsageError: it is none, or the package is not the stack's.
+    """
+    named = _PACKAGE.fullmatch(text)
+    package, rest = (named[1], named[2]) if named else (default, text)
+    names = {canonicalize_name(name): name for name in packages}
+    if canonicalize_name(package) not in names:
+        raise UsageError(f"--mount: {shown(package)} is no package of this stack",
+                         hint=f"one of: {', '.join(sorted(names.values()))}")  # fmt: skip
+    package = names[canonicalize_name(package)]
+    path, colon, place = rest.partition(":")
+    path = path.rstrip("/")
+    if not path.startswith(("/", "~/")) or (colon and not is_place(place)):
+        raise UsageError(
+            f"--mount: {shown(text)!r} is not understood",
+            why="it is a folder of every host by its absolute path, and where it is to be in the"
+            " nodes" if path.startswith(("/", "~/")) else "hosts know no folder of yours by"
+            " a relative path",
+            hint="--mount /home/me/fairseq, --mount PACKAGE=PATH:/code",
+        )  # fmt: skip
+    if not colon and any(path == at or path.startswith(f"{at}/") for at in fleet.folders):
+        return Mount(package=package, source="", place=path)
+    return Mount(package=package, source=path, place=place.rstrip("/") or f"{FOLDER}/{package}")
+
+
+def with_mounts(fleet: Fleet, mounts: Sequence[Mount]) -> Fleet:
+    """The hosts with one more folder for each tree, which nodes cannot write to.
+
+    Raises:
+        UsageError: two trees, or a tree and a folder of the inventory, have one place.
+    """
+    folders: dict[str, Folder] = dict(fleet.folders)
+    packages: set[str] = set()
+    for mount in mounts:
+        if mount.package in packages:
+            raise UsageError(f"--mount: {mount.package} is named twice")
+        packages.add(mount.package)
+        if not mount.source:
+            continue
+        if mount.place in folders:
+            raise UsageError(f"--mount: there is a folder at {mount.place} already",
+                             hint="--mount PATH:/another/place")  # fmt: skip
+        folders[mount.place] = Folder(source=mount.source, read_only=True)
+    return replace(fleet, folders=folders)
+
+
+def require_there(asked: Sequence[Mount], there: Sequence[Mount], run: str, typed: str) -> None:
+    """See that a mesh that is up has the trees that a job is to use.
+
+    Raises:
+        UsageError: it lacks one: containers that run get no new folder.
+    """
+    for mount in asked:
+        if mount.source and mount not in there:
+            have = ", ".join(f"{m.package} from {m.source}" for m in there if m.source) or "none"
+            raise UsageError(
+                f"run {run!r} is up without {mount.source} for {mount.package}",
+                why=f"a folder comes into its nodes only when they start; it has: {have}",
+                hint=f"invoke down --name {run}, then: {typed}",
+            )
+
+
+def together(asked: Sequence[Mount], there: Sequence[Mount]) -> tuple[Mount, ...]:
+    """The trees of a job: the mesh's, and for the same package what the job asks for."""
+    found = {mount.package: mount for mount in (*there, *asked)}
+    return tuple(found[name] for name in sorted(found))
+
+
+def differing(digests: Mapping[str, str]) -> list[str]:
+    """Nodes whose tree is another than the first node's."""
+    first = next(iter(digests.values()), "")
+    return [node for node, found in digests.items() if found != first]

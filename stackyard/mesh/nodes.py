@@ -1,0 +1,306 @@
+"""The nodes of one run on one engine: started, joined to a mesh, tried, and removed.
+
+Owns the life of a run's containers, network and volume, all found again by the run's label. It
+must not judge: what the mesh answered goes to `validate.judge` as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from stackyard.gpu.access import Access, NodeHardware
+from stackyard.mesh import certificates
+from stackyard.mesh.follow import Records
+from stackyard.mesh.lease import Lease
+from stackyard.system import cleanup
+from stackyard.system.archive import pack
+from stackyard.system.engine import (
+    NODE_LABEL,
+    OWNER_LABEL,
+    RUN_LABEL,
+    ContainerSpec,
+    Engine,
+    ExecResult,
+)
+from stackyard.system.errors import EngineError, MeshError
+from stackyard.system.process import last_lines
+
+# The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
+# owners); training itself needs none. No new privileges, everything else dropped.
+CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
+NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
+SHARED = "/shared"
+SMOKE_FOLDER = "/srv/smoke"
+PROBE_FOLDER = "/run/stackyard/probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What the containers of a run are started with.
+
+    Attributes:
+        files: copied into every node below /srv/smoke, by relative path.
+        probes: the controller's own programs, by name.
+        shm_bytes: size of /dev/shm; the engine's default of 64 MiB is too small for training.
+        hardware: what each node gets of the machine's GPUs; empty on CPU ranks.
+        network: `bridge` (an internal network of the run's own) or `host`.
+    """
+
+    image: str
+    env: Mapping[str, str]
+    files: Mapping[str, bytes]
+    probes: Mapping[str, bytes]
+    shm_bytes: int = 2**30
+    hardware: tuple[NodeHardware, ...] = ()
+    network: str = "bridge"
+
+
+@dataclass
+class Mesh:
+    """A running mesh: the engine's containers by node name, and what talks to them."""
+
+    engine: Engine
+    plan: certificates.MeshPlan
+    containers: dict[str, str]
+    lease: Lease
+    records: Records | None = None
+
+    def close(self) -> None:
+        """End what talks to the nodes, which are about to be removed."""
+        for conversation in (self.records, self.lease):
+            if conversation is not None:
+                conversation.close()
+
+    @property
+    def first(self) -> str:
+        """The container of the first node."""
+        return self.containers[self.plan.nodes[0]]
+
+    def strays(self, *, kill: bool = False) -> dict[str, list[dict[str, Any]]]:
+        """Processes on each node that are not the node's own; a node that is gone has none."""
+        found = self.lease.processes(kill=kill)
+        return {node: found.get(node, []) for node in self.plan.nodes}
+
+
+def run_label(run: str) -> str:
+    """The label that everything of a run carries."""
+    return f"{RUN_LABEL}={run}"
+
+
+def remove(engine: Engine, run: str) -> None:
+    """Remove everything of a run, whatever state it is in."""
+    engine.remove_run(run_label(run))
+
+
+def sweep(engine: Engine) -> dict[str, str]:
+    """Remove the runs whose owner on this machine is gone and whose warden was, too.
+
+    What cannot be removed harms no other run, and is only told.
+
+    Returns:
+        By run: empty, or why something of it is still there.
+    """
+    found: dict[str, str] = {}
+    for run, owner in engine.runs().items():
+        if cleanup.owner_is_gone(owner):
+            found[run] = ""
+            try:
+                engine.remove_run(run_label(run), patience=0)
+            except EngineError as error:
+                found[run] = f"{error.why} ({error.hint})" if error.hint else error.why
+    return found
+
+
+@contextlib.contextmanager
+def running_mesh(
+    engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *, now: int
+) -> Iterator[Mesh]:
+    """Start the nodes, join them, and remove everything at the end, however that comes.
+
+    Raises:
+        MeshError: a node did not become reachable; names it and says why.
+        EngineError: the engine refused.
+    """
+    running = None
+    cleanup.promise(cleanup.RUN, plan.run)
+    try:
+        running = start(engine, plan, settings, now=now)
+        yield running
+    finally:
+        if running is not None:
+            running.close()
+        remove(engine, plan.run)
+        cleanup.kept(cleanup.RUN, plan.run)  # not reached when the engine refused: the warden tries
+
+
+def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *, now: int) -> Mesh:
+    """Start the nodes with their material; returns when every sshd has been given its keys."""
+    labels = {RUN_LABEL: plan.run, OWNER_LABEL: cleanup.owner()}
+    network = volume = f"stackyard-{plan.run}"
+    if settings.network == "host":
+        network = "host"
+    else:
+        engine.create_network(network, labels, internal=True)
+    engine.create_volume(volume, labels)
+    authority = certificates.Authority()
+    material = certificates.node_material(plan, authority, now=now)
+    files = {f"{SMOKE_FOLDER[1:]}/{path}": data for path, data in settings.files.items()}
+    archive = pack({**files, f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
+
+    def one(node: str, first: str = "") -> str:
+        hardware = _hardware_of(settings, plan.nodes.index(node))
+        spec = ContainerSpec(
+            name=f"stackyard-{plan.run}-{node}",
+            image=settings.image,
+            hostname=node,
+            network=network,
+            env={**settings.env, **hardware.env},
+            labels={**labels, NODE_LABEL: node},
+            volumes={volume: SHARED},
+            capabilities=CAPABILITIES,
+            tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+            shm_bytes=settings.shm_bytes,
+            hosts=plan.addresses,
+            devices=hardware.access.devices,
+            requests=hardware.access.requests,
+            binds=hardware.access.binds,
+            ipc=f"container:{first}" if hardware.ipc == "first" else hardware.ipc,
+            limits=hardware.limits,
+        )
+        container = engine.start(spec)
+        engine.put(container, "/", archive)
+        programs = {f"probe/{name}": data for name, data in settings.probes.items()}
+        install(engine, container, node, {**material[node], **programs})
+        return container
+
+    first, *others = plan.nodes
+    with ThreadPoolExecutor(min(8, len(plan.nodes))) as pool:
+        if any(hardware.ipc == "first" for hardware in settings.hardware):
+            containers = {first: one(first)}
+            rest = {n: pool.submit(one, n, containers[first]) for n in others}
+        else:
+            containers = {}
+            rest = {n: pool.submit(one, n) for n in plan.nodes}
+        containers |= {node: future.result() for node, future in rest.items()}
+    lease = Lease(engine, containers[first], others, lambda: kill_all(engine, containers.values()))
+    return Mesh(engine=engine, plan=plan, containers=containers, lease=lease)
+
+
+def _hardware_of(settings: NodeSettings, number: int) -> NodeHardware:
+    if not settings.hardware:
+        return NodeHardware(access=Access(how="none"), ipc="private", env={}, limits={})
+    return settings.hardware[number]
+
+
+def kill_all(engine: Engine, containers: Iterable[str]) -> None:
+    """SIGKILL the nodes: a run that has lost one is over, and nothing waits for the others."""
+    threads = [threading.Thread(target=engine.kill, args=(c,), daemon=True) for c in containers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
+    """Hand a node its material.
+
+    Raises:
+        MeshError: it did not take it.
+    """
+    # Keys go through the exec's standard input into memory: never argv, environment or a layer.
+    archive = pack(material, mode=0o600)
+    done = engine.exec(container, ["python3", NODE_PROGRAM, "install"], seconds=30, stdin=archive)
+    if done.code != 0:
+        raise MeshError(
+            f"{node} did not take its keys (exit code {done.code})",
+            why=f"{done.output}\n{engine.container_log(container)}",
+            hint="the image must be one that stackyard built: its command waits for the mesh",
+        )
+
+
+def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
+    """Try the pairs that the size of the mesh calls for; what every login answered, by node.
+
+    The lease waits until every sshd listens, which is a moment after it got its keys.
+
+    Raises:
+        MeshError: naming the node that did not answer and what ssh said.
+    """
+    wanted: dict[str, list[str]] = {}
+    for source, target in certificates.pairs(running.plan.nodes):
+        wanted.setdefault(source, []).append(target)
+    try:
+        running.lease.wait_joined()
+    except MeshError as error:
+        logs = {n: running.engine.container_log(c) for n, c in running.containers.items()}
+        said = [f"{node}: {last_lines(log, 5)}" for node, log in logs.items() if log.strip()]
+        raise MeshError(error.what, why="\n".join(said) or "the nodes' logs are empty") from error
+
+    def reach(source: str) -> dict[str, Any]:
+        words = ["python3", f"{PROBE_FOLDER}/mesh_probe.py", "reach", *wanted[source]]
+        done = running.engine.exec(running.containers[source], words, seconds=60)
+        return _json(done, f"the probe on {source}")
+
+    with ThreadPoolExecutor(min(4, len(wanted))) as pool:
+        return dict(zip(wanted, pool.map(reach, wanted), strict=True))
+
+
+def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
+    """Attempt every forbidden login from the first node to the last; what each answered.
+
+    Raises:
+        MeshError: the sshd of a foreign authority, which must be refused, could not be started.
+    """
+    source, target = running.plan.nodes[0], running.plan.nodes[-1]
+    foreign = certificates.foreign_material(running.plan, target, now=now)
+    keys = json.dumps({n: base64.b64encode(data).decode() for n, data in foreign.items()})
+    program, ready = ["python3", f"{PROBE_FOLDER}/mesh_probe.py"], threading.Event()
+    impostor = running.engine.converse(
+        running.containers[target], [*program, "impostor"], lambda line: ready.set()
+    )
+    try:
+        impostor.send(keys)
+        if not ready.wait(20):
+            raise MeshError(f"no sshd with a foreign certificate could be started on {target}")
+        done = running.engine.exec(
+            running.containers[source],
+            [*program, "refuse", target, str(running.plan.port)],
+            seconds=60,
+            stdin=f"{keys}\n".encode(),
+        )
+        return _json(done, f"the refusals tried on {source}")
+    finally:
+        impostor.close()
+
+
+def installed(running: Mesh) -> dict[str, dict[str, str]]:
+    """What the nodes' image holds, as it says itself: versions by name, of `python` and `debian`.
+
+    Raises:
+        MeshError: it gave no answer.
+    """
+    words = ["python3", f"{PROBE_FOLDER}/inventory.py"]
+    return _json(running.engine.exec(running.first, words, seconds=60), "the inventory")
+
+
+def _json(done: ExecResult, what: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise MeshError(
+            f"{what} gave no answer (exit code {done.code})", why=done.output
+        ) from error
+    return answer
+
+
+def session_environment(encoded: str) -> dict[str, str]:
+    """The environment that a login saw, from the base64 of its /proc/self/environ."""
+    entries = base64.b64decode(encoded).decode("utf-8", errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

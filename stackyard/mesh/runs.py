@@ -1,0 +1,372 @@
+"""Runs on hosts, from a request to its end: up, run, follow, stop, down.
+
+Owns the order of steps and what is undone when one fails. What is printed is `cli_fleet`'s; what
+ends a training without us is the supervisor's (inside/supervisor.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from stackyard.launch.job import Job
+from stackyard.mesh import standing, sync
+from stackyard.mesh.hosts import Fleet
+from stackyard.mesh.jobs import Selection, start_request
+from stackyard.mesh.link import HostError, Link, linked, on_each
+from stackyard.mesh.node_plan import HostProblem, StandingPlan, Wanted
+from stackyard.mesh.preflight import Muster, muster, plan_run
+from stackyard.mesh.standing import PortTaken, Standing
+from stackyard.mesh.supervisor import Event, Talk
+from stackyard.system import cleanup
+from stackyard.system.archive import pack
+from stackyard.system.errors import EngineError, MeshError, StackyardError, UsageError
+
+PORT_TRIES = 4
+SILENT_SECONDS = 5.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """The hosts of an inventory, as far as they answer."""
+
+    fleet: Fleet
+    links: dict[str, Link]
+    failed: dict[str, HostError]
+
+    def without(self, names: Collection[str]) -> Reached:
+        """The same, as if some hosts were not in the inventory."""
+        kept = [host.name for host in self.fleet.hosts if host.name not in names]
+        return Reached(
+            fleet=self.fleet.only(kept),
+            links={name: link for name, link in self.links.items() if name in kept},
+            failed={name: error for name, error in self.failed.items() if name in kept},
+        )
+
+
+@contextlib.contextmanager
+def reached(fleet: Fleet) -> Iterator[Reached]:
+    """Log in to all hosts; everything of it ends with the block."""
+    with cleanup.folder("hosts") as folder, linked(fleet.hosts, Path(folder)) as (links, failed):
+        yield Reached(fleet=fleet, links=links, failed=failed)
+
+
+def up(
+    hosts: Reached, wanted: Wanted, say: Say, *, owner: float = 0.0
+) -> tuple[Standing, list[HostProblem]]:
+    """Start a mesh; what was started is removed if that fails.
+
+    Args:
+        owner: seconds after which it ends when we are not heard; 0: it stands until `down`.
+
+    Raises:
+        NotReady: with everything that is wrong on any host; nothing was started.
+        MeshError, EngineError: a node did not come up.
+    """
+    say(f"asking {len(hosts.fleet.hosts)} hosts")
+    found = muster(hosts.links, hosts.failed, hosts.fleet)
+    for attempt in range(PORT_TRIES):
+        plan, warnings = plan_run(hosts.links, hosts.fleet, found, wanted)
+        say(f"starting {len(plan.nodes)} nodes: {plan.why}, sshd at port {plan.nodes[0].port}")
+        try:
+            links = {host: hosts.links[host] for host in {node.host for node in plan.nodes}}
+            run = standing.start(links, hosts.fleet, found.facts, plan, owner=owner)
+            return run, warnings
+        except PortTaken:
+            if attempt == PORT_TRIES - 1:
+                raise
+            found = _without_ports(found, plan)
+            say("another program took a port meanwhile: trying others")
+    raise AssertionError
+
+
+def _without_ports(found: Muster, plan: StandingPlan) -> Muster:
+    """The same hosts, with a failed plan's ports counted as taken."""
+    ports = {node.port for node in plan.nodes}
+    facts = {name: replace(f, ports=f.ports | ports) for name, f in found.facts.items()}
+    return replace(found, facts=facts)
+
+
+def find(hosts: Reached, name: str) -> Standing:
+    """A run by its name.
+
+    Raises:
+        MeshError: none of that name is on the hosts that answer.
+    """
+    runs, _ = standing.find(hosts.links)
+    if name in runs:
+        return runs[name]
+    silent = ", ".join(hosts.failed)
+    raise MeshError(
+        f"no run {name!r} is on these hosts",
+        why=(f"there: {', '.join(runs) or 'none'}" + (f"; not asked: {silent}" if silent else "")),
+        hint="invoke up STACK --name ..., or invoke status",
+    )
+
+
+def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardError]]:
+    """Remove a run from every host that answers; what was removed, and where that failed."""
+    standing.give_up(hosts.links, run)
+    removed, failed = standing.remove(hosts.links, run.plan.run)
+    for name, error in hosts.failed.items():
+        if any(node.host == name for node in run.plan.nodes):
+            failed[name] = error
+    return removed, failed
+
+
+def end_job(talk: Talk, job: str) -> None:
+    """End a job and wait until nothing of it runs."""
+    try:
+        talk.send("stop", job=job, reason="it was interrupted")
+        talk.send("follow", job=job, **{"from": 0})
+        for event in talk.events(20):
+            if event["event"] == "ended":
+                return
+    except StackyardError:
+        return  # its lease ends it
+
+
+def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
+    """Nodes that a job lost, as its supervisor said; or node 1, with which contact was lost."""
+    if ended.lost:
+        return [run.plan.names[0]]
+    found = [name for name in ended.lost_nodes if name in run.plan.names]
+    silent = [node.name for node in run.plan.nodes if not hosts.links[node.host].answers()]
+    return list(dict.fromkeys([*found, *silent]))
+
+
+def unequal(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
+    """How the folders that a job's program and working directory lie in differ between hosts."""
+    folders = {job.folder, *(str(PurePosixPath(w).parent) for w in job.program[:1] if "/" in w)}
+    found = []
+    for folder in sorted(folders):
+        try:
+            _, shared = sync.place_of(hosts.fleet, folder)
+        except UsageError:
+            continue  # not on the hosts: the same image everywhere
+        if not shared and len(nodes) > 1:
+            found += sync.differences(hosts.links, run, nodes, [folder])
+    return found
+
+
+_CONFIG = 'f="${HF_HOME:-$HOME/.cache/huggingface}/accelerate/default_config.yaml"; ls "$f"'
+
+
+def remarks(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
+    """What a user should know before a job starts, and what to do about it."""
+    found = [
+        f"{line}; invoke sync brings the same files to all"
+        for line in unequal(hosts, run, job, nodes)
+    ]
+    if job.launcher == "accelerate":
+        first = run.plan.node(nodes[0])
+        engine = hosts.links[first.host].engine
+        there = engine.exec(run.containers[first.name], ["sh", "-c", _CONFIG], seconds=20)
+        if there.code == 0:
+            said = there.output.strip()
+            found.append(
+                f"{said} on {first.name} is not read: this run has a configuration of its own"
+            )
+    return found
+
+
+def require_valid(run: Standing, now: float) -> None:
+    """See that a mesh's certificates are still valid.
+
+    Raises:
+        MeshError: they are not.
+    """
+    if run.plan.until < now:
+        raise MeshError(
+            f"the certificates of run {run.plan.run} have ended",
+            why=time.strftime("they were valid until %d %b %H:%M", time.localtime(run.plan.until)),
+            hint=f"invoke down --name {run.plan.run}, then invoke up again (--days says how long)",
+        )
+
+
+def deliver(
+    hosts: Reached, run: Standing, files: Mapping[str, bytes], names: tuple[str, ...]
+) -> None:
+    """Put files into nodes, by absolute path, readable by their user only.
+
+    Raises:
+        EngineError: a node did not take them.
+    """
+    if not files:
+        return
+    archive = pack({path.lstrip("/"): data for path, data in files.items()}, mode=0o600)
+
+    def one(link: Link) -> None:
+        for node in run.plan.nodes:
+            if node.host == link.host.name and node.name in names:
+                done = link.engine.exec(
+                    run.containers[node.name], ["tar", "-x", "-C", "/"], seconds=60, stdin=archive
+                )
+                if done.code:
+                    raise EngineError(f"{node.name} did not take its files", why=done.output)
+
+    wanted = {n.host for n in run.plan.nodes if n.name in names}
+    _, failed = on_each({name: hosts.links[name] for name in wanted}, one)
+    for error in failed.values():
+        raise error
+
+
+@dataclass
+class Watcher:
+    """Where a running job tells what happens."""
+
+    line: Callable[[Event], None] = lambda entry: None
+    bar: Callable[[Event], None] = lambda entry: None
+    note: Say = lambda text: None
+    step: Say = lambda text: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a job ended, as far as we heard.
+
+    Attributes:
+        lost: why we do not know more: contact was lost.
+        lost_nodes: nodes that went while it ran.
+    """
+
+    job: Event
+    lost: str = ""
+    lost_nodes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it did what it was to, and left nothing behind."""
+        return not self.lost and self.job.get("code") == 0 and not self.job.get("reason")
+
+
+def begin(
+    hosts: Reached, run: Standing, talk: Talk, job: Job, selection: Selection, lease: float
+) -> Event:
+    """Have a job started; the supervisor's word for it.
+
+    Args:
+        lease: seconds that it goes on without hearing of us; 0: without us.
+
+    Raises:
+        Refused: another job runs there, or a node is gone.
+        UsageError: the launcher cannot start it like this.
+    """
+    first = run.plan.node(selection.nodes[0])
+    port = int(talk.ask("port", "port", address=first.address)["port"])
+    value, launch = start_request(run.plan, job, selection, port, lease)
+    deliver(hosts, run, job.files, selection.nodes)
+    if launch.everywhere:
+        texts = {path: text.encode() for path, text in launch.files.items()}
+        deliver(hosts, run, texts, selection.nodes)
+    started: Event = talk.ask("start", "started", **{"job": value, **value})["job"]
+    return started
+
+
+@dataclass
+class Follower:
+    """Follows a job to its end, through breaks of the line to node 1.
+
+    Attributes:
+        lease: seconds after which a job that does not hear of us ends: so long we try.
+    """
+
+    hosts: Reached
+    run: Standing
+    talk: Talk
+    job: str
+    lease: float
+    watcher: Watcher
+    attached: bool = True
+    _offset: int = 0
+    _lost: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def follow(self) -> Ended:
+        """Until the job has ended, or contact is lost for longer than its lease."""
+        if self.attached:
+            threading.Thread(target=self._watch_engines, daemon=True).start()
+        try:
+            while True:
+                self.talk.send("follow", job=self.job, **{"from": self._offset})
+                ended = self._listen()
+                if ended is not None:
+                    return ended
+                if not self._again():
+                    return Ended(job={"name": self.job}, lost=self._why())
+        except MeshError as error:
+            return Ended(job={"name": self.job}, lost=str(error))
+        finally:
+            self._stop.set()
+
+    def _listen(self) -> Ended | None:
+        """Events until the end of the job (returned) or of the line (None)."""
+        while not self.talk.over:
+            for event in self.talk.events(1.0):
+                kind = event["event"]
+                if kind == "log":
+                    self._offset = int(event["next"])
+                    for entry in event["lines"]:
+                        self.watcher.line(entry)
+                elif kind == "bar":
+                    self.watcher.bar(event)
+                elif kind == "step":
+                    self.watcher.step(event["what"])
+                elif kind == "lost":
+                    self._lost.append(str(event["node"]))
+                    self.watcher.note(f"node {event['node']} is gone: {event['why']}")
+                elif kind == "ended":
+                    return Ended(job=event["job"], lost_nodes=tuple(self._lost))
+                elif kind == "refused":
+                    return Ended(job={"name": self.job}, lost=str(event["why"]))
+        return None
+
+    def _again(self) -> bool:
+        """Reach node 1 again, within the lease."""
+        first = self.run.plan.nodes[0]
+        end = time.monotonic() + (self.lease or 60.0)
+        self.watcher.note(f"the line to {first.name} is broken: {self._why()}; trying again")
+        while time.monotonic() < end and not self._stop.wait(1.0):
+            try:
+                link = self.hosts.links[first.host]
+                link.renew()
+                self.talk.close()
+                self.talk = Talk(link.engine, self.run.containers[first.name])
+                self.talk.ask("state", "state", 10)
+                if self.attached:
+                    self.talk.send("attach")
+                return True
+            except StackyardError:
+                continue
+        return False
+
+    def _why(self) -> str:
+        first = self.run.plan.nodes[0]
+        said = self.talk.said
+        return f"{first.name} on {first.host} does not answer{': ' + said if said else ''}"
+
+    def _watch_engines(self) -> None:
+        """End an attached job when a host's engine is gone: nobody could look after its node."""
+        silent: dict[str, float] = {}
+        others = [node for node in self.run.plan.nodes[1:] if node.name in self.run.containers]
+        while not self._stop.wait(2.0):
+            for node in others:
+                link = self.hosts.links[node.host]
+                with contextlib.suppress(StackyardError):
+                    link.renew()
+                if link.answers():
+                    silent.pop(node.host, None)
+                    continue
+                since = silent.setdefault(node.host, time.monotonic())
+                # An engine that refuses is gone; a host that cannot be reached may come back.
+                patience = SILENT_SECONDS if link.alive else max(self.lease, SILENT_SECONDS)
+                if time.monotonic() - since > patience:
+                    reason = f"the container engine of {node.host} does not answer any more"
+                    with contextlib.suppress(MeshError):
+                        self.talk.send("stop", job=self.job, reason=reason)
+                    return

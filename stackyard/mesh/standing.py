@@ -1,0 +1,297 @@
+"""Meshes that stand on hosts until they are taken down: started, found again, removed.
+
+Owns the containers of a run over several engines. They end by themselves when node 1 is not heard
+(inside/agent.py), and their engines then remove them. It must not decide where nodes go
+(`mesh.node_plan`) or what runs in them (`mesh.jobs`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stackyard.gpu import access
+from stackyard.mesh import certificates, nodes
+from stackyard.mesh.hosts import Fleet
+from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.node_plan import (
+    HOST_NETWORK,
+    NodePlan,
+    StandingPlan,
+    node_environment,
+    parse_plan,
+)
+from stackyard.mesh.supervisor import PROGRAM, Talk
+from stackyard.mesh.survey import HostFacts
+from stackyard.system.archive import pack
+from stackyard.system.engine import NODE_LABEL, RUN_LABEL, ContainerSpec, Engine
+from stackyard.system.errors import EngineError, MeshError, StackyardError
+from stackyard.system.process import last_lines
+
+PLAN_LABEL = "stackyard.standing"
+TOKEN_LABEL = "stackyard.token"
+INSIDE = Path(__file__).resolve().parent.parent / "inside"
+PROGRAMS = (
+    "agent.py", "lease.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
+    "members.py", "ranks.py", "compare.py",
+)  # fmt: skip
+PROGRAM_FOLDER = str(Path(PROGRAM).parent)
+SITE_FOLDER = f"{PROGRAM_FOLDER}/site"
+SHM_BYTES = 8 * 2**30
+JOIN_SECONDS = 60.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A run as its containers show it.
+
+    Attributes:
+        containers: ids by node, of those that run.
+        states: the engine's word for each node's container; a node without one is missing.
+    """
+
+    plan: StandingPlan
+    containers: Mapping[str, str]
+    states: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Nodes that no container runs for."""
+        return tuple(name for name in self.plan.names if name not in self.containers)
+
+
+class PortTaken(MeshError):
+    """A node's sshd could not listen: another program took the port meanwhile."""
+
+
+def programs() -> bytes:
+    """An archive of what runs inside nodes, beside what their image has."""
+    folder = PROGRAM_FOLDER[1:]
+    files = {f"{folder}/{name}": (INSIDE / name).read_bytes() for name in PROGRAMS}
+    files[f"{folder}/site/sitecustomize.py"] = (INSIDE / "site" / "sitecustomize.py").read_bytes()
+    return pack(files, mode=0o755)
+
+
+def find(links: Mapping[str, Link]) -> tuple[dict[str, Standing], dict[str, StackyardError]]:
+    """Every run on the hosts that answer, by name, and hosts whose engine did not."""
+    found, failed = on_each(links, lambda link: link.engine.containers(PLAN_LABEL))
+    plans: dict[str, StandingPlan] = {}
+    running: dict[str, dict[str, str]] = {}
+    states: dict[str, dict[str, str]] = {}
+    for containers in found.values():
+        for container in containers:
+            plan = parse_plan(container.labels.get(PLAN_LABEL, ""))
+            node = container.labels.get(NODE_LABEL, "")
+            if plan is None or node not in plan.names:
+                continue
+            plans.setdefault(plan.run, plan)
+            states.setdefault(plan.run, {})[node] = container.state
+            if container.state == "running":
+                running.setdefault(plan.run, {})[node] = container.id
+    runs = {
+        run: Standing(plan=plan, containers=running.get(run, {}), states=states[run])
+        for run, plan in sorted(plans.items())
+    }
+    return runs, failed
+
+
+def start(
+    links: Mapping[str, Link],
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    plan: StandingPlan,
+    *,
+    owner: float = 0.0,
+) -> Standing:
+    """Start the nodes, join them and have them supervised; what was started is removed if it fails.
+
+    Args:
+        owner: seconds after which the mesh ends when whoever started it is not heard; 0: it stands.
+
+    Raises:
+        PortTaken: another program took a node's port.
+        MeshError: a node did not come up; names it and says why.
+        EngineError: an engine refused.
+    """
+    now = int(time.time())
+    mesh_plan = plan.mesh(now)
+    material = certificates.node_material(mesh_plan, certificates.Authority(), now=now)
+    archive = programs()
+    # Two commands may start runs of one name at the same time: each removes what it made itself.
+    token = secrets.token_hex(8)
+    labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text(), TOKEN_LABEL: token}
+
+    def one(node: NodePlan) -> str:
+        link = links[node.host]
+        spec = _spec(plan, node, fleet, facts, link.engine, {**labels, NODE_LABEL: node.name})
+        container = link.engine.start(spec)
+        try:
+            link.engine.put(container, "/", archive)
+            nodes.install(link.engine, container, node.name, material[node.name])
+        except EngineError as error:
+            raise MeshError(f"node {node.name} did not start", why=str(error)) from error
+        return container
+
+    try:
+        with ThreadPoolExecutor(min(32, len(plan.nodes))) as pool:
+            started = {node.name: pool.submit(one, node) for node in plan.nodes}
+            containers = {name: future.result() for name, future in started.items()}
+        standing = Standing(plan=plan, containers=containers)
+        _supervise(links, standing, owner)
+    except BaseException:
+        on_each(links, lambda link: link.engine.remove_run(f"{TOKEN_LABEL}={token}"))
+        raise
+    return standing
+
+
+def _spec(
+    plan: StandingPlan,
+    node: NodePlan,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    engine: Engine,
+    labels: Mapping[str, str],
+) -> ContainerSpec:
+    here = facts[node.host]
+    several = sum(other.host == node.host for other in plan.nodes) > 1
+    given = access.Access(how="none")
+    if node.gpus:
+        info = engine.image(plan.image)
+        path = dict(e.split("=", 1) for e in (info.env if info else ()) if "=" in e)
+        seen = [
+            gpu for gpu in here.gpus
+            if gpu.index in node.gpus
+            or (several and any(gpu.index in o.gpus for o in plan.nodes if o.host == node.host))
+        ]  # fmt: skip
+        assert here.driver is not None
+        way = access.choose_way(engine.info(), here.cdi)
+        given = access.access(way, seen, here.driver, path.get("LD_LIBRARY_PATH", ""))
+    on_host = plan.network == HOST_NETWORK
+    return ContainerSpec(
+        name=f"stackyard-{plan.run}-{node.name}",
+        image=plan.image,
+        hostname=node.name,
+        network=plan.network,
+        env={"PYTHONUNBUFFERED": "1", **given.env, **node_environment(plan, facts, node)},
+        labels=labels,
+        volumes={},
+        capabilities=nodes.CAPABILITIES,
+        tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+        shm_bytes=SHM_BYTES,
+        hosts={other.name: other.address for other in plan.nodes} if on_host else {},
+        devices=(*given.devices, *(here.infiniband if node.gpus else ())),
+        requests=given.requests,
+        binds={
+            **given.binds,
+            **{
+                place: here.folders[place].path for place, f in fleet.folders.items() if f.read_only
+            },
+        },
+        ipc="host" if several and node.gpus else "private",
+        limits=access.LIMITS if node.gpus else {},
+        mounts={
+            place: folder.source.removeprefix("volume:")
+            if folder.source.startswith("volume:")
+            else here.folders[place].path
+            for place, folder in fleet.folders.items()
+            if not folder.read_only
+        },
+        fleeting=True,
+        command=("python3", nodes.NODE_PROGRAM, "--join-within", f"{JOIN_SECONDS * 2:g}"),
+    )
+
+
+def _supervise(links: Mapping[str, Link], standing: Standing, owner: float) -> None:
+    """Start the supervisor and wait until every node's part of the lease is held."""
+    plan = standing.plan
+    first = plan.nodes[0]
+    engine = links[first.host].engine
+    words = f"exec python3 {PROGRAM} hold {plan.lease:g} {owner:g} {' '.join(plan.names)}"
+    script = f"{words} >> /var/log/stackyard-supervisor.log 2>&1"
+    engine.detach(standing.containers[first.name], ["sh", "-c", script])
+    talk = Talk(engine, standing.containers[first.name])
+    try:
+        talk.send("attach")
+        wait_joined(talk, plan)
+    except MeshError as error:
+        logs = {n.name: _log(links, standing, n) for n in plan.nodes}
+        why = "\n".join(f"{n}: {text}" for n, text in logs.items() if text)
+        kind = PortTaken if "Address already in use" in why else MeshError
+        raise kind(error.what, why="\n".join(p for p in (error.why, why) if p)) from error
+    finally:
+        talk.close()
+
+
+def _log(links: Mapping[str, Link], standing: Standing, node: NodePlan) -> str:
+    try:
+        engine = links[node.host].engine
+        return last_lines(engine.container_log(standing.containers[node.name]), 5)
+    except StackyardError as error:
+        return error.what
+
+
+def wait_joined(talk: Talk, plan: StandingPlan, seconds: float = JOIN_SECONDS) -> None:
+    """Wait until every node is logged in to.
+
+    Raises:
+        MeshError: one is not; names it and says why.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        state = talk.ask("state", "state")
+        if state["lost"]:
+            node, why = next(iter(state["lost"].items()))
+            raise MeshError(f"node {node} cannot be logged in to from {plan.names[0]}", why=why)
+        if set(state["joined"]) >= set(plan.names):
+            return
+        time.sleep(0.1)
+    late = sorted(set(plan.names) - set(state["joined"]))
+    raise MeshError(f"{', '.join(late)} did not join within {seconds:.0f} s")
+
+
+def connect(links: Mapping[str, Link], standing: Standing) -> Talk:
+    """A line to a run's supervisor.
+
+    Raises:
+        MeshError: node 1 is gone, and the supervisor with it.
+    """
+    first = standing.plan.nodes[0]
+    if first.name not in standing.containers or first.host not in links:
+        raise MeshError(
+            f"{first.name}, the first node of run {standing.plan.run}, is gone",
+            why=f"its container is {standing.states.get(first.name, 'not there')}"
+            if first.host in links
+            else f"host {first.host} does not answer",
+            hint=f"invoke down --name {standing.plan.run}, then invoke up again",
+        )
+    return Talk(links[first.host].engine, standing.containers[first.name])
+
+
+def remove(links: Mapping[str, Link], run: str) -> tuple[list[str], dict[str, StackyardError]]:
+    """Remove everything of a run from the hosts that answer.
+
+    Returns:
+        What was removed, and hosts where that failed.
+    """
+    label = nodes.run_label(run)
+    found, failed = on_each(links, lambda link: link.engine.remove_run(label))
+    return [name for names in found.values() for name in names], failed
+
+
+def give_up(links: Mapping[str, Link], standing: Standing) -> None:
+    """Tell the supervisor that the nodes are about to be removed; one that is gone hears none."""
+    try:
+        talk = connect(links, standing)
+    except MeshError:
+        return
+    try:
+        talk.ask("down", "down", 5)
+    except MeshError:
+        pass
+    finally:
+        talk.close()

@@ -1,0 +1,334 @@
+"""What hosts say about themselves, as values, and what a run would make of it.
+
+Owns the survey's answers, the choice of the network between hosts, and every reason why a run
+cannot start there. Pure: `mesh.link` carries the script and its output.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.placement import MIB, Gpu, GpuProcess
+
+SCRIPT = (Path(__file__).parent / "survey.sh").read_text(encoding="utf-8")
+# Names of interfaces that lead to containers and virtual machines of the host itself.
+_INTERNAL = re.compile(r"(lo\d*$|docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|vnet|tap)")
+# What kernels and drivers say beside -1 where they know no speed: the same in 16 and 32 bits.
+_NO_SPEED = (65535, 2**32 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """A network interface with an IPv4 address.
+
+    Attributes:
+        speed: Mbit/s; 0 where the kernel does not say (virtual ones, InfiniBand).
+    """
+
+    name: str
+    address: str
+    subnet: str
+    mtu: int
+    speed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderFacts:
+    """A folder of a host: its real path (empty when there is none) and file system.
+
+    Attributes:
+        free_bytes: None where the host does not say.
+    """
+
+    path: str
+    kind: str = ""
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """One host, as it was when it was asked.
+
+    Attributes:
+        skew: seconds that its clock is ahead of ours, within `skew_error` seconds.
+        reached: its own address that our login came to.
+        ports: TCP ports that something listens on.
+        engine_free_bytes: where the engine keeps containers; None where the host does not say.
+        folders: by their place in the nodes.
+    """
+
+    name: str
+    kernel: str
+    skew: float
+    skew_error: float
+    reached: str
+    interfaces: tuple[Interface, ...]
+    ports: frozenset[int]
+    processors: int
+    memory_bytes: int
+    engine_free_bytes: int | None
+    folders: Mapping[str, FolderFacts] = field(default_factory=dict)
+    driver: DriverFiles | None = None
+    gpus: tuple[Gpu, ...] = ()
+    infiniband: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """The survey's answers by section; empty when its end did not come."""
+    found: dict[str, list[str]] = defaultdict(list)
+    current: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("== "):
+            current = found[line[3:].strip()]
+        else:
+            current.append(line)
+    return found if "end" in found else {}
+
+
+def parse(text: str, asked: float, answered: float) -> HostFacts | None:
+    """A host's facts; None when the text is not a whole survey.
+
+    Args:
+        asked: our clock when the survey was sent, in seconds since the epoch.
+        answered: and when its answer had come.
+    """
+    found = sections(text)
+    if not found:
+        return None
+
+    def first(name: str, default: str = "") -> str:
+        lines = found.get(name, [])
+        return lines[0].strip() if lines else default
+
+    connection = first("reached").split()
+    links = {words[0]: words[1:] for line in found["links"] if len(words := line.split()) >= 3}
+    return HostFacts(
+        name=first("name"),
+        kernel=first("kernel"),
+        # The script asks its clock first: our time then is nearer to `asked` than to the answer.
+        skew=_clock(first("clock"), asked) - asked,
+        skew_error=max(0.0, answered - asked),
+        reached=connection[2] if len(connection) == 4 else "",
+        interfaces=tuple(_interfaces(found["addresses"], links)),
+        ports=frozenset(_ports(found["listening"])),
+        processors=int(_number(first("processors", "0"))),
+        memory_bytes=_memory(found["memory"]),
+        engine_free_bytes=_free(found["engine_disk"]),
+        folders={
+            name.partition(" ")[2]: _folder(lines)
+            for name, lines in found.items()
+            if name.startswith("folder ")
+        },
+        driver=_driver(found),
+        gpus=_gpus(found),
+        infiniband=tuple(found["infiniband"]),
+        cdi=tuple(line.strip().strip("\"'") for line in found["cdi"]),
+    )
+
+
+def _number(text: str) -> float:
+    """What a host wrote as a number; 0 where it is none (`[N/A]`)."""
+    return float(text) if re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII) else 0.0
+
+
+def _clock(text: str, asked: float) -> float:
+    """Seconds since the epoch; busybox's date knows no parts of them. Unknown: as ours."""
+    whole = re.match(r"[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII)
+    return float(whole[0]) if whole else asked
+
+
+def _interfaces(lines: Iterable[str], links: Mapping[str, Sequence[str]]) -> Iterable[Interface]:
+    for line in lines:
+        words = line.split()
+        if len(words) < 4 or words[2] != "inet":
+            continue
+        name, (address, _, bits) = words[1].partition("@")[0], words[3].partition("/")
+        mtu, speed = [int(_number(word)) for word in (*links.get(name, ()), "0", "-1")[:2]]
+        try:
+            subnet = ipaddress.ip_network(f"{address}/{bits or 32}", strict=False)
+        except ValueError:
+            continue
+        speed = 0 if speed in _NO_SPEED else max(0, speed)
+        yield Interface(name=name, address=address, subnet=str(subnet), mtu=mtu, speed=speed)
+
+
+def _ports(lines: Iterable[str]) -> Iterable[int]:
+    for line in lines:
+        _, _, port = line.strip().rpartition(":")
+        if re.fullmatch(r"[0-9A-Fa-f]{4}", port):
+            yield int(port, 16)
+
+
+def _memory(lines: Iterable[str]) -> int:
+    for line in lines:
+        name, _, count = line.partition(" ")
+        if name.startswith("MemTotal"):
+            return int(_number(count)) * 1024
+    return 0
+
+
+def _free(lines: Sequence[str]) -> int | None:
+    """Bytes available, of a line of `df -Pk`; file systems and places may hold blanks."""
+    found = re.search(r"\s\d+\s+-?\d+\s+(-?\d{1,18})\s+(\d+%|-)\s", lines[0]) if lines else None
+    return max(0, int(found[1])) * 1024 if found else None
+
+
+def _folder(lines: Sequence[str]) -> FolderFacts:
+    path, kind, *rest = (*lines, "", "")
+    return FolderFacts(path=path, kind=kind, free_bytes=_free(rest))
+
+
+def _driver(found: Mapping[str, Sequence[str]]) -> DriverFiles | None:
+    version = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", "\n".join(found["driver"]))
+    if not version:
+        return None
+    libraries: dict[str, str] = {}
+    for line in found["libraries"]:
+        name, _, path = line.partition(" ")
+        libraries.setdefault(name, path.strip())
+    return DriverFiles(
+        version=version[1], nodes=tuple(found["gpu_nodes"]), libraries=_wanted(libraries)
+    )
+
+
+def _wanted(libraries: Mapping[str, str]) -> dict[str, str]:
+    from stackyard.gpu.access import OPTIONAL, REQUIRED
+
+    names = (*REQUIRED, *OPTIONAL)
+    return {
+        name: path
+        for name, path in libraries.items()
+        if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names)
+    }
+
+
+def _gpus(found: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
+    minors = {}
+    for line in found["gpu_minors"]:
+        words = line.split()
+        if len(words) == 2:
+            minors[words[0]] = int(_number(words[1]))
+    running: dict[str, list[GpuProcess]] = {}
+    for line in found["gpu_processes"]:
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 3:
+            held = int(_number(cells[2])) * MIB
+            process = GpuProcess(pid=int(_number(cells[1])), bytes=held, command="")
+            running.setdefault(cells[0], []).append(process)
+    gpus = []
+    for line in found["gpus"]:
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 8:
+            continue
+        index, total = int(_number(cells[0])), int(_number(cells[3])) * MIB
+        major, _, minor = cells[7].partition(".")
+        gpus.append(
+            Gpu(
+                index=index,
+                minor=minors.get(cells[1], index),
+                uuid=cells[1],
+                name=cells[2],
+                capability=(int(_number(major)), int(_number(minor))),
+                memory_bytes=total,
+                free_bytes=total - int(_number(cells[4])) * MIB,
+                compute_mode=cells[5].lower().replace("_", " "),
+                mig=cells[6].lower() == "enabled",
+                processes=tuple(running.get(cells[1], ())),
+            )
+        )
+    return tuple(gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The network that the nodes of a run talk over.
+
+    Attributes:
+        chosen: interface of each host, by the host's name.
+        why: one sentence for people.
+    """
+
+    chosen: Mapping[str, Interface]
+    why: str
+
+
+def choose_network(
+    facts: Mapping[str, HostFacts], wanted: Mapping[str, str]
+) -> tuple[Network, list[tuple[str, str]]]:
+    """Which interface each host uses: the fastest subnet that all are in, else where ssh came in.
+
+    Args:
+        wanted: interface by host: `auto`, or one by its name or address.
+
+    Returns:
+        The network, and problems: (host, what is wrong).
+    """
+    problems: list[tuple[str, str]] = []
+    named = {host: name for host, name in wanted.items() if name != "auto" and host in facts}
+    chosen: dict[str, Interface] = {}
+    for host, name in named.items():
+        fitting = [i for i in facts[host].interfaces if name in (i.name, i.address)]
+        if fitting:
+            chosen[host] = fitting[0]
+        else:
+            there = ", ".join(i.name for i in facts[host].interfaces)
+            problems.append((host, f"it has no interface {name!r} with an address; it has {there}"))
+    open_ = {host: found for host, found in facts.items() if host not in named}
+    subnet, speed = _best_subnet(open_, {interface.subnet for interface in chosen.values()})
+    by_ssh = []
+    for host, found in open_.items():
+        inside = [i for i in _outward(found) if i.subnet == subnet]
+        reached = [i for i in found.interfaces if i.address == found.reached]
+        if inside:
+            chosen[host] = inside[0]
+        elif reached:
+            chosen[host] = reached[0]
+            by_ssh.append(host)
+        else:
+            problems.append((host, _unreached(found)))
+    why = "by `interface:` of the inventory" if named and not open_ else ""
+    if by_ssh:
+        why = "no subnet is common to all hosts: where ssh reaches them"
+    elif subnet:
+        rate = f", at least {speed} Mbit/s" if speed else ""
+        why = f"all hosts are in {subnet}{rate}"
+    return Network(chosen=chosen, why=why), problems
+
+
+def _unreached(found: HostFacts) -> str:
+    if not found.interfaces:
+        return "it names no network interface with an IPv4 address (is the `ip` command there?)"
+    return (
+        f"none of its interfaces has the address {found.reached or '?'} that ssh reached;"
+        " name one by `interface:` in hosts.yml"
+    )
+
+
+def _outward(found: HostFacts) -> list[Interface]:
+    """The interfaces that may lead to other hosts."""
+    return [i for i in found.interfaces if not _INTERNAL.match(i.name)]
+
+
+def _best_subnet(facts: Mapping[str, HostFacts], named: Collection[str]) -> tuple[str, int]:
+    """The subnet of all hosts that is fastest; one that the inventory names for others is best."""
+    counts = Counter(s for found in facts.values() for s in {i.subnet for i in _outward(found)})
+    common = [subnet for subnet, count in counts.items() if count == len(facts)]
+    reached = Counter(
+        i.subnet for found in facts.values() for i in found.interfaces if i.address == found.reached
+    )
+
+    def speed(subnet: str) -> int:
+        rates = [i.speed for f in facts.values() for i in _outward(f) if i.subnet == subnet]
+        return min(rates, default=0)
+
+    if not common:
+        return "", 0
+    best = max(sorted(common), key=lambda s: (s in named, speed(s), reached[s]))
+    return best, speed(best)

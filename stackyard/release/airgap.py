@@ -1,0 +1,160 @@
+"""Releases as a folder that is carried to a site without a network.
+
+Owns the folder's form, an OCI image layout of all its releases: each layer lies there once, however
+many releases have it. Beside the layout there is, for each release, its signed statement and all
+that belongs to it; and an installer that needs only docker or podman.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from stackyard.release import parcel, publish, verify
+from stackyard.release import statement as release
+from stackyard.release.layer_source import LayerSource
+from stackyard.release.registry import Registry
+from stackyard.release.verify import Verified
+from stackyard.scan import oci
+from stackyard.system import cleanup
+from stackyard.system.errors import ReleaseError, UsageError
+
+INSTALLER = Path(__file__).resolve().parent / "install.sh"
+_CHUNK = 1 << 20
+
+
+def write_release(
+    folder: Path,
+    registry: Registry,
+    source: LayerSource,
+    found: Verified,
+    signers: Path,
+    say: Callable[[str], None],
+) -> Path:
+    """Add a verified release to a folder, whole or not at all; return where its statement lies.
+
+    Blobs that the folder holds are kept, so a call that was interrupted goes on where it was.
+
+    Raises:
+        RegistryError: the registry does not answer.
+        ReleaseError: something beside the image is not what was signed.
+        UsageError: something else lies there.
+    """
+    entry = found.release
+    place = folder / entry.name
+    if place.exists() and not (place / "release.json").is_file():
+        raise UsageError(f"{place} is there and is no release", hint="--out another folder")
+    (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    _write_blobs(folder, registry, source, found, say)
+    new = folder / f".{entry.name}.{os.getpid()}"
+    try:
+        new.mkdir()
+        (new / "release.json").write_bytes(found.statement)
+        (new / "release.json.sig").write_bytes(found.signature)
+        for title, data in _beside(registry, found, signers).items():
+            (new / title.replace("/", "-")).write_bytes(data)
+        shutil.rmtree(place, ignore_errors=True)
+        new.rename(place)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    for name, data in {
+        "allowed_signers": signers.read_bytes(),
+        "install.sh": INSTALLER.read_bytes(),
+        "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
+        "index.json": _index(folder),
+    }.items():
+        cleanup.replace_file(folder / name, [data])
+    return place
+
+
+def carried_bytes(folder: Path) -> int:
+    """Return how many bytes a folder's images take, layers that they share counted once."""
+    blobs = (folder / "blobs" / "sha256").glob("[!.]*")  # not what somebody is writing
+    return sum(path.stat().st_size for path in blobs)
+
+
+def _write_blobs(
+    folder: Path, registry: Registry, source: LayerSource, found: Verified,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Write what the folder lacks of an image: its layers, configuration and manifest."""
+    entry = found.release
+    total = sum(int(layer["size"]) for layer in entry.layers)
+    done = 0
+    for layer in entry.layers:
+        digest = str(layer["digest"])
+        path = folder / parcel.path_of(digest)
+        if not _holds(path, digest):
+            _write_layer(path, digest, source)
+        done += int(layer["size"])
+        say(f"{entry.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+    cleanup.replace_file(folder / parcel.path_of(entry.image_id), [registry.blob(found.config)])
+    cleanup.replace_file(folder / parcel.path_of(entry.digest), [found.manifest])
+
+
+def _write_layer(path: Path, digest: str, source: LayerSource) -> None:
+    """Write a layer; one that is damaged in this machine's cache is fetched anew, once.
+
+    Raises:
+        ReleaseError: what the registry gives is not what was signed.
+    """
+    cached = source.holds(digest)
+    try:
+        cleanup.replace_file(path, _checked(source.read(digest), digest))
+    except ReleaseError:
+        if not cached:
+            raise
+        source.forget(digest)
+        cleanup.replace_file(path, _checked(source.read(digest), digest))
+
+
+def _checked(chunks: Iterable[bytes], digest: str) -> Iterator[bytes]:
+    """Yield a blob's bytes. Raises ReleaseError at their end if they are not what is signed."""
+    found = hashlib.sha256()
+    for chunk in chunks:
+        found.update(chunk)
+        yield chunk
+    if digest != f"sha256:{found.hexdigest()}":
+        raise ReleaseError(f"layer {digest[7:19]} is not what was signed")
+
+
+def _holds(path: Path, digest: str) -> bool:
+    """Tell whether a blob lies there and is what its digest says."""
+    if not path.is_file():
+        return False
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return digest == f"sha256:{found.hexdigest()}"
+
+
+def _index(folder: Path) -> bytes:
+    """List every release of the folder as an image layout does, for tools that read one."""
+    described = []
+    for statement in sorted(folder.glob("[!.]*/release.json")):
+        entry = release.read_statement(statement.read_bytes())
+        image = entry.value["image"]
+        described.append({
+            "mediaType": oci.MANIFEST, "digest": entry.digest, "size": image["size"],
+            "annotations": {"org.opencontainers.image.ref.name": entry.name},
+        })  # fmt: skip
+    return json.dumps({"schemaVersion": 2, "manifests": described}).encode()
+
+
+def _beside(registry: Registry, found: Verified, signers: Path) -> dict[str, bytes]:
+    """Return the files that the statement names, and evidence that came later, by title."""
+    believed = verify.evidence_beside(registry, found, signers).believed
+    files = {file.title: file.data for file in map(publish.evidence_file, believed)}
+    for value in found.release.value["artifacts"]:
+        blob = oci.read_descriptor(value)
+        title = blob.annotations.get(oci.TITLE, blob.digest[7:19])
+        if not title.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise ReleaseError(f"{title!r} cannot be a file's name")
+        if blob.media_type != release.STATEMENT:
+            files[title] = registry.blob(blob)
+    return files

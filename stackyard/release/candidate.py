@@ -1,0 +1,355 @@
+"""Everything a release needs, gathered from this machine: image, proof, locks, contents, source.
+
+Owns reading these; what they mean is `release.statement`'s, bringing them `release.publish`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from stackyard import __version__
+from stackyard.build import base_image, catalog, mirrors, recipe
+from stackyard.build.catalog import ResolvedImage
+from stackyard.build.dockerfile import image_tag
+from stackyard.build.source.fork import Fork, fork_of
+from stackyard.build.source.naming import require_labels
+from stackyard.definitions import lock
+from stackyard.definitions.project import Project
+from stackyard.release import spool, statement
+from stackyard.release.spool import Saved, Spool
+from stackyard.release.statement import Attached, Subject
+from stackyard.report import evidence
+from stackyard.report.records import path_of
+from stackyard.report.vouch import Vouched
+from stackyard.scan import contents, sbom, sizes
+from stackyard.scan.layer import LayerReader
+from stackyard.scan.mirror_traces import Caller, make_caller
+from stackyard.scan.oci import digest_of
+from stackyard.scan.secrets import gate
+from stackyard.scan.secrets.allowed import Allowed, read_allowed
+from stackyard.system import process
+from stackyard.system.engine import Engine
+from stackyard.system.errors import ReleaseError, StackyardError, UsageError
+from stackyard.system.image import ImageInfo
+
+ALLOWED = "images/gate.yml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An image that is to be released, before it was read."""
+
+    image: ResolvedImage
+    tag: str
+    info: ImageInfo
+    subject: Subject
+    proof: Mapping[str, Any] | None
+
+
+def candidate(
+    project: Project,
+    engine: Engine,
+    stack: str,
+    base: str,
+    *,
+    unproven: bool,
+    tag: str = "",
+    vouched: Sequence[Vouched] = (),
+    without_gpus: bool = False,
+) -> Candidate:
+    """Return the image of a stack, seen to be current, publishable and proven.
+
+    Args:
+        tag: an image of this stack and base in place of its own: one of users' own source.
+        vouched: evidence that will lie beside it; a smoke among it proves the image, too.
+        without_gpus: publish an image for GPUs without evidence of any.
+
+    Raises:
+        UsageError: there is no such image here.
+        ReleaseError: it may not be published.
+    """
+    resolved = catalog.resolve(project.definitions, stack, base)
+    own, tag = tag, tag or image_tag(stack, base)
+    info = engine.image(tag)
+    if info is None:
+        raise UsageError(
+            f"there is no image {tag} here", hint=f"invoke build {stack} smoke {stack}"
+        )
+    statement.require_publishable(info, tag)
+    if own:
+        require_labels(info.labels, own, stack, base)
+    fork = fork_of(project.definitions, info.labels)
+    resolved = fork.image(resolved) if fork else resolved
+    statement.require_clean_sources(info, tag, unproven=unproven)
+    _require_current(project, resolved, info, tag, fork)
+    require_evidence(vouched, info, tag, resolved, without_gpus=without_gpus)
+    reports = [*_reports(project.root, stack, base), *(one.evidence.report for one in vouched)]
+    # Of these the layers fit; their image is held against the configuration when that is read.
+    here = [statement.proof_of([one.evidence.report], one.evidence.image_id) for one in vouched]
+    proof = statement.proof_of(reports, info.id) or next((one for one in here if one), None)
+    if not unproven:
+        statement.require_proof(proof, reports, tag, info.id)
+    subject = subject_of(resolved)
+    if fork:
+        # By what it was made from, not by a release that it is not.
+        subject = replace(subject, version=f"src-{fork.short}", own=True)
+    return Candidate(image=resolved, tag=tag, info=info, subject=subject, proof=proof)
+
+
+def require_evidence(
+    vouched: Sequence[Vouched],
+    info: ImageInfo,
+    tag: str,
+    image: ResolvedImage,
+    *,
+    without_gpus: bool,
+) -> None:
+    """Check that evidence is of these layers, passed, and shows GPUs where the image is for some.
+
+    The engine's id of an image need not be its configuration's digest (containerd's image store),
+    so `require_saved` looks at that once the image was read.
+
+    Raises:
+        ReleaseError: a piece is not; or none shows GPUs.
+    """
+    for one in vouched:
+        if one.evidence.diff_ids != info.layers:
+            evidence.require_image(one.evidence, one.name, info.id, info.layers)
+        evidence.require_passed(one.evidence, one.name)
+    if needs_gpus(image):
+        found = [one.evidence for one in vouched]
+        names = image.stack.name, image.base.name
+        evidence.require_on_gpus(found, tag, *names, without=without_gpus)
+
+
+def require_saved(vouched: Sequence[Vouched], saved: Saved) -> None:
+    """Check that evidence is of the image as saved: of its configuration and layers.
+
+    Raises:
+        ReleaseError: a piece is of another image.
+    """
+    layers = [layer.diff_id for layer in saved.layers]
+    for one in vouched:
+        evidence.require_image(one.evidence, one.name, digest_of(saved.config), layers)
+
+
+def needs_gpus(image: ResolvedImage) -> bool:
+    """Return whether an image is for GPUs."""
+    return image.base.device == "cuda"
+
+
+def subject_of(image: ResolvedImage) -> Subject:
+    """What an image is called as a release: the stack by its first package's version."""
+    first = next(iter(image.stack.packages))
+    found = image.packages.get(first)
+    version = found.value if found else image.stack.packages[first]
+    return Subject(
+        stack=image.stack.name, version=version, base_name=image.base.name,
+        base_release=base_release(image.base.name, image.base.reference),
+    )  # fmt: skip
+
+
+def base_release(name: str, reference: str) -> str:
+    """A base as part of a tag: `ngc25.12` of nvcr.io/nvidia/pytorch:25.12-py3; `cpu` as it is."""
+    version = re.match(r"[0-9]+(\.[0-9]+)+", reference.rpartition(":")[2])
+    letters = re.match(r"[a-z]+", name)
+    return f"{letters[0]}{version[0]}" if version and letters else name
+
+
+def _require_current(
+    project: Project, image: ResolvedImage, info: ImageInfo, tag: str, fork: Fork | None
+) -> None:
+    """See that the definitions, locks among them, are those that the image was built from."""
+    files = {
+        path: (project.root / path).read_text(encoding="utf-8")
+        for path in recipe.context_paths(image)
+    }
+    files = fork.files(image, files) if fork else files
+    made = recipe.make_plan(
+        image, files, base_image=base_image.base_reference(image.base, image.common),
+        base_digest=info.labels.get("stackyard.base.digest", ""),
+    )  # fmt: skip
+    made = fork.plan(made) if fork else made
+    if info.labels.get(recipe.RECIPE_LABEL) != made.recipe:
+        stack, base = image.stack.name, image.base.name
+        raise ReleaseError(
+            f"{tag} was built from other definitions than these",
+            why="its release would say what is not so",
+            hint=f"invoke build {stack} --base {base}, then smoke it, then publish",
+        )
+
+
+def _reports(root: Path, stack: str, base: str) -> Iterable[dict[str, Any]]:
+    for path in sorted((root / "reports" / stack / base).glob("smoke*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """An image that was read once, by everybody.
+
+    Attributes:
+        findings: of the gate.
+        attached: the files that will lie beside it.
+        sizes: the size report.
+    """
+
+    saved: Saved
+    findings: Sequence[gate.Finding]
+    attached: Sequence[Attached]
+    sizes: Mapping[str, Any]
+    created: str
+
+
+def read(
+    project: Project, engine: Engine, store: Spool, found: Candidate, say: Callable[[str], None]
+) -> Read:
+    """Read an image out of the engine: compress, search and list it in one pass.
+
+    Raises:
+        EngineError: the engine does not give it whole.
+    """
+    caller, allowed = _caller(project, found.image), load_allowed(project.root)
+    say(f"reading {found.info.size / 1e9:.2f} GB: compressing, searching for secrets, listing")
+
+    def searched(number: int) -> spool.Reader:
+        return lambda stream: gate.scan_layer(stream, caller, allowed)
+
+    def listed(number: int) -> spool.Reader:
+        def one(stream: IO[bytes]) -> Any:
+            return LayerReader(number).read(stream)
+
+        return one
+
+    saved = store.save(engine.saved(found.info.id), {"gate": searched, "contents": listed})
+    config = json.loads(saved.config)
+    findings = [finding for layer in saved.read["gate"] for finding in layer]
+    findings += gate.scan_config(config, caller, allowed)
+    created = _seconds(str(config.get("created", "")))
+    merged = contents.merge(saved.read["contents"])
+    report = _sizes(engine, found, saved, merged, config)
+    return Read(saved=saved, findings=findings, sizes=report, created=created,
+                attached=_attached(project, found, merged, report, created))  # fmt: skip
+
+
+def _seconds(created: str) -> str:
+    """An engine's time (nanoseconds) as ISO 8601 in seconds, UTC."""
+    try:
+        moment = datetime.fromisoformat(re.sub(r"\.[0-9]+", "", created).replace("Z", "+00:00"))
+    except ValueError:
+        moment = datetime.fromtimestamp(0, timezone.utc)
+    return moment.astimezone(timezone.utc).isoformat()
+
+
+def _caller(project: Project, image: ResolvedImage) -> Caller:
+    definitions = project.definitions
+    own = [
+        *(base.torch_index for base in definitions.bases.values()),
+        *(base.reference for base in definitions.bases.values()),
+    ]
+    return make_caller(mirrors.collect(os.environ, distribution=image.base.distribution), own)
+
+
+def load_allowed(root: Path) -> Allowed:
+    """The gate's list of what is no secret.
+
+    Raises:
+        DefinitionError: it is wrong.
+    """
+    return read_allowed((root / ALLOWED).read_text(encoding="utf-8"), ALLOWED)
+
+
+def _sizes(
+    engine: Engine, found: Candidate, saved: Saved, merged: contents.Contents,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    steps = [str(entry.get("created_by", "")) for entry in config.get("history", [])
+             if not entry.get("empty_layer")]  # fmt: skip
+    layers = [
+        sizes.LayerSize(digest=layer.digest, compressed=layer.size,
+                        created_by=steps[number] if number < len(steps) else "")
+        for number, layer in enumerate(saved.layers)
+    ]  # fmt: skip
+    base = engine.image(base_image.base_reference(found.image.base, found.image.common))
+    below = base.layers if base is not None else ()
+    same = 0
+    for layer, other in zip(saved.layers, below, strict=False):
+        if layer.diff_id != other:
+            break
+        same += 1
+    return sizes.size_report(merged, layers, same)
+
+
+def _attached(
+    project: Project, found: Candidate, merged: contents.Contents, report: Mapping[str, Any],
+    created: str,
+) -> list[Attached]:  # fmt: skip
+    image, info = found.image, found.info
+    pins = [item for text in image.locks.values() for item in lock.parse_lock(text)]
+    bill = sbom.sbom(
+        merged,
+        sbom.Subject(
+            name=f"stackyard/{image.stack.name}", version=found.subject.version, id=info.id,
+            created=created, base=image.base.reference or image.base.name,
+            base_digest=info.labels.get("stackyard.base.digest", ""),
+        ),
+        pins,
+    )  # fmt: skip
+    files = [Attached(title="sbom.cdx.json", media_type=statement.SBOM, data=bill.encode())]
+    if found.proof is not None:
+        data = json.dumps(found.proof, indent=1, ensure_ascii=False).encode()
+        files.append(Attached(title="smoke.json", media_type=statement.REPORT, data=data))
+    proofs = fix_proofs(project.root, image, info.id)
+    if proofs is not None:
+        files.append(Attached(title="prove.json", media_type=statement.REPORT, data=proofs))
+    for path in sorted(image.locks):
+        data = (project.root / path).read_bytes()
+        files.append(Attached(title=path, media_type=statement.LOCK, data=data))
+    data = json.dumps(report, indent=1, ensure_ascii=False).encode()
+    return [*files, Attached(title="sizes.json", media_type=statement.SIZES, data=data)]
+
+
+def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
+    """The report of `invoke prove` of this very image, where all was proven; None without one."""
+    path = root / path_of(image.stack.name, image.base.name, "prove", "json")
+    try:
+        data = path.read_bytes()
+        value = json.loads(data)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or value.get("outcome") != "passed":
+        return None
+    proven = value.get("image")
+    return data if isinstance(proven, dict) and proven.get("id") == image_id else None
+
+
+def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
+    """Digests of every lock of an image, by file."""
+    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
+
+
+def source_of(root: Path) -> dict[str, str]:
+    """The project's revision and whether it has changes that are in none; empty without git."""
+    try:
+        commit = process.run(["git", "-C", str(root), "rev-parse", "HEAD"], timeout=20).output
+        changed = process.run(["git", "-C", str(root), "status", "--porcelain"], timeout=60).output
+    except StackyardError:
+        return {}
+    return {"commit": commit.strip(), "dirty": "yes" if changed.strip() else "no"}
+
+
+def builder_of(engine: Engine) -> dict[str, str]:
+    """What made a release."""
+    return {"stackyard": __version__, "engine": engine.version}

@@ -1,0 +1,87 @@
+"""Layers of a release for whoever passes them on: from this machine's cache, else the registry.
+
+Owns that a layer is fetched once: what comes is kept while it is passed on, and checked at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from stackyard.release.registry import Registry
+from stackyard.release.spool import CHUNK, layer_path
+from stackyard.system.errors import ReleaseError
+
+
+class LayerSource:
+    """Layers by digest.
+
+    Args:
+        folder: the cache; made when it is not there.
+        sizes: of each layer, by digest.
+
+    Attributes:
+        fetched: bytes that came from the registry.
+    """
+
+    def __init__(self, registry: Registry, folder: Path, sizes: Mapping[str, int]) -> None:
+        self._registry, self._folder, self._sizes = registry, folder, sizes
+        self.fetched = 0
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, digest: str) -> Path:
+        """Where a layer lies, or is to lie."""
+        return layer_path(self._folder, digest)
+
+    def holds(self, digest: str) -> bool:
+        """Return whether the cache has a file of the layer's size; its bytes are not checked."""
+        path = self.path(digest)
+        return path.is_file() and path.stat().st_size == self._sizes[digest]
+
+    def forget(self, digest: str) -> None:
+        """Remove a layer from the cache, so that it is fetched anew."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def read(self, digest: str, start: int = 0) -> Iterator[bytes]:
+        """A layer's bytes from `start` on.
+
+        Raises:
+            RegistryError: the registry does not answer.
+            ReleaseError: what came is not what was signed.
+        """
+        path = self.path(digest)
+        if self.holds(digest):
+            os.utime(path)
+            with path.open("rb") as file:
+                file.seek(start)
+                while chunk := file.read(CHUNK):
+                    yield chunk
+            return
+        yield from self._fetch(digest, start, path)
+
+    def _fetch(self, digest: str, start: int, path: Path) -> Iterator[bytes]:
+        """From the registry, from its start, so that it can be checked and kept."""
+        part = self._folder / f"part-{os.getpid()}-{threading.get_ident()}"
+        found, at = hashlib.sha256(), 0
+        try:
+            with part.open("wb") as file:
+                for chunk in self._registry.stream(digest):
+                    found.update(chunk)
+                    file.write(chunk)
+                    self.fetched += len(chunk)
+                    at += len(chunk)
+                    if at > start:
+                        yield chunk[max(0, len(chunk) - (at - start)) :]
+            if f"sha256:{found.hexdigest()}" != digest:
+                raise ReleaseError(
+                    f"layer {digest[7:19]} is not what was signed",
+                    why=f"{at} bytes came, with another digest",
+                    hint="the registry, or somebody on the way to it, changed them: tell whoever"
+                    " runs it; no host uses them",
+                )
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,340 @@
+"""An image becomes a release: read, searched, uploaded, described, signed, and only then named.
+
+Owns the order of these steps. Everything goes to the registry by digest; tags come last, when all
+that they lead to has been read back. So a publication that is interrupted anywhere leaves no name
+behind, and the next one brings only what is missing. What a release says is `release.statement`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from stackyard.release import statement, verify
+from stackyard.release.registry import Registry, manifest_descriptor
+from stackyard.release.spool import Layer, Saved, Spool
+from stackyard.release.statement import Attached, Subject
+from stackyard.report import evidence
+from stackyard.report.vouch import Vouched
+from stackyard.scan import oci
+from stackyard.scan.oci import Descriptor
+from stackyard.scan.secrets.gate import Finding
+from stackyard.system import cleanup, signing
+from stackyard.system.errors import RegistryError, ReleaseError
+from stackyard.system.image import ImageInfo
+
+CLAIM = "application/vnd.stackyard.claim.v1"
+UPLOADS = 4
+CLAIMS = 20
+SETTLE_SECONDS = 0.2
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be released.
+
+    Attributes:
+        proof: the passed smoke of this image; None publishes it as unproven.
+        attached: files that lie beside the image (locks, reports, SBOM).
+        key: signs the statement.
+        builder: what made the image and this release: name to version.
+        source: the project's revision: `commit`, `dirty`.
+        needs_gpus: it is an image for GPUs.
+        evidence: verified, and of this image.
+    """
+
+    subject: Subject
+    info: ImageInfo
+    created: str
+    proof: Mapping[str, Any] | None
+    attached: Sequence[Attached]
+    locks: Mapping[str, str]
+    key: Path
+    builder: Mapping[str, str]
+    source: Mapping[str, str]
+    needs_gpus: bool = False
+    evidence: Sequence[Vouched] = ()
+
+    @property
+    def seen_on(self) -> list[str]:
+        """Return the GPUs on which evidence shows the image to train."""
+        found = (one.evidence for one in self.evidence)
+        return sorted({one.hardware for one in found if one.on_gpus})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A release that is there.
+
+    Attributes:
+        sent: bytes that were brought to the registry; `held` were there before.
+        again: whether this image had been released before under that name.
+    """
+
+    name: str
+    digest: str
+    latest: str
+    layers: tuple[Layer, ...]
+    artifacts: tuple[str, ...]
+    sent: int
+    held: int
+    again: bool
+
+
+def require_clean(findings: Sequence[Finding], name: str) -> None:
+    """See that nothing was found that must not leave this machine.
+
+    Raises:
+        ReleaseError: with everything that was.
+    """
+    secret = sorted({finding for finding in findings if finding.secret})
+    if not secret:
+        return
+    lines = [f"{finding.rule}: {finding}" for finding in secret[:40]]
+    more = [f"and {len(secret) - 40} more"] if len(secret) > 40 else []
+    raise ReleaseError(
+        f"{name} holds what must not be published: {len(secret)} places",
+        why="\n".join([*lines, *more]),
+        hint="take it out where it comes in (a later layer does not take it away) and build again;"
+        " what is no secret is named in images/gate.yml, with the reason",
+    )
+
+
+def bring(registry: Registry, blob: Descriptor, data: bytes) -> int:
+    """Bring a small blob; return the bytes that travelled."""
+    return len(data) if registry.upload(blob, lambda: BytesIO(data), lambda count: None) else 0
+
+
+def attach(
+    registry: Registry, files: Sequence[Attached], image: Descriptor
+) -> tuple[list[Descriptor], int]:
+    """Bring one artifact beside an image; return its files as blobs, and bytes that travelled."""
+    blobs = [oci.described(file.media_type, file.data, file.title) for file in files]
+    sent = sum(bring(registry, blob, file.data) for blob, file in zip(blobs, files, strict=True))
+    kind = files[0].media_type
+    sent += bring(registry, oci.described(oci.EMPTY, oci.EMPTY_CONTENT), oci.EMPTY_CONTENT)
+    data = oci.artifact_manifest(kind, blobs, image, {})
+    registry.attach(manifest_descriptor(data, kind), data, image.digest)
+    return blobs, sent
+
+
+def evidence_file(found: Vouched) -> Attached:
+    """Return a piece of evidence as it lies beside an image."""
+    title = evidence.file_name(found.data, found.evidence.kind)
+    return Attached(title=title, media_type=evidence.ENVELOPE, data=found.data)
+
+
+class Publisher:
+    """One publication.
+
+    Args:
+        say: is told every step, and how far the uploads are.
+    """
+
+    def __init__(self, registry: Registry, spool: Spool, say: Say) -> None:
+        self._registry, self._spool, self._say = registry, spool, say
+        self._lock = threading.Lock()
+        self._sent = self._held = 0
+
+    def publish(self, saved: Saved, wanted: Wanted) -> Published:
+        """Bring an image and all that belongs to it, then name it.
+
+        Raises:
+            RegistryError: the registry does not answer or refuses; nothing is named.
+            ReleaseError: what is there is not what was brought, or the key does not sign.
+        """
+        config = oci.described(oci.CONFIG, saved.config)
+        layers = [Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
+                  for layer in saved.layers]  # fmt: skip
+        notes = statement.image_annotations(wanted.subject, wanted.info, wanted.created)
+        manifest = oci.image_manifest(config, layers, notes)
+        image = manifest_descriptor(manifest)
+        before = self._named(wanted.subject, image)
+        self._upload(saved, config)
+        self._registry.put_manifest(image.digest, manifest)
+        self._say("attaching what belongs to it")
+        attached = [self._attach(file, image) for file in self._files(wanted, image)]
+        self._require_there(image, manifest, [config, *layers])
+        number = before or self._claim(wanted.subject, image)
+        name = statement.revision_tag(wanted.subject, number)
+        if not self._sealed(wanted, image, name):
+            self._say(f"signing {name}")
+            self._seal(saved, wanted, image, name, attached)
+        self._name(wanted.subject, number, image, manifest)
+        return Published(
+            name=name, digest=image.digest, latest=wanted.subject.latest, layers=saved.layers,
+            artifacts=tuple(e.artifact_type for e in self._registry.referrers(image.digest)),
+            sent=self._sent, held=self._held, again=bool(before),
+        )  # fmt: skip
+
+    def _named(self, subject: Subject, image: Descriptor) -> int:
+        """The revision that names this image already; 0 if none does."""
+        for number in sorted(statement.revisions(subject, self._registry.tags()), reverse=True):
+            data = self._registry.manifest(statement.revision_tag(subject, number))
+            if data is not None and oci.digest_of(data) == image.digest:
+                return number
+        return 0
+
+    def _upload(self, saved: Saved, config: Descriptor) -> None:
+        """Bring the blobs that are missing, several at the same time, largest first."""
+        unique = {layer.digest: layer for layer in saved.layers}
+        total = sum(layer.size for layer in unique.values())
+        started = time.monotonic()
+        shown = [0.0]
+
+        def told(count: int) -> None:
+            with self._lock:
+                self._sent += count
+                now = time.monotonic()
+                if now - shown[0] < 1.0:
+                    return
+                shown[0], sent = now, self._sent
+            rate = sent / max(now - started, 0.001)
+            left = max(0.0, (total - self._held - sent) / rate) if rate else 0.0
+            self._say(f"uploading: {sent / 1e6:.0f} of {(total - self._held) / 1e6:.0f} MB,"
+                      f" {rate / 1e6:.1f} MB/s, {left:.0f} s left")  # fmt: skip
+
+        def one(layer: Layer) -> None:
+            path = self._spool.path(layer)
+            blob = Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
+            if not self._registry.upload(blob, lambda: path.open("rb"), told):
+                with self._lock:
+                    self._held += layer.size
+
+        with ThreadPoolExecutor(UPLOADS) as pool:
+            try:
+                for _ in pool.map(one, sorted(unique.values(), key=lambda layer: -layer.size)):
+                    pass
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._registry.close()
+                raise
+        self._bring(config, saved.config)
+
+    def _bring(self, blob: Descriptor, data: bytes) -> None:
+        self._sent += bring(self._registry, blob, data)
+
+    def _files(self, wanted: Wanted, image: Descriptor) -> list[list[Attached]]:
+        """What lies beside the image, one artifact for each kind."""
+        made = statement.provenance(
+            wanted.subject, name=str(self._registry.repository), digest=image.digest,
+            labels=wanted.info.labels, locks=wanted.locks, source=wanted.source,
+            builder=wanted.builder,
+        )  # fmt: skip
+        files = [*wanted.attached, Attached(
+            title="provenance.json", media_type=statement.PROVENANCE, data=made
+        )]  # fmt: skip
+        kinds = dict.fromkeys(file.media_type for file in files)
+        grouped = [[file for file in files if file.media_type == kind] for kind in kinds]
+        # One by one, as those that come later.
+        return [*grouped, *([evidence_file(one)] for one in wanted.evidence)]
+
+    def _attach(self, files: Sequence[Attached], image: Descriptor) -> list[Descriptor]:
+        """Bring one artifact; its files as blobs."""
+        blobs, sent = attach(self._registry, files, image)
+        self._sent += sent
+        return blobs
+
+    def _require_there(
+        self, image: Descriptor, manifest: bytes, blobs: Sequence[Descriptor]
+    ) -> None:
+        """Read back that the image is whole."""
+        if self._registry.manifest(image.digest) != manifest:
+            raise ReleaseError(f"{image.digest} is not there after it was brought",
+                               hint="again; if that stays so, the registry is broken")  # fmt: skip
+        for blob in blobs:
+            size = self._registry.blob_size(blob.digest)
+            if size != blob.size:
+                raise ReleaseError(
+                    f"{blob.digest} is not whole in the registry",
+                    why=f"{blob.size} bytes were brought, {size} are there",
+                    hint="the same command again brings it anew",
+                )
+
+    def _claim(self, subject: Subject, image: Descriptor) -> int:
+        """A revision number that nobody else has: claimed by a tag that names no image.
+
+        Two publishers that want the same number see each other's claims (each puts its own before
+        it looks) and both go on to the next.
+        """
+        data = oci.artifact_manifest(
+            CLAIM, [oci.described(oci.EMPTY, oci.EMPTY_CONTENT)], image, {}
+        )
+        for _ in range(CLAIMS):
+            found = statement.revisions(subject, self._registry.tags())
+            number = statement.next_revision(found, image.digest)
+            self._registry.put_manifest(statement.claim_tag(subject, number, image.digest), data)
+            time.sleep(SETTLE_SECONDS)
+            claims = statement.revisions(subject, self._registry.tags()).get(number, set())
+            taken = self._registry.manifest(statement.revision_tag(subject, number)) is not None
+            if len(claims) == 1 and not taken:
+                return number
+        raise RegistryError(
+            f"{self._registry.repository}: no revision of {subject.prefix} is to be had",
+            why="other publishers take them at the same time",
+            hint="again, when they are done",
+        )
+
+    def _seal(
+        self,
+        saved: Saved,
+        wanted: Wanted,
+        image: Descriptor,
+        name: str,
+        attached: Sequence[Sequence[Descriptor]],
+    ) -> None:
+        """Say what the release is, sign that, bring both, and see that they came."""
+        text = statement.statement(
+            wanted.subject, name=name, repository=str(self._registry.repository), image=image,
+            image_id=oci.digest_of(saved.config), layers=[asdict(layer) for layer in saved.layers],
+            labels=wanted.info.labels, proof=wanted.proof,
+            artifacts=[blob for blobs in attached for blob in blobs],
+            created=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+            builder=wanted.builder, needs_gpus=wanted.needs_gpus, seen_on=wanted.seen_on,
+        )  # fmt: skip
+        signature = signing.sign(text, wanted.key)
+        files = [
+            Attached(title="release.json", media_type=statement.STATEMENT, data=text),
+            Attached(title="release.json.sig", media_type=statement.SIGNATURE, data=signature),
+        ]
+        for blob in self._attach(files, image):
+            self._registry.blob(blob)
+
+    def _sealed(self, wanted: Wanted, image: Descriptor, name: str) -> bool:
+        """Whether such a statement by this key is there, of an earlier try."""
+        line = signing.signer_line(wanted.key, "us")
+        with cleanup.folder("signers") as folder:
+            signers = folder / "signers"
+            signers.write_text(f"{line}\n", encoding="utf-8")
+            try:
+                found = verify.verify_release(self._registry, image.digest, signers).release
+            except ReleaseError:
+                return False
+        said = found.name, found.proven, found.needs_gpus, found.value.get("seen_on", [])
+        return said == (name, wanted.proof is not None, wanted.needs_gpus, wanted.seen_on)
+
+    def _name(self, subject: Subject, number: int, image: Descriptor, manifest: bytes) -> None:
+        """Put the tags: the release's own, and `latest` unless a later one is there."""
+        name = statement.revision_tag(subject, number)
+        there = self._registry.manifest(name)
+        if there is not None and there != manifest:
+            raise ReleaseError(
+                f"{self._registry.repository}:{name} names another image",
+                why=f"{oci.digest_of(there)} is there, {image.digest} was to be",
+                hint="releases are never changed; the same command again takes the next number",
+            )
+        if there is None:
+            self._registry.put_manifest(name, manifest)
+        found = statement.revisions(subject, self._registry.tags())
+        if max(found, default=0) <= number:
+            self._registry.put_manifest(subject.latest, manifest)
+        if self._registry.manifest(name) != manifest:
+            raise ReleaseError(f"{self._registry.repository}:{name} was changed meanwhile",
+                               hint="the same command again takes the next number")  # fmt: skip

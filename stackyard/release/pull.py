@@ -1,0 +1,317 @@
+"""A verified release onto every host: once out of the registry, then from host to host.
+
+Owns the steps of a pull: what hosts lack, the rounds in which the parcel travels, and who has it
+in the end. A host's engine is only given what was checked on that host; what breaks off stays
+there, and the next try goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from stackyard.mesh.link import HostError, Link, on_each
+from stackyard.mesh.node_plan import free_port
+from stackyard.mesh.preflight import Muster
+from stackyard.mesh.survey import Network
+from stackyard.release import parcel as parcels
+from stackyard.release import relay
+from stackyard.release.parcel import Parcel
+from stackyard.release.receiver import Progress, Receiver
+from stackyard.release.relay import Keys
+from stackyard.release.verify import Verified
+from stackyard.system import process
+from stackyard.system.errors import ReleaseError, StackyardError
+from stackyard.system.signing import NAMESPACE
+
+ROUNDS = 4
+PAUSE_SECONDS = 2.0
+# A host that gets nothing for so long, once the sender is done, gets nothing more in this round.
+STALL_SECONDS = 12.0
+LOAD_SECONDS = 1800.0
+Blobs = Callable[[str, int], Iterator[bytes]]
+Told = Callable[[Mapping[str, Progress]], None]
+
+
+class Puller:
+    """One pull onto several hosts.
+
+    Args:
+        links: hosts that answer.
+        network: the address of each that the others reach.
+        blobs: bytes of a layer from a place on.
+        told: is given every host's progress, about once a second.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, Link],
+        found: Muster,
+        network: Network,
+        verified: Verified,
+        signers: bytes,
+        blobs: Blobs,
+        told: Told,
+    ) -> None:
+        self._links, self._found, self._network = links, found, network
+        self._verified, self._signers, self._blobs = verified, signers, blobs
+        self._told = told
+        self.progress = {name: Progress() for name in links}
+        self._keys = Keys(int(time.time()))
+        self._receivers: dict[str, Receiver] = {}
+        self._broke: StackyardError | None = None
+
+    def pull(self, config: bytes) -> None:
+        """Bring the image to every host that lacks it; how that went is in `progress`.
+
+        Raises:
+            StackyardError: the registry gave no more.
+        """
+        lacking = self._lacking()
+        if not lacking:
+            return
+        layers = self._verified.release.layers
+        parcel = parcels.make_parcel(config, layers, lacking.values())
+        with (
+            _each_second(lambda: self._told(self.progress)),
+            # Beside what is shown: a terminal that does not take it must not end the pull.
+            _each_second(self._beat),
+        ):
+            try:
+                self._start(list(lacking), parcel)
+                for number in range(ROUNDS):
+                    if not self._round(parcel):
+                        break
+                    time.sleep(PAUSE_SECONDS * (number + 1))
+                self._give_up()
+                self._await_engines()
+            finally:
+                self._end()
+        self._see_images()
+
+    def _beat(self) -> None:
+        for receiver in [*self._receivers.values()]:
+            receiver.beat()
+
+    def _lacking(self) -> dict[str, set[str]]:
+        """What each host lacks; hosts that hold the image are done."""
+        release = self._verified.release
+        wanted = [str(layer["diff_id"]) for layer in release.layers]
+
+        def ask(link: Link) -> set[str] | None:
+            if link.engine.image(release.image_id) is not None:
+                return None
+            if not self._takes_parts(link.host.name):
+                return set(wanted)
+            return parcels.lacking(wanted, link.engine.held_layers(but=parcels.PARTIAL))
+
+        answers, failed = on_each(self._links, ask)
+        self._fail_all(failed)
+        for name, lacks in answers.items():
+            if lacks is None:
+                self.progress[name].become("held")
+        return {name: lacks for name, lacks in answers.items() if lacks is not None}
+
+    def _takes_parts(self, name: str) -> bool:
+        return takes_parts(self._found.engines[name])
+
+    def _start(self, names: Sequence[str], parcel: Parcel) -> None:
+        """Give every host its keys and its plan, and have it take logins."""
+        port = free_port({name: (self._found.facts[name], 1) for name in names})
+        common = {
+            "release.json": self._verified.statement,
+            "release.json.sig": self._verified.signature,
+            "signers": self._signers,
+            "namespace": NAMESPACE.encode(),
+        }
+        plans = {parts: relay.plan(parcel, in_parts=parts) for parts in (True, False)}
+
+        def one(link: Link) -> None:
+            name = link.host.name
+            address = self._network.chosen[name].address
+            receiver = Receiver(link, self.progress[name])
+            self._receivers[name] = receiver
+            files = {**common, **plans[self._takes_parts(name)]}
+            self.progress[name].size = parcel.size
+            receiver.start({**files, **self._keys.of(name, address, port)}, parcel, address, port)
+            self._require_room(receiver, parcel)
+
+        _, failed = on_each({name: self._links[name] for name in names}, one)
+        for name in failed:
+            self._receivers[name].end()
+        self._fail_all(failed)
+
+    def _require_room(self, receiver: Receiver, parcel: Parcel) -> None:
+        """See that there is room for the parcel and for what the engine makes of it."""
+        name = receiver.link.host.name
+        coming = parcel.size - receiver.progress.at
+        if receiver.free_bytes < coming:
+            raise HostError(name, f"{coming / 1e9:.1f} GB are to come and"
+                            f" {receiver.free_bytes / 1e9:.1f} GB are free where its user's cache"
+                            " is")  # fmt: skip
+        room = self._found.facts[name].engine_free_bytes
+        carried = {digest for digest, _ in parcel.carried}
+        layers = self._verified.release.layers
+        need = parcel.size + sum(e["unpacked"] for e in layers if e["digest"] in carried)
+        if room is not None and room < need:
+            raise HostError(name, f"its engine needs {need / 1e9:.1f} GB to take the image and has"
+                            f" {room / 1e9:.1f} GB", hint="invoke prune --hosts ...")  # fmt: skip
+
+    def _in(self, *states: str) -> list[str]:
+        return [name for name, mark in self.progress.items() if mark.state in states]
+
+    def _round(self, parcel: Parcel) -> bool:
+        """Send the parcel through all hosts that still wait; whether somebody waits on."""
+        self._drop_silent()
+        names = sorted(self._in("receiving"), key=lambda n: -self.progress[n].at)
+        if not names:
+            return False
+        if not self._route(names):
+            return True
+        start = min(self.progress[name].at for name in names)
+        feed = self._receivers[names[0]].feed(start)
+        sender = threading.Thread(target=self._send, args=(feed, parcel, start), daemon=True)
+        sender.start()
+        try:
+            self._follow(sender, names)
+        finally:
+            feed.end()
+            sender.join(10)
+        return bool(self._in("receiving"))
+
+    def _route(self, names: Sequence[str]) -> bool:
+        """Tell hosts to whom they pass the parcel; False when one does not listen."""
+        after = relay.successors(names)
+        stops = {name: self._receivers[name].stop for name in names}
+
+        def one(link: Link) -> None:
+            receiver = self._receivers[link.host.name]
+            next_ = [stop for other in after[link.host.name] if (stop := stops[other]) is not None]
+            receiver.route(self._keys.route(next_, receiver.keys))
+            receiver.progress.reached(receiver.progress.at)
+
+        _, failed = on_each({name: self._links[name] for name in names}, one)
+        self._fail_all(failed)
+        return not failed
+
+    def _send(self, feed: process.Companion, parcel: Parcel, start: int) -> None:
+        try:
+            for piece in parcel.pieces(start):
+                chunks = self._blobs(piece.digest, piece.start) if piece.digest else [piece.data]
+                for chunk in chunks:
+                    if not feed.write(chunk):
+                        return
+        except StackyardError as error:
+            self._broke = error
+            return
+        feed.finish(STALL_SECONDS * 100)
+
+    def _follow(self, sender: threading.Thread, names: Sequence[str]) -> None:
+        """Wait until every host of a round has all, or gets nothing any more."""
+        while True:
+            if self._broke is not None:
+                raise self._broke
+            open_ = [name for name in names if self.progress[name].state == "receiving"]
+            now = time.monotonic()
+            patience = STALL_SECONDS * (5 if sender.is_alive() else 1)
+            if all(now - self.progress[name].changed > patience for name in open_):
+                return
+            time.sleep(0.1)
+
+    def _drop_silent(self) -> None:
+        """Hosts that do not answer any more get nothing."""
+        for name in self._in("receiving", "loading"):
+            receiver = self._receivers.get(name)
+            if receiver is None or not receiver.running:
+                self.progress[name].fail("contact was lost", receiver.said if receiver else "")
+
+    def _await_engines(self) -> None:
+        """Wait until engines have taken what is there."""
+        while names := self._in("loading"):
+            time.sleep(0.1)
+            self._drop_silent()
+            for name in names:
+                mark = self.progress[name]
+                if mark.state == "loading" and time.monotonic() - mark.changed > LOAD_SECONDS:
+                    mark.fail(f"its engine takes more than {LOAD_SECONDS:.0f} s")
+
+    def _end(self) -> None:
+        """End the hosts' part, on all at the same time."""
+        with ThreadPoolExecutor(max(1, min(64, len(self._receivers)))) as pool:
+            list(pool.map(Receiver.end, self._receivers.values()))
+
+    def _see_images(self) -> None:
+        """See that what was loaded is the image."""
+        image = self._verified.release.image_id
+        links = {name: self._links[name] for name in self._in("loaded")}
+        there, failed = on_each(links, lambda link: link.engine.image(image) is not None)
+        self._fail_all(failed)
+        for name, is_there in there.items():
+            if is_there:
+                self.progress[name].state = "pulled"
+            else:
+                self.progress[name].fail("its engine took the parcel but has no such image")
+
+    def _give_up(self) -> None:
+        for name in self._in("receiving"):
+            mark = self.progress[name]
+            mark.fail(f"it got {mark.at} of {mark.size} bytes",
+                      "the way to it broke; the same command goes on where it was")  # fmt: skip
+
+    def _fail_all(self, failed: Mapping[str, StackyardError]) -> None:
+        for name, error in failed.items():
+            self.progress[name].fail(error.what.removeprefix(f"{name}: "), error.why)
+
+
+@contextlib.contextmanager
+def _each_second(action: Callable[[], object]) -> Iterator[None]:
+    """Do something once a second, in a thread of its own."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(1.0):
+            action()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5)
+
+
+def name_image(
+    links: Mapping[str, Link], progress: Mapping[str, Progress], verified: Verified, place: str
+) -> None:
+    """Give the image its names on every host that has it, and have engines learn its digest.
+
+    The engine asks the registry for the manifest alone: it holds the image already.
+    """
+    release = verified.release
+
+    def one(link: Link) -> None:
+        mark = progress[link.host.name]
+        link.engine.tag(release.image_id, release.local_name)
+        link.engine.tag(release.image_id, f"{place}:{release.name}")
+        try:
+            found = link.engine.pull(f"{place}@{release.digest}")
+        except StackyardError as error:
+            mark.why = f"its engine does not know the digest: {error.what}"
+            return
+        if found.id != release.image_id:
+            raise ReleaseError(f"{link.host.name}: the digest names another image there")
+        mark.digest = release.digest
+
+    there = {n: links[n] for n, p in progress.items() if p.state in ("held", "pulled")}
+    _, failed = on_each(there, one)
+    for name, error in failed.items():
+        progress[name].state, progress[name].why = "failed", error.what
+
+
+def takes_parts(info: Mapping[str, object]) -> bool:
+    """Whether an engine passes over layers that it has; with containerd's store it does not."""
+    return "io.containerd.snapshotter" not in str(info.get("DriverStatus", ""))

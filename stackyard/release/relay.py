@@ -1,0 +1,159 @@
+"""Who passes a parcel to whom, and with which keys.
+
+Owns the tree of hosts and what each of them is given: certificates of an authority that lives as
+long as one pull, a server's configuration that allows nothing but taking the parcel, the client's.
+Pure but for the randomness of keys; the clock is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import SSHCertificateType
+
+from stackyard.mesh import certificates
+from stackyard.release.parcel import Parcel
+
+# In a chain every host sends as much as it receives; a host that starts a second chain sends twice.
+CHAIN = 32
+PRINCIPAL = "stackyard-pull"
+SECONDS = 6 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """One host on the way of a parcel.
+
+    Attributes:
+        address, port, user: where and as whom the others log in.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+
+
+def successors(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """To whom each host passes on: chains of `CHAIN`, whose heads are a chain themselves."""
+    chains = [list(names[at : at + CHAIN]) for at in range(0, len(names), CHAIN)]
+    found: dict[str, tuple[str, ...]] = {}
+    for number, chain in enumerate(chains):
+        for at, name in enumerate(chain):
+            after = chain[at + 1 : at + 2]
+            if at == 0 and number + 1 < len(chains):
+                after = [chains[number + 1][0], *after]
+            found[name] = tuple(after)
+    return found
+
+
+_SERVER = """\
+Port {port}
+ListenAddress {address}
+HostKey @KEYS@/host_key
+HostCertificate @KEYS@/host_key-cert.pub
+TrustedUserCAKeys @KEYS@/authority.pub
+AuthorizedKeysFile none
+AuthorizedPrincipalsFile @KEYS@/principals
+AllowUsers @USER@
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+StrictModes no
+PidFile none
+DisableForwarding yes
+PermitTTY no
+PermitUserRC no
+PermitUserEnvironment no
+ForceCommand sh @KEYS@/relay.sh receive @KEYS@ $SSH_ORIGINAL_COMMAND
+LoginGraceTime 10
+ClientAliveInterval 3
+ClientAliveCountMax 2
+LogLevel ERROR
+"""
+_CLIENT = """\
+Host {name}
+  HostName {address}
+  Port {port}
+  User {user}
+  HostKeyAlias {name}
+"""
+_EVERY = """\
+Host *
+  IdentityFile {keys}/user_key
+  CertificateFile {keys}/user_key-cert.pub
+  IdentitiesOnly yes
+  IdentityAgent none
+  GlobalKnownHostsFile {keys}/known_hosts
+  UserKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com
+  Ciphers aes128-gcm@openssh.com,chacha20-poly1305@openssh.com
+  Compression no
+  BatchMode yes
+  ConnectTimeout 10
+  ServerAliveInterval 5
+  ServerAliveCountMax 3
+"""
+
+
+class Keys:
+    """The keys of one pull. The authority's own stays in memory."""
+
+    def __init__(self, now: int) -> None:
+        self._authority, self._now = certificates.Authority(), now
+
+    def of(self, name: str, address: str, port: int) -> dict[str, bytes]:
+        """The files of one host, whose server listens there."""
+        host, user = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+        kinds = SSHCertificateType
+        certify = self._authority.certify
+        return {
+            "host_key": certificates.private_text(host),
+            "host_key-cert.pub": certify(host, kinds.HOST, name, self._now, SECONDS),
+            "user_key": certificates.private_text(user),
+            "user_key-cert.pub": certify(user, kinds.USER, PRINCIPAL, self._now, SECONDS),
+            "authority.pub": self._authority.public + b"\n",
+            "principals": f"{PRINCIPAL}\n".encode(),
+            "sshd_config": _SERVER.format(port=port, address=address).encode(),
+        }
+
+    def route(self, after: Sequence[Stop], keys: str) -> dict[str, bytes]:
+        """The files of a host, whose keys lie in `keys`, that say to whom it passes the parcel."""
+        hosts = [
+            _CLIENT.format(name=s.name, address=s.address, port=s.port, user=s.user) for s in after
+        ]
+        names = ",".join(other.name for other in after)
+        known = f"@cert-authority {names} ".encode() + self._authority.public + b"\n"
+        return {
+            "next": "".join(f"{other.name}\n" for other in after).encode(),
+            "ssh_config": "".join([*hosts, _EVERY.format(keys=keys)]).encode(),
+            "known_hosts": known if after else b"",
+        }
+
+
+def plan(parcel: Parcel, *, in_parts: bool) -> dict[str, bytes]:
+    """The files that tell a host what to do with a parcel, as far as it is there.
+
+    Args:
+        in_parts: whether its engine takes some layers before it is given the others.
+    """
+    steps: list[tuple[int, str]] = []
+    for digest, start, size in parcel.places():
+        steps.append((start + size, f"sum {digest.removeprefix('sha256:')} {start} {size}"))
+    stages = parcel.stages() if in_parts else []
+    files = {}
+    for number, stage in enumerate(stages):
+        files[f"head-{number}"] = stage.head
+        words = f"stage {number} {stage.start} {stage.size} {stage.image}"
+        steps.append((stage.start + stage.size, words))
+    # A layer's check comes before the stage that ends with its padding.
+    steps.sort(key=lambda step: step[0])
+    rest = stages[-1].start + stages[-1].size if stages else parcel.body
+    steps.append((parcel.size, f"image {parcel.body} {rest} {parcel.size}"))
+    files["plan"] = "".join(f"{words}\n" for _, words in steps).encode()
+    return files

@@ -1,0 +1,403 @@
+"""A release: what it is called, what it says of an image, and whether an image may become one.
+
+Owns names of tags, the statement (docs/releases.md) and provenance. Pure: what was read of images,
+reports and registries are arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stackyard.build.source.naming import despite_of, sources_of
+from stackyard.scan.oci import Descriptor, is_digest, text_of
+from stackyard.system.errors import ReleaseError
+from stackyard.system.image import ImageInfo
+
+SCHEMA = "stackyard.release/1"
+STATEMENT = "application/vnd.stackyard.release.v1+json"
+SIGNATURE = "application/vnd.stackyard.signature.v1.sshsig"
+PROVENANCE = "application/vnd.in-toto+json"
+SBOM = "application/vnd.cyclonedx+json"
+REPORT = "application/vnd.stackyard.report.v1+json"
+LOCK = "application/vnd.stackyard.lock.v1+text"
+SIZES = "application/vnd.stackyard.sizes.v1+json"
+BUILD_TYPE = "https://stackyard.example/build/v1"
+NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is released.
+
+    Attributes:
+        version: of the stack's first package.
+        base_name: as in the definitions; `base_release` with its version, as in tags.
+        own: it is of users' own source; then it is nobody's latest.
+    """
+
+    stack: str
+    version: str
+    base_name: str
+    base_release: str
+    own: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """What all revisions' tags begin with."""
+        version = re.sub(r"[^A-Za-z0-9._-]", "_", self.version)
+        return f"{self.stack}-{version}-{self.base_release}"
+
+    @property
+    def latest(self) -> str:
+        """The moving tag of this stack on this base; users' own source has another."""
+        return f"{self.stack}-{self.base_name}-{'src-' if self.own else ''}latest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attached:
+    """A file that lies beside an image in the registry."""
+
+    title: str
+    media_type: str
+    data: bytes
+
+
+def revisions(subject: Subject, tags: Iterable[str]) -> dict[int, set[str]]:
+    """Revisions that there are or that somebody is about to make: number, and claims on it.
+
+    A claim is the tag `<prefix>-rN-<12 hex digits of the image's digest>`, put before `...-rN`.
+    """
+    form = re.compile(rf"{re.escape(subject.prefix)}-r([1-9][0-9]{{0,5}})(?:-([0-9a-f]{{12}}))?")
+    found: dict[int, set[str]] = {}
+    for tag in tags:
+        match = form.fullmatch(tag)
+        if match:
+            claims = found.setdefault(int(match.group(1)), set())
+            claims |= {match.group(2)} if match.group(2) else set()
+    return found
+
+
+def is_release_tag(tag: str) -> bool:
+    """Whether a tag names a release, rather than a claim, a list of artifacts or `latest`."""
+    return bool(re.search(r"-r[1-9][0-9]{0,5}$", tag))
+
+
+def claim_tag(subject: Subject, number: int, digest: str) -> str:
+    """The tag by which a publisher says that a revision is this image's."""
+    return f"{subject.prefix}-r{number}-{digest.removeprefix('sha256:')[:12]}"
+
+
+def revision_tag(subject: Subject, number: int) -> str:
+    """A release's tag."""
+    return f"{subject.prefix}-r{number}"
+
+
+def later_revision(name: str, tags: Iterable[str]) -> str:
+    """The latest of `tags` that is a later revision of what `name` names; empty when none is."""
+    prefix, _, number = name.rpartition("-r")
+    form = re.compile(rf"{re.escape(prefix)}-r([1-9][0-9]{{0,5}})")
+    found = [int(match[1]) for tag in tags if (match := form.fullmatch(tag))]
+    last = max(found, default=0)
+    return f"{prefix}-r{last}" if number.isdecimal() and last > int(number) else ""
+
+
+def next_revision(found: Mapping[int, Collection[str]], digest: str) -> int:
+    """The number for an image: the one it has claimed alone, or the next free one."""
+    own = digest.removeprefix("sha256:")[:12]
+    claimed = [number for number, claims in found.items() if set(claims) == {own}]
+    return max(claimed) if claimed else max(found, default=0) + 1
+
+
+def require_publishable(info: ImageInfo, name: str) -> None:
+    """See that an image is not one that must stay where it was made.
+
+    Raises:
+        ReleaseError: it is.
+    """
+    if info.labels.get("stackyard.publish") == NEVER:
+        raise ReleaseError(
+            f"{name} is never published",
+            why="it holds files of the machine it was made on, for trials there; nobody may pass"
+            " those on, and nobody else could use them",
+            hint="build the stack on a base made of public packages: invoke build STACK",
+        )
+
+
+def require_clean_sources(info: ImageInfo, name: str, *, unproven: bool) -> None:
+    """See that the users' source that an image was built from is in a commit.
+
+    Raises:
+        ReleaseError: nobody could build it again from what its release would say.
+    """
+    for source in sources_of(info.labels):
+        if unproven or (source.commit and not source.dirty):
+            continue
+        raise ReleaseError(
+            f"{name} was built from source of {source.package} that is in no commit",
+            why=f"it is of {source.says}: nobody can have that tree by what the release would say",
+            hint="commit, build again with --source, smoke it with --image, then publish;"
+            " --unproven publishes it and says so in the release",
+        )
+
+
+def sources_value(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The users' sources of an image, as a release says them."""
+    return [asdict(source) for source in sources_of(labels)]
+
+
+def proof_of(reports: Sequence[Mapping[str, Any]], image_id: str) -> Mapping[str, Any] | None:
+    """The newest passed smoke of exactly this image."""
+    fitting = [
+        report
+        for report in reports
+        if report.get("kind") == "smoke"
+        and report.get("outcome") == "passed"
+        and isinstance(report.get("image"), dict)
+        and report["image"].get("id") == image_id
+    ]
+    return max(fitting, key=lambda report: str(report.get("started", "")), default=None)
+
+
+def require_proof(
+    proof: Mapping[str, Any] | None, reports: Sequence[Mapping[str, Any]], name: str, image_id: str
+) -> None:
+    """See that an image has passed a smoke.
+
+    Raises:
+        ReleaseError: it has not; says what there is instead.
+    """
+    if proof is not None:
+        return
+    told = [
+        f"the smoke of {report.get('started', 'an unknown time')} {report.get('outcome')}"
+        f" for image {str(report.get('image', {}).get('id', ''))[7:19]}"
+        for report in reports
+        if report.get("kind") == "smoke"
+    ]
+    raise ReleaseError(
+        f"{name} (image {image_id[7:19]}) has passed no smoke",
+        why="; ".join(told) or "there is no smoke report for it at all",
+        hint="invoke smoke STACK, then publish; --unproven publishes it and says so in the release",
+    )
+
+
+def image_annotations(subject: Subject, info: ImageInfo, created: str) -> dict[str, str]:
+    """What the image's manifest says of it: the same for the same image."""
+    given = {
+        "org.opencontainers.image.title": f"stackyard/{subject.stack}",
+        "org.opencontainers.image.version": subject.version,
+        "org.opencontainers.image.created": created,
+        "org.opencontainers.image.base.digest": info.labels.get("stackyard.base.digest", ""),
+        "stackyard.stack": subject.stack,
+        "stackyard.base": subject.base_name,
+        "stackyard.recipe": info.labels.get("stackyard.recipe", ""),
+        "stackyard.image-id": info.id,
+    }
+    return {key: value for key, value in given.items() if value}
+
+
+def statement(
+    subject: Subject,
+    *,
+    name: str,
+    repository: str,
+    image: Descriptor,
+    image_id: str,
+    layers: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    proof: Mapping[str, Any] | None,
+    artifacts: Sequence[Descriptor],
+    created: str,
+    builder: Mapping[str, str],
+    needs_gpus: bool = False,
+    seen_on: Sequence[str] = (),
+) -> bytes:
+    """What is signed: everything a release claims.
+
+    Args:
+        name: its tag.
+        needs_gpus: it is an image for GPUs; `seen_on` those on which evidence shows it to train.
+        layers: each with digest, diff_id, size, unpacked.
+        artifacts: the files beside the image, as blobs.
+        created: UTC time in ISO 8601.
+    """
+    own = sources_value(labels)
+    value = {
+        "schema": SCHEMA,
+        "name": name,
+        "repository": repository,
+        "stack": subject.stack,
+        "version": subject.version,
+        "base": subject.base_name,
+        "created": created,
+        "image": {
+            "digest": image.digest,
+            "size": image.size,
+            "id": image_id,
+            "recipe": labels.get("stackyard.recipe", ""),
+            "base_digest": labels.get("stackyard.base.digest", ""),
+            "fixes": [fix for fix in labels.get("stackyard.fixes", "").split(",") if fix],
+            "layers": [dict(layer) for layer in layers],
+            **({"sources": own, "despite": list(despite_of(labels))} if own else {}),
+        },
+        "proven": proof is not None,
+        "proof": _proof_value(proof) if proof is not None else None,
+        "needs_gpus": needs_gpus,
+        "seen_on": list(seen_on),
+        "artifacts": [artifact.value() for artifact in artifacts],
+        "builder": dict(builder),
+    }
+    return text_of(value)
+
+
+def _proof_value(proof: Mapping[str, Any]) -> dict[str, Any]:
+    checks = [check for check in proof.get("checks", []) if isinstance(check, dict)]
+    return {
+        "kind": proof["kind"],
+        "outcome": proof["outcome"],
+        "started": proof.get("started", ""),
+        "run": proof.get("run", ""),
+        "checks": [check.get("name", "") for check in checks if check.get("outcome") == "passed"],
+        "host": proof.get("host", {}),
+        **({"gpus": proof["gpus"].get("devices", [])} if "gpus" in proof else {}),
+    }
+
+
+def provenance(
+    subject: Subject,
+    *,
+    name: str,
+    digest: str,
+    labels: Mapping[str, str],
+    locks: Mapping[str, str],
+    source: Mapping[str, str],
+    builder: Mapping[str, str],
+) -> bytes:
+    """How an image was made, as an in-toto statement with SLSA's predicate (v1).
+
+    Args:
+        locks: digests of the locks, by file.
+        source: the project's revision, where it is known.
+    """
+    base_digest = _sha256(labels.get("stackyard.base.digest", ""))
+    materials: list[dict[str, Any]] = [{"name": f"base {subject.base_name}", "digest": base_digest}]
+    materials += [{"name": file, "digest": _sha256(found)} for file, found in sorted(locks.items())]
+    if source.get("commit"):
+        materials.append({"name": "source", "digest": {"gitCommit": source["commit"]}})
+    own = sources_of(labels)
+    for one in own:
+        # The commit's tree is what was built only if nothing was changed: the content always was.
+        commit = {"gitCommit": one.commit} if one.commit and not one.dirty else {}
+        uri = {"uri": f"git+{one.origin}"} if one.origin else {}
+        digest_ = {"sha256": one.digest.removeprefix("sha256:"), **commit}
+        materials.append({"name": f"source of {one.package}", **uri, "digest": digest_})
+    return text_of(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": name, "digest": _sha256(digest)}],
+            "predicateType": "https://slsa.dev/provenance/v1",
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": BUILD_TYPE,
+                    "externalParameters": {"stack": subject.stack, "base": subject.base_name},
+                    "internalParameters": {
+                        "recipe": labels.get("stackyard.recipe", ""),
+                        "fixes": labels.get("stackyard.fixes", "").split(","),
+                        "uncommitted_changes": source.get("dirty", "unknown"),
+                        **(
+                            {"sources": sources_value(labels), "despite": list(despite_of(labels))}
+                            if own
+                            else {}
+                        ),
+                    },
+                    "resolvedDependencies": [m for m in materials if m["digest"]],
+                },
+                "runDetails": {
+                    "builder": {
+                        "id": f"stackyard {builder.get('stackyard', '')}",
+                        "version": dict(builder),
+                    }
+                },
+            },
+        }
+    )
+
+
+def _sha256(digest: str) -> dict[str, str]:
+    return {"sha256": digest.removeprefix("sha256:")} if is_digest(digest) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A statement as read. Attributes as in `statement`."""
+
+    name: str
+    stack: str
+    base: str
+    version: str
+    created: str
+    proven: bool
+    digest: str
+    image_id: str
+    layers: tuple[Mapping[str, Any], ...]
+    value: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all layers, compressed."""
+        return sum(int(layer["size"]) for layer in self.layers)
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Return whether it says that it is for GPUs; releases made before evidence do not."""
+        return self.value.get("needs_gpus") is True
+
+    @property
+    def seen_on_gpus(self) -> bool:
+        """Return whether it was published with evidence of GPUs."""
+        return bool(self.value.get("seen_on"))
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of users' own source."""
+        return bool(self.value["image"].get("sources"))
+
+    @property
+    def local_name(self) -> str:
+        """What an engine that takes it calls it: users' own source is not the stack's image."""
+        tag = f"stackyard/{self.stack}:{self.base}"
+        return f"{tag}-{self.version}" if self.own else tag
+
+
+def read_statement(data: bytes) -> Release:
+    """A statement, after its signature was verified.
+
+    Raises:
+        ReleaseError: it is none, or of a newer form.
+    """
+    try:
+        value = json.loads(data)
+        if value["schema"] != SCHEMA:
+            raise ReleaseError(f"a release of another form: {value['schema']!r}",
+                               hint="a newer stackyard may read it")  # fmt: skip
+        image = value["image"]
+        layers = tuple(image["layers"])
+        for layer in layers:
+            if not is_digest(layer["digest"]) or not is_digest(layer["diff_id"]):
+                raise ValueError("a layer without digests")
+            if not isinstance(layer["size"], int) or not isinstance(layer["unpacked"], int):
+                raise ValueError("a layer without sizes")
+        if not is_digest(image["digest"]) or not is_digest(image["id"]):
+            raise ValueError("an image without digests")
+        return Release(
+            name=str(value["name"]), stack=str(value["stack"]), base=str(value["base"]),
+            version=str(value["version"]), created=str(value["created"]),
+            proven=value["proven"] is True, digest=image["digest"], image_id=image["id"],
+            layers=layers, value=value,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ReleaseError("a release's statement cannot be read", why=repr(error)) from error

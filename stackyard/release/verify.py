@@ -1,0 +1,204 @@
+"""A release in a registry, believed only after its signature and digests were checked.
+
+Owns the order: tag, image manifest, signed statement, and that they speak of each other. What a
+registry says without a signature is used for finding things, never for believing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from stackyard.release import statement as release
+from stackyard.release.registry import Registry
+from stackyard.release.statement import Release
+from stackyard.report import evidence, vouch
+from stackyard.report.vouch import Vouched
+from stackyard.scan.oci import Descriptor, Manifest, digest_of, is_digest, read_manifest
+from stackyard.system import signing
+from stackyard.system.errors import ReleaseError, StackyardError, UsageError
+
+LONGEST_STATEMENT = 4 * 2**20
+# Whoever may push may attach evidence without end; each piece costs requests and processes.
+MOST_PIECES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """A release that is what it says.
+
+    Attributes:
+        signer: the name in the allowed-signers file.
+        statement, signature: as signed, for whoever verifies again (a host does).
+    """
+
+    release: Release
+    signer: str
+    statement: bytes
+    signature: bytes
+    manifest: bytes
+    config: Descriptor
+
+
+def verify_release(registry: Registry, reference: str, signers: Path) -> Verified:
+    """Find a release by tag or digest and verify it.
+
+    Raises:
+        UsageError: there is nothing of that name.
+        ReleaseError: it is not signed by anybody who may, or is not what was signed.
+        RegistryError: the registry does not answer.
+    """
+    data = registry.manifest(reference)
+    if data is None:
+        raise UsageError(
+            f"{registry.repository} has no {reference}",
+            why=f"there: {_some(registry.tags())}",
+            hint="invoke releases --from REGISTRY/NAME lists what there is",
+        )
+    try:
+        manifest = read_manifest(data)
+    except (ValueError, RecursionError) as error:
+        raise ReleaseError(f"{registry.repository}:{reference} is no image of one platform",
+                           why=str(error)) from error  # fmt: skip
+    digest = digest_of(data)
+    problems: list[str] = []
+    found: list[Verified] = []
+    for text, signature in _statements(registry, digest):
+        try:
+            who = signing.verify(text, signature, signers)
+            read = release.read_statement(text)
+            _require_same(read, manifest, digest, reference)
+        except UsageError:
+            raise
+        except StackyardError as error:
+            problems.append(f"{error.what}: {error.why}" if error.why else error.what)
+            continue
+        found.append(Verified(release=read, signer=who, statement=text, signature=signature,
+                              manifest=data, config=manifest.config))  # fmt: skip
+    if not found:
+        raise ReleaseError(
+            f"{registry.repository}:{reference} cannot be believed; nothing was used",
+            why="\n".join(problems) or "no signed statement lies beside it",
+            hint=f"{signers} names whose releases are accepted; ask whoever published it",
+        )
+    return max(found, key=_weight)
+
+
+def _weight(found: Verified) -> tuple[bool, bool, str]:
+    """Return the rank of a statement among those of one image: what it claims, then its age."""
+    said = found.release
+    return said.proven, said.seen_on_gpus, said.created
+
+
+def _some(tags: list[str]) -> str:
+    shown = sorted(tag for tag in tags if not tag.startswith("sha256-"))
+    return ", ".join(shown[:12]) + (" ..." if len(shown) > 12 else "") if shown else "no tags"
+
+
+def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
+    """Return every statement with its signature that lies beside an image."""
+    found = []
+    for artifact in _artifacts(registry, digest, release.STATEMENT):
+        blobs = {layer.media_type: layer for layer in artifact.layers}
+        if {release.STATEMENT, release.SIGNATURE} <= set(blobs):
+            found.append(
+                (
+                    registry.blob(blobs[release.STATEMENT], LONGEST_STATEMENT),
+                    registry.blob(blobs[release.SIGNATURE], 65536),
+                )
+            )
+    return found
+
+
+def _artifacts(registry: Registry, digest: str, kind: str) -> Iterator[Manifest]:
+    """Yield the manifests of one kind of artifact beside an image; others are passed over."""
+    for entry in registry.referrers(digest):
+        data = registry.manifest(entry.digest) if entry.artifact_type in ("", kind) else None
+        if data is None:
+            continue
+        try:
+            yield read_manifest(data)
+        except (ValueError, RecursionError):
+            continue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Hold the evidence beside a release.
+
+    Attributes:
+        believed: signed by somebody accepted, of this very image, and passed.
+        refused: why each other piece is none of these, and why some were not read.
+    """
+
+    believed: tuple[Vouched, ...]
+    refused: tuple[str, ...]
+
+
+def evidence_beside(registry: Registry, found: Verified, signers: Path) -> Beside:
+    """Find the evidence beside a verified release, and verify it.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    entry = found.release
+    believed: dict[str, Vouched] = {}
+    refused = []
+    pieces = _pieces(registry, entry.digest)
+    for blob in islice(pieces, MOST_PIECES):
+        name = f"evidence {blob.digest[7:19]}"
+        try:
+            data = registry.blob(blob, evidence.LONGEST)
+            one = vouch.verified(data, name, signers)
+            require_counts(one, entry)
+        except StackyardError as error:
+            refused.append(f"{error.what}: {error.why}" if error.why else error.what)
+            continue
+        believed[blob.digest] = one
+    if next(pieces, None) is not None:
+        refused.append(
+            f"further evidence was not read: at most {MOST_PIECES} pieces of an image are"
+        )
+    order = sorted(
+        believed.values(), key=lambda one: (not one.evidence.on_gpus, one.evidence.started)
+    )
+    return Beside(believed=tuple(order), refused=tuple(refused))
+
+
+def _pieces(registry: Registry, digest: str) -> Iterator[Descriptor]:
+    """Yield each piece of evidence beside an image once, in the registry's order."""
+    known: set[str] = set()
+    for artifact in _artifacts(registry, digest, evidence.ENVELOPE):
+        if artifact.subject is None or artifact.subject.digest != digest:
+            continue
+        for blob in artifact.layers:
+            if blob.media_type == evidence.ENVELOPE and blob.digest not in known:
+                known.add(blob.digest)
+                yield blob
+
+
+def require_counts(one: Vouched, entry: Release) -> None:
+    """Check that a piece of evidence is of a release's image, and passed.
+
+    Raises:
+        ReleaseError: it is not.
+    """
+    diff_ids = [str(layer["diff_id"]) for layer in entry.layers]
+    evidence.require_image(one.evidence, one.name, entry.image_id, diff_ids)
+    evidence.require_passed(one.evidence, one.name)
+
+
+def _require_same(read: Release, manifest: Manifest, digest: str, reference: str) -> None:
+    """See that a statement speaks of this image, under this name."""
+    if read.digest != digest:
+        raise ReleaseError("it speaks of another image", why=f"{read.digest}, not {digest}")
+    latest = f"{read.stack}-{read.base}-{'src-' if read.own else ''}latest"
+    if not is_digest(reference) and reference not in (read.name, latest):
+        raise ReleaseError("it is signed under another name", why=f"{read.name}, not {reference}")
+    if read.image_id != manifest.config.digest:
+        raise ReleaseError("it speaks of another configuration")
+    said = [(layer["digest"], layer["size"]) for layer in read.layers]
+    if said != [(layer.digest, layer.size) for layer in manifest.layers]:
+        raise ReleaseError("it speaks of other layers")

@@ -1,0 +1,249 @@
+"""The record of a bench: one JSON object (docs/bench.md), and its page.
+
+Owns the schema. Pure: the clock, the image and the machine are arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stackyard.build.catalog import ResolvedImage
+from stackyard.definitions.spec import Failure
+from stackyard.report import page, records
+from stackyard.system import template
+from stackyard.system.image import ImageInfo
+from stackyard.validate.bench import flops
+from stackyard.validate.bench.definition import Peak
+from stackyard.validate.bench.plan import BenchPlan
+from stackyard.validate.bench.result import (
+    START,
+    Line,
+    Played,
+    Seen,
+    lines,
+    longest_pause,
+    mean_speed,
+    peak_bytes,
+    speed,
+    started,
+    window_speeds,
+)
+from stackyard.validate.checks import Check, verdict
+from stackyard.validate.diagnose import diagnose_all, diagnosis_value
+from stackyard.validate.record import Training
+
+SCHEMA = "stackyard.bench/1"
+GIB = 2**30
+
+
+def bench_report(
+    image: ResolvedImage,
+    info: ImageInfo,
+    plan: BenchPlan,
+    seen: Seen,
+    checks: tuple[Check, ...],
+    *,
+    peaks: tuple[Peak, ...],
+    started: str,
+    seconds: float,
+    host: Mapping[str, str],
+    gpus: Mapping[str, Any],
+    failures: Iterable[Failure],
+) -> dict[str, Any]:
+    """The record of one bench.
+
+    Args:
+        started: UTC time in ISO 8601.
+        seconds: wall time of the bench, without the build.
+        gpus: driver, settings and devices; empty on CPU ranks.
+        failures: the known ones, to recognise in trainings that failed.
+    """
+    peak, no_mfu = flops.find_peak(seen.devices, peaks)
+    size = plan.size
+    outcome = verdict(checks)
+    tails = {p.turn.label: p.training.tail for p in seen.played if p.training.failed}
+    return {
+        "schema": SCHEMA,
+        "kind": "bench",
+        "stack": image.stack.name,
+        "base": image.base.name,
+        "outcome": outcome,
+        "started": started,
+        "seconds": round(seconds, 2),
+        "run": seen.run,
+        "what": f"{plan.bench.what}; {size.what}",
+        "unit": plan.bench.unit,
+        "image": records.image_value(image, info),
+        "host": dict(host),
+        "gpus": dict(gpus),
+        "model": {
+            **vars(size.model),
+            "multiplied": flops.multiplied(size.model),
+            "flops_per_token": flops.flops_per_token(size.model),
+        },
+        "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
+        "no_mfu": no_mfu,
+        "batch": size.batch,
+        "updates": size.updates,
+        "warm": size.warm,
+        "window": size.window,
+        "rounds": plan.rounds,
+        "counts": list(plan.counts),
+        "available": plan.available,
+        "sides": {
+            side.name: {
+                "what": side.what,
+                "env": dict(side.env),
+                "args": list(side.args),
+                "against": plan.bench.against(side),
+            }
+            for side in plan.sides
+        },
+        "results": [_line(plan, line, peak) for line in lines(plan, seen)],
+        "runs": [_played(plan, played) for played in seen.played],
+        "checks": [records.check_value(check) for check in checks],
+        "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures)],
+        "phases": [{"name": p.name, "seconds": p.seconds} for p in seen.phases],
+        "last_lines": tails,
+    }
+
+
+def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> dict[str, Any]:
+    share = None
+    if line.speed is not None:
+        share = flops.mfu(plan.size.model, line.speed, line.ranks, peak)
+    return {
+        "side": line.side,
+        "ranks": line.ranks,
+        "speed": _rounded(line.speed, 1),
+        "speeds": [round(value, 1) for value in line.speeds],
+        "ratio": _rounded(line.ratio, 4),
+        "scaling": _rounded(line.scaling, 4),
+        "mfu": _rounded(share, 4),
+        "peak_bytes": line.peak_bytes,
+        "mean": _rounded(line.mean, 1),
+        "mean_ratio": _rounded(line.mean_ratio, 4),
+        "start_seconds": _start(line.first, line.tenth),
+        "pause_seconds": _rounded(line.pause, 3),
+    }
+
+
+def _start(first: float | None, tenth: float | None) -> dict[str, float | None]:
+    """Seconds from the launch to the end of an update, by its number."""
+    return {"1": _rounded(first, 2), str(START): _rounded(tenth, 2)}
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
+    turn, training = played.turn, played.training
+    return {
+        "side": turn.side,
+        "ranks": turn.ranks,
+        "round": turn.round,
+        "group": turn.group,
+        "label": turn.label,
+        "gpus": list(plan.gpus(turn)),
+        "failed": training.failed,
+        "why": training.stopped or (f"exit code {training.code}" if training.failed else ""),
+        "seconds": round(training.seconds, 2),
+        "speed": _rounded(speed(training, plan.size.warm), 1),
+        "mean": _rounded(mean_speed(training), 1),
+        "start_seconds": _start(started(training, 1), started(training, START)),
+        "pause": _pause(training),
+        "windows": [[step, round(value, 1)] for step, value in window_speeds(training).items()],
+        "losses": [[step, records.finite(loss)] for step, loss in sorted(training.losses.items())],
+        "peak_bytes": peak_bytes(training),
+        "command": list(training.command),
+    }
+
+
+def _pause(training: Training) -> dict[str, Any] | None:
+    found = longest_pause(training)
+    return {"seconds": round(found[0], 3), "at": found[1]} if found else None
+
+
+def render_page(value: Mapping[str, Any]) -> str:
+    """The page of one bench."""
+    values: dict[str, object] = {
+        "report": value,
+        "headings": headings(value),
+        "rows": rows(value),
+        "at_once": min(value["counts"]) * 2 <= value["available"],
+        "checks": [
+            {
+                "why": "",
+                **check,
+                "measured": json.dumps(check["measured"], indent=1, ensure_ascii=False),
+                "expected": json.dumps(check["expected"], indent=1, ensure_ascii=False),
+            }
+            for check in value["checks"]
+        ],
+        "chart": page.chart(curves(value)),
+        "speeds": page.chart(curves(value, "windows", value["warm"])),
+    }
+    return template.render("bench.html.j2", values)
+
+
+def curves(
+    value: Mapping[str, Any], kind: str = "losses", after: int = 0
+) -> dict[str, list[tuple[int, float]]]:
+    """Points by side, of its first training on the most ranks: the losses, or the speeds."""
+    most = max(value["counts"])
+    return {
+        f"{run['side']} on {run['ranks']}": [
+            (step, number)
+            for step, number in run[kind]
+            if isinstance(number, float) and step > after
+        ]
+        for run in value["runs"]
+        if (run["round"], run["group"], run["ranks"]) == (1, 1, most) and not run["failed"]
+    }
+
+
+def rows(value: Mapping[str, Any]) -> list[list[str]]:
+    """The results as text, under `headings`."""
+    return [
+        [
+            entry["side"],
+            str(entry["ranks"]),
+            _text(entry["speed"], "{:,.0f}"),
+            _ratio(value, entry),
+            _ratio(value, entry, "mean_ratio"),
+            _text(entry["mfu"] and 100 * entry["mfu"], "{:.1f} %"),
+            _text(entry["peak_bytes"] and entry["peak_bytes"] / GIB, "{:.1f} GiB"),
+            _text(entry["scaling"], "{:.3f}"),
+            _text(entry.get("pause_seconds"), "{:.2f} s"),
+            ", ".join(_text(s, "{:.1f} s") for s in entry.get("start_seconds", {}).values() if s),
+        ]
+        for entry in value["results"]
+    ]
+
+
+def _ratio(value: Mapping[str, Any], entry: Mapping[str, Any], key: str = "ratio") -> str:
+    against = value["sides"][entry["side"]]["against"]
+    return "" if against == entry["side"] else _text(entry.get(key), f"{{:.3f}} of {against}")
+
+
+def _text(number: float | None, form: str) -> str:
+    return "" if number is None else form.format(number)
+
+
+def headings(value: Mapping[str, Any]) -> list[str]:
+    """Headings of the columns of `rows`."""
+    return [
+        "side",
+        "ranks",
+        f"{value['unit']}/s",
+        "ratio",
+        f"of all after {START}",
+        "MFU",
+        "memory",
+        "scaling",
+        "longest pause",
+        f"start-up (1, {START})",
+    ]

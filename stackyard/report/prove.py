@@ -1,0 +1,142 @@
+"""The record of a proving: one JSON object an image (docs/fixes.md), and what is kept of it.
+
+Owns both schemas: the report of one command, and `images/<base>.proofs.json`, the last time each
+proof was recorded. Pure: the clock and the machine are arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stackyard.build.catalog import ResolvedImage
+from stackyard.definitions.spec import Definitions, Fix, Limit
+from stackyard.report import records
+from stackyard.system.image import ImageInfo
+from stackyard.validate.prove.judge import PROVEN, Verdict
+from stackyard.validate.prove.plan import digest, versions_of
+
+SCHEMA = "stackyard.prove/1"
+_TAIL = 25  # lines of an output that is shown
+_LINE = 300  # characters of a line that is kept
+
+
+def recorded_path(base: str) -> str:
+    """Where the recorded proofs of a base lie, from the project's root."""
+    return f"images/{base}.proofs.json"
+
+
+def prove_report(
+    image: ResolvedImage,
+    info: ImageInfo,
+    verdicts: Sequence[Verdict],
+    elsewhere: Mapping[str, str],
+    *,
+    run: str,
+    started: str,
+    seconds: float,
+    host: Mapping[str, str],
+) -> dict[str, Any]:
+    """The record of all proofs of one image.
+
+    Args:
+        elsewhere: why declared fixes and limits have no proof on this base.
+        started: UTC time in ISO 8601.
+        seconds: wall time, without the build.
+    """
+    wrong = [verdict for verdict in verdicts if verdict.word != PROVEN]
+    return {
+        "schema": SCHEMA,
+        "kind": "prove",
+        "stack": image.stack.name,
+        "base": image.base.name,
+        "outcome": "failed" if wrong else "passed" if verdicts else "not run",
+        "started": started,
+        "seconds": round(seconds, 2),
+        "run": run,
+        "image": records.image_value(image, info),
+        "host": dict(host),
+        "proofs": [_proof_value(verdict) for verdict in verdicts],
+        "elsewhere": dict(sorted(elsewhere.items())),
+    }
+
+
+def _proof_value(verdict: Verdict) -> dict[str, Any]:
+    proof, without = verdict.proof, verdict.without
+    value: dict[str, Any] = {
+        "id": proof.id,
+        "kind": proof.kind,
+        "verdict": verdict.word,
+        "symptom": verdict.symptom[:_LINE],
+        "expected": proof.witness.fails_with,
+        "with": {"code": verdict.with_.code, "seconds": round(verdict.with_.seconds, 2)},
+        "without": None
+        if without is None
+        else {"code": without.code, "seconds": round(without.seconds, 2)},
+    }
+    if verdict.word == PROVEN:
+        return value
+    shown = verdict.with_ if verdict.with_.code or without is None else without
+    return {**value, "why": verdict.why, "last_lines": _tail(shown.output)}
+
+
+def _tail(output: str) -> str:
+    return "\n".join(line[:_LINE] for line in output.splitlines()[-_TAIL:])
+
+
+def definition(definitions: Definitions, proof_id: str) -> Fix | Limit:
+    """The fix or limit of a proof."""
+    name = proof_id.partition("#")[0]
+    return definitions.fixes[name] if name in definitions.fixes else definitions.limits[name]
+
+
+def record(
+    before: Mapping[str, Any],
+    definitions: Definitions,
+    played: Iterable[tuple[ResolvedImage, Mapping[str, Any]]],
+    *,
+    whole: bool,
+) -> dict[str, Any]:
+    """The recorded proofs with those of some reports in their place.
+
+    Args:
+        before: what was recorded so far.
+        played: images with their reports.
+        whole: every proof of these images was played: others of theirs are forgotten.
+    """
+    found = {stack: dict(proofs) for stack, proofs in before.items()}
+    for image, value in played:
+        kept = {} if whole else found.get(image.stack.name, {})
+        for proof in value["proofs"]:
+            kept.pop(proof["id"], None)
+            if proof["verdict"] == PROVEN:
+                one = definition(definitions, proof["id"])
+                kept[proof["id"]] = {
+                    "kind": proof["kind"],
+                    "failed": proof["symptom"],
+                    "passed": True,
+                    "versions": versions_of(one, image),
+                    "seconds": round(proof["with"]["seconds"] + proof["without"]["seconds"], 1),
+                    "recorded": value["started"][:10],
+                    "of": digest(one, image),
+                }
+        found[image.stack.name] = dict(sorted(kept.items()))
+    return dict(sorted(found.items()))
+
+
+def text(value: Mapping[str, Any]) -> str:
+    """A record as a file holds it."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def out_of_date(
+    recorded: Mapping[str, Any], definitions: Definitions, image: ResolvedImage, ids: Iterable[str]
+) -> list[str]:
+    """Proofs of an image that were never recorded, or of another definition or other versions."""
+    have = recorded.get(image.stack.name, {})
+    return [
+        f"{image.stack.name}: {name}"
+        for name in ids
+        if have.get(name, {}).get("of") != digest(definition(definitions, name), image)
+    ]

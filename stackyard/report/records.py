@@ -1,0 +1,254 @@
+"""Reports: one JSON object a run, the record for machines; the page is made from it.
+
+Owns the schema (docs/report.md). Pure: the clock, the image and the machine are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stackyard.build.catalog import ResolvedImage
+from stackyard.build.source.naming import despite_of, sources_of
+from stackyard.definitions.spec import Failure
+from stackyard.system.image import ImageInfo
+from stackyard.validate.checks import Check
+from stackyard.validate.diagnose import diagnose_all, diagnosis_value
+from stackyard.validate.judge_gpu import GpuObservation
+from stackyard.validate.outcome import Outcome
+
+SCHEMA = "stackyard.report/1"
+CPU_RANKS = "cpu-ranks"
+
+
+def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
+    """Where a report lies, from the project's root; the newest run replaces the one before."""
+    return f"reports/{stack}/{base}/{kind}.{suffix}"
+
+
+def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
+    """Where a record lies: one file for each placement of GPUs, `smoke` where there is one only.
+
+    CPU ranks in an image for GPUs never take the place of a report of GPUs.
+    """
+    name = value.get("gpus", {}).get("placement", "together")
+    name = CPU_RANKS if value.get("ranks") == "cpu" else name
+    kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
+    # An image of users' own code has records of its own: the stack's would be lost.
+    short = "-".join(source["short"] for source in value["image"].get("sources", ()))
+    kind = f"{kind}-src-{short}" if short else kind
+    return path_of(value["stack"], value["base"], kind, suffix)
+
+
+def smoke_report(
+    image: ResolvedImage,
+    info: ImageInfo,
+    outcome: Outcome,
+    *,
+    started: str,
+    seconds: float,
+    host: Mapping[str, str],
+    ranks: str,
+    build_seconds: float,
+    failures: Iterable[Failure],
+) -> dict[str, Any]:
+    """The record of one smoke.
+
+    Args:
+        started: UTC time in ISO 8601.
+        seconds: wall time of the smoke, without the build.
+        ranks: the device that was trained on, `cpu` or `cuda`.
+        build_seconds: wall time spent on having the image (near 0 when it was there).
+        failures: the known ones, to recognise in a smoke that did not pass.
+    """
+    seen = outcome.observation
+    trainings = dict(seen.trainings)
+    separate = seen.killed not in seen.trainings.values()
+    extra = {"killed": seen.killed if separate else None, "resumed": seen.resumed}
+    return {
+        "schema": SCHEMA,
+        "kind": "smoke",
+        "stack": image.stack.name,
+        "base": image.base.name,
+        **({"ranks": ranks} if ranks != image.base.device else {}),
+        "outcome": outcome.verdict,
+        "started": started,
+        "seconds": round(seconds, 2),
+        "build_seconds": round(build_seconds, 2),
+        "run": outcome.run,
+        "image": {**image_value(image, info), **_installed(seen.installed)},
+        "host": dict(host),
+        "nodes": list(seen.nodes),
+        **({"gpus": _gpus(seen.gpu)} if seen.gpu else {}),
+        "checks": [check_value(check) for check in outcome.checks],
+        "diagnoses": _diagnoses(outcome, failures),
+        "phases": [
+            {"name": "have the image", "seconds": round(build_seconds, 2)},
+            *({"name": p.name, "seconds": p.seconds} for p in outcome.phases),
+        ],
+        "curves": {
+            name: [[step, finite(loss)] for step, loss in sorted(training.losses.items())]
+            for name, training in [
+                *trainings.items(),
+                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
+            ]
+        },
+        "speeds": {
+            name: {"updates_s": finite(round(training.updates_s, 4))}
+            for name, training in trainings.items()
+        },
+        "commands": {name: list(training.command) for name, training in trainings.items()},
+        "last_lines": {
+            name: training.tail
+            for name, training in [
+                *trainings.items(),
+                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
+            ]
+            if outcome.verdict != "passed"
+        },
+    }
+
+
+def _installed(found: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """What was found in the image; nothing where nobody looked."""
+    return {"installed": {kind: dict(found[kind]) for kind in found}} if found else {}
+
+
+def _gpus(seen: GpuObservation) -> dict[str, Any]:
+    """The GPUs of a run, how they are spread over containers, and what they were measured to do."""
+    placement = seen.placement
+    return {
+        "placement": placement.name,
+        "why": placement.why,
+        "warnings": list(placement.warnings),
+        "transport": placement.transport,
+        "settings": dict(placement.env),
+        "driver": seen.driver,
+        "devices": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
+            for g in placement.gpus
+        ],
+        "measured": dict(seen.measured),
+        "bare": dict(seen.bare),
+        "no_bare": seen.no_bare,
+    }
+
+
+def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    """Known failures in what trainings and checks said; nothing is looked for where all passed."""
+    if outcome.verdict == "passed":
+        return []
+    seen = outcome.observation
+    texts = {
+        name: training.tail
+        for name, training in [
+            *seen.trainings.items(),
+            *((f"{t.layout}, resumed", t) for t in (seen.resumed,) if t),
+        ]
+        if not training.killed  # what SIGKILL left of it was meant
+    }
+    # A check gives its reasons on one line: each is evidence by itself.
+    texts |= {check.name: check.why.replace("; ", "\n") for check in outcome.checks if check.why}
+    return [diagnosis_value(found) for found in diagnose_all(texts, failures)]
+
+
+def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
+    """What an image is, as data; `sources` and `despite` only where there are some."""
+    sources, despite = sources_of(info.labels), despite_of(info.labels)
+    return {
+        "id": info.id,
+        "tags": list(info.tags),
+        "recipe": info.labels.get("stackyard.recipe", ""),
+        "size_bytes": info.size,
+        "fixes": [fix.id for fix in image.fixes],
+        "packages": {
+            name: setting.value
+            for name, setting in sorted({**image.provided, **image.packages}.items())
+        },
+        **({"sources": [{**asdict(s), "short": s.short} for s in sources]} if sources else {}),
+        **({"despite": list(despite)} if despite else {}),
+    }
+
+
+def check_value(check: Check) -> dict[str, Any]:
+    """A check as data; `why` only where there is something to say."""
+    value = {
+        "name": check.name,
+        "outcome": check.outcome,
+        "measured": check.measured,
+        "expected": check.expected,
+    }
+    return {**value, "why": check.why} if check.why else value
+
+
+def figure(check: Mapping[str, Any]) -> str:
+    """The one figure of a check that says most; empty where nothing was measured."""
+    measured = check["measured"]
+    read = _FIGURES.get(check["name"])
+    if not measured or read is None:
+        return ""
+    return read(measured)
+
+
+def _mesh_figure(measured: Mapping[str, Any]) -> str:
+    return f"{len(measured['logins'])} logins, {len(measured['refused'])} refused"
+
+
+def _loss_figure(measured: Mapping[str, Any]) -> str:
+    last = list(measured.values())[-1]
+    numbers = [last["first"], last["last"]]
+    if not all(isinstance(number, float) for number in numbers):
+        return ""
+    return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
+
+
+def _transport_figure(measured: Mapping[str, Any]) -> str:
+    found = {via for entry in measured.values() for p in entry["transports"].values() for via in p}
+    return ", ".join(sorted(found))
+
+
+def _parity_figure(measured: Mapping[str, Any]) -> str:
+    return _largest([layout["largest_difference"] for layout in measured.values()])
+
+
+def _largest(gaps: Sequence[float | str]) -> str:
+    numbers = [gap for gap in gaps if isinstance(gap, float)]
+    return f"max {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
+
+
+def _fused_figure(measured: Mapping[str, Any]) -> str:
+    """Name the parts that ran anywhere."""
+    ranks = [parts for training in measured.values() for parts in training.values()]
+    ran = {name for parts in ranks for name, state in parts.items() if state == "ran"}
+    return f"{', '.join(sorted(ran)) or 'nothing'} ran"
+
+
+_FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "mesh": _mesh_figure,
+    "world_size": lambda measured: f"{len(measured)} trainings",
+    "loss_falls": _loss_figure,
+    "ranks_agree": lambda measured: f"{sum(m['compared'] for m in measured.values())} hashes",
+    "parity": _parity_figure,
+    "resume_equal": lambda measured: _largest([measured["largest_difference"]]),
+    "no_strays": lambda measured: f"{measured['processes_left']} left",
+    "transport": _transport_figure,
+    "bandwidth": lambda measured: f"{measured['busbw_gb_s'].get('1 GiB', 0):.1f} GB/s",
+    "throughput": lambda measured: f"{measured['gpt2_small_tokens_s']:,.0f} tokens/s",
+    "memory": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+    "fused": _fused_figure,
+}
+
+
+def finite(value: float) -> float | str:
+    """JSON has no NaN or infinity: they are written as text."""
+    return value if math.isfinite(value) else str(value)
+
+
+def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several reports as one answer of a command."""
+    outcomes = {report["outcome"] for report in reports}
+    outcome = next((o for o in ("failed", "not run") if o in outcomes), None)
+    outcome = outcome or ("passed" if reports else "not run")
+    return {"outcome": outcome, "reports": list(reports)}

@@ -1,0 +1,157 @@
+"""Several smokes at the same time, and their records.
+
+Owns how many run at once, that all of them end when one command is interrupted, and the writing of
+reports. One smoke is `validate.smoke`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from stackyard.build.builder import Built
+from stackyard.build.locks import resolve
+from stackyard.definitions.project import Project
+from stackyard.mesh import nodes
+from stackyard.report import page, records, vouch
+from stackyard.system.engine import Engine
+from stackyard.system.errors import EngineError
+from stackyard.validate import gpu_run, smoke
+from stackyard.validate.gpu_run import GpuPlan
+
+
+def at_once(facts: Mapping[str, str], wanted: int) -> int:
+    """How many smokes a machine carries at the same time.
+
+    Starting a rank is single-threaded work with waits in between: one more smoke than cores keeps
+    these busy. A smoke's ranks and launchers take up to 3 GiB.
+    """
+    return max(1, min(wanted, int(facts["cpus"]) + 1, int(float(facts["memory_gib"]) / 3)))
+
+
+def smoke_all(
+    project: Project,
+    engine: Engine,
+    images: Sequence[Built],
+    node_count: int,
+    watchers: Sequence[smoke.Watcher],
+    plan: GpuPlan | None = None,
+) -> list[dict[str, Any]]:
+    """Smoke several images, some at the same time; their records, in the order given.
+
+    Args:
+        plan: the GPUs they run on, one smoke after another; None for CPU ranks.
+
+    Raises:
+        StackyardError: the first one that came to no verdict, once every other one has ended.
+    """
+    facts = engine.facts()
+    count = at_once(facts, len(images)) if plan is None else 1
+    runs = [f"{built.image.stack.name}-{secrets.token_hex(4)}" for built in images]
+    jobs: list[Future[dict[str, Any]]] = []
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            for built, run, watcher in zip(images, runs, watchers, strict=True):
+                host = {**facts, "smokes_at_once": str(count)}
+                jobs.append(
+                    pool.submit(
+                        smoke_one,
+                        project,
+                        engine,
+                        built,
+                        node_count,
+                        watcher,
+                        run=run,
+                        host=host,
+                        plan=plan,
+                    )
+                )
+            wait(jobs)
+        except BaseException:
+            # Interrupted: without its nodes each smoke ends at once, and removes what is its own.
+            for job, watcher in zip(jobs, watchers, strict=False):
+                watcher.stop.set()
+                job.cancel()
+            for run in runs:
+                # What cannot be removed now its own smoke tries again, and then the warden.
+                with contextlib.suppress(EngineError):
+                    nodes.remove(engine, run)
+            raise
+    return [job.result() for job in jobs]
+
+
+def smoke_one(
+    project: Project,
+    engine: Engine,
+    built: Built,
+    node_count: int,
+    watcher: smoke.Watcher,
+    *,
+    run: str,
+    host: Mapping[str, str],
+    plan: GpuPlan | None = None,
+) -> dict[str, Any]:
+    """Smoke one image, write its reports and evidence, return the record."""
+    image = built.image
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock = time.monotonic()
+    declared = image.stack.smoke_on("cuda" if plan else "cpu")
+    assert declared is not None, "the command line asked for a smoke that is not declared"
+    folder = project.root / "images" / image.stack.name / "smoke"
+    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    gpu = None
+    if plan is not None:
+        gpu = gpu_run.start_run(plan, run, env.get("LD_LIBRARY_PATH", ""))
+    outcome = smoke.run_smoke(
+        engine,
+        declared,
+        smoke.node_settings(built.info.id, declared, smoke.workload_files(folder), gpu),
+        run=run,
+        node_count=node_count,
+        image_env=env,
+        watcher=watcher,
+        gpu=gpu,
+        recorded=recorded_curve(project.root, image.stack.name) if gpu else None,
+    )
+    value = records.smoke_report(
+        image,
+        built.info,
+        outcome,
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        host=host,
+        ranks="cuda" if plan else "cpu",
+        build_seconds=built.seconds,
+        failures=project.definitions.failures.values(),
+    )
+    write_reports(project.root, value)
+    vouch.write(project.root, value, built.info.layers, Path.home())
+    watcher.over(value["outcome"], value["seconds"])
+    return value
+
+
+def recorded_curve(root: Path, stack: str) -> dict[int, float]:
+    """Losses of a stack's reference layout as CPU ranks had them; empty when nobody recorded them.
+
+    `scripts/record-curve STACK` writes them from a passed smoke.
+    """
+    try:
+        text = (root / "images" / stack / "curve.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    return {int(step): float(loss) for step, loss in json.loads(text)["curve"]}
+
+
+def write_reports(root: Path, value: dict[str, Any]) -> None:
+    """The JSON record and the page, each written whole."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    files = {records.path_of_report(value, "json"): text}
+    files[records.path_of_report(value, "html")] = page.render_page(value)
+    resolve.write_files(root, files)

@@ -1,0 +1,325 @@
+"""What is installed in an image: its system, its Debian packages, its Python distributions.
+
+Owns reading their metadata (os-release, dpkg's status and lists, dist-info and egg-info) from an
+image's contents, and whose each file is. It must not judge sizes or write documents.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from email.message import Message
+from email.parser import HeaderParser
+from functools import cached_property
+from typing import Any
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from packaging.utils import canonicalize_name
+
+from stackyard.scan.contents import Contents
+
+_METADATA = re.compile(
+    r"(?P<info>(?P<stem>.*)\.(?:dist|egg)-info)(?:/(?:METADATA|PKG-INFO|RECORD))?"
+)
+_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages")
+_BYTECODE = re.compile(r"(?P<folder>.*/)__pycache__/(?P<module>[^/]+?)\.[^./]+(?:\.opt-\d)?\.pyc")
+_VERSIONED = re.compile(r"(?:.*/)?python(3\.\d+)/.*")
+_PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a distribution came from, when not from an index (PEP 610).
+
+    kind: wheel, folder, or the version control's name. address: a URL without a user's name, or
+    the name alone of a file or folder of the machine that built. commit, sha256: may be empty.
+    """
+
+    kind: str
+    address: str
+    commit: str = ""
+    sha256: str = ""
+    editable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # a key of many tables: hashed by identity
+class Distribution:
+    """One Python distribution.
+
+    info: the path of its dist-info (or egg-info). owner: the `info` of the distribution that has
+    this one inside it; empty for all that are installed themselves. record: paths of its files.
+    licence: License-Expression, or License. classifiers: the licences among its classifiers.
+    """
+
+    name: str
+    version: str
+    info: str
+    layer: int
+    expression: str = ""
+    licence: str = ""
+    classifiers: tuple[str, ...] = ()
+    home: str = ""
+    source: str = ""
+    requires: tuple[str, ...] = ()
+    installer: str = ""
+    origin: Origin | None = None
+    record: tuple[str, ...] = ()
+    owner: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Where it can be imported from."""
+        return posixpath.dirname(self.info)
+
+    @property
+    def key(self) -> str:
+        """Its name as indexes compare it."""
+        return canonicalize_name(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebianPackage:
+    """One package that dpkg has installed; `source` is the package that it was built from."""
+
+    name: str
+    version: str
+    architecture: str
+    source: str = ""
+    home: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """What is installed: the fields of os-release, packages and distributions, sorted by name."""
+
+    contents: Contents
+    system: Mapping[str, str]
+    packages: tuple[DebianPackage, ...]
+    distributions: tuple[Distribution, ...]
+
+    @cached_property
+    def owners(self) -> Mapping[str, Distribution | DebianPackage]:
+        """Whose a file is, by its real path: the distribution's that records it, or the package's.
+
+        Bytecode that nobody lists is its source's.
+        """
+        found: dict[str, Distribution | DebianPackage] = {}
+        for package in self.packages:
+            for path in _listed(self.contents, package):
+                found[path] = package
+        for distribution in self.distributions:
+            if not distribution.owner:
+                found |= dict.fromkeys(distribution.record, distribution)
+        for path in self.contents.files:
+            whose = found.get(source_of(path)) if path.endswith(".pyc") else None
+            if whose is not None:
+                found.setdefault(path, whose)
+        return found
+
+    def python(self, distribution: Distribution) -> str:
+        """The Python version (3.x) that a distribution is installed for; 3 where none is known."""
+        versioned = _VERSIONED.fullmatch(distribution.info)
+        if versioned:
+            return versioned.group(1)
+        programs = (_PYTHON.fullmatch(path) for path in self.contents.files)
+        minors = [int(match.group(1).partition(".")[2]) for match in programs if match]
+        return f"3.{max(minors)}" if minors else "3"
+
+
+def installed(contents: Contents) -> Installed:
+    """Everything that says of itself that it is installed."""
+    return Installed(
+        contents=contents,
+        system=os_release(contents),
+        packages=tuple(
+            sorted(set(_packages(contents)), key=lambda p: (p.name, p.architecture, p.version))
+        ),
+        distributions=_distributions(contents),
+    )
+
+
+def source_of(path: str) -> str:
+    """The source that bytecode in a `__pycache__`, or beside it, is of."""
+    cached = _BYTECODE.fullmatch(path)
+    return f"{cached['folder']}{cached['module']}.py" if cached else path.removesuffix("c")
+
+
+def os_release(contents: Contents) -> dict[str, str]:
+    """The fields of os-release; empty where there is none."""
+    text = contents.text("etc/os-release") or contents.text("usr/lib/os-release") or ""
+    fields = {}
+    for line in text.splitlines():
+        key, sign, value = line.strip().partition("=")
+        if sign and not key.startswith("#"):
+            try:
+                fields[key] = "".join(shlex.split(value))
+            except ValueError:
+                fields[key] = value.strip("'\"")
+    return fields
+
+
+# Debian packages
+
+
+def _packages(contents: Contents) -> Iterator[DebianPackage]:
+    for path, text in contents.texts.items():
+        if path != "var/lib/dpkg/status" and not path.startswith("var/lib/dpkg/status.d/"):
+            continue
+        for stanza in re.split(r"\n[ \t]*\n", text):
+            fields = dict(_fields(stanza))
+            name, version = fields.get("package"), fields.get("version")
+            # Distroless images have no status: what has a file there is installed.
+            if name and version and fields.get("status", "installed").split()[-1:] == ["installed"]:
+                yield DebianPackage(
+                    name=name,
+                    version=version,
+                    architecture=fields.get("architecture", ""),
+                    source=fields.get("source", ""),
+                    home=public_url(fields.get("homepage", "")),
+                )
+
+
+def _fields(stanza: str) -> Iterator[tuple[str, str]]:
+    for line in stanza.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key and not key[0].isspace():
+            yield key.lower(), value.strip()
+
+
+def _listed(contents: Contents, package: DebianPackage) -> Iterator[str]:
+    """The real paths of a package's files."""
+    names = (package.name, f"{package.name}:{package.architecture}")
+    for name in names:
+        for line in contents.texts.get(f"var/lib/dpkg/info/{name}.list", "").splitlines():
+            folder, _, file = line.strip("/").rpartition("/")
+            path = posixpath.join(contents.real(folder), file)
+            held = contents.files.get(path)
+            if held is not None and held.entry.kind != "directory":
+                yield path
+
+
+# Python distributions
+
+
+def _distributions(contents: Contents) -> tuple[Distribution, ...]:
+    infos: dict[str, list[str]] = {}
+    for path in contents.texts:
+        match = _METADATA.fullmatch(path)
+        if match:
+            infos.setdefault(match["info"], []).append(path)
+    found = [_distribution(contents, info, paths) for info, paths in infos.items()]
+    outer = [d for d in found if _SITE.fullmatch(d.folder)]
+    owners = {path: d.info for d in outer for path in d.record}
+    # What lies elsewhere is another's own copy, or installed into a folder; an egg-info there is
+    # what a build left beside its sources.
+    inner = [
+        replace(d, owner=next((owners[p] for p in infos[d.info] if p in owners), ""))
+        for d in found
+        if not _SITE.fullmatch(d.folder)
+    ]
+    inner = [d for d in inner if d.owner or d.info.endswith(".dist-info")]
+    return tuple(sorted(outer + inner, key=lambda d: (d.key, d.version, d.info)))
+
+
+def _distribution(contents: Contents, info: str, paths: list[str]) -> Distribution:
+    head = next((p for p in paths if not p.endswith("/RECORD")), "")
+    fields = HeaderParser().parsestr(contents.texts.get(head, ""))
+    name, _, version = posixpath.basename(info).rpartition(".")[0].partition("-")
+    links = dict(_links(fields))
+    return Distribution(
+        name=_field(fields, "Name") or name or posixpath.basename(info),
+        version=_field(fields, "Version") or version.partition("-")[0],
+        info=info,
+        layer=contents.files[paths[0]].layer,
+        expression=_field(fields, "License-Expression"),
+        licence=_field(fields, "License"),
+        classifiers=tuple(
+            text.rpartition("::")[2].strip()
+            for text in _all(fields, "Classifier")
+            if text.startswith("License ::") and text != "License :: OSI Approved"
+        ),
+        home=public_url(_field(fields, "Home-page")) or links.get("homepage", ""),
+        source=links.get("source") or links.get("repository", ""),
+        requires=tuple(_all(fields, "Requires-Dist")),
+        installer=contents.texts.get(f"{info}/INSTALLER", "").strip(),
+        origin=_origin(contents.texts.get(f"{info}/direct_url.json", "")),
+        record=tuple(_record(contents, info)),
+    )
+
+
+def _field(fields: Message, name: str) -> str:
+    value = str(fields.get(name) or "").strip()
+    return "" if value.upper() == "UNKNOWN" else value
+
+
+def _all(fields: Message, name: str) -> list[str]:
+    return [" ".join(str(value).split()) for value in fields.get_all(name) or []]
+
+
+def _links(fields: Message) -> Iterator[tuple[str, str]]:
+    for text in _all(fields, "Project-URL"):
+        label, _, address = text.partition(",")
+        url = public_url(address.strip())
+        if url:
+            yield label.lower().replace(" code", "").replace("-", "").strip(), url
+
+
+def _record(contents: Contents, info: str) -> Iterator[str]:
+    """The paths that a distribution's RECORD names and that are there."""
+    folder = posixpath.dirname(info)
+    text = contents.texts.get(f"{info}/RECORD", "")
+    try:
+        for row in csv.reader(text.splitlines()):
+            path = posixpath.normpath(posixpath.join("/", folder, row[0]))[1:] if row else ""
+            if path in contents.files:
+                yield path
+    except csv.Error:
+        return
+
+
+def _origin(text: str) -> Origin | None:
+    try:
+        data = json.loads(text)
+        url, editable = urlsplit(data["url"]), bool(data.get("dir_info", {}).get("editable"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    address = _address(url)
+    if isinstance(vcs := data.get("vcs_info"), dict):
+        commit = str(vcs.get("commit_id", ""))
+        return Origin(kind=str(vcs.get("vcs", "git")), address=address, commit=commit)
+    if "dir_info" in data:
+        return Origin(kind="folder", address=address, editable=editable)
+    return Origin(kind="wheel" if url.path.endswith(".whl") else "file", address=address,
+                  sha256=_archive_hash(data.get("archive_info")))  # fmt: skip
+
+
+def _archive_hash(archive: Any) -> str:
+    if not isinstance(archive, dict):
+        return ""
+    hashes = archive.get("hashes")
+    found = hashes.get("sha256") if isinstance(hashes, dict) else None
+    found = found or str(archive.get("hash", "")).removeprefix("sha256=")
+    return found if re.fullmatch(r"[0-9a-f]{64}", str(found)) else ""
+
+
+def _address(url: SplitResult) -> str:
+    """What may be told of a URL: without who asked; of a local one, the last name alone."""
+    if url.scheme == "file" or not url.netloc:
+        return posixpath.basename(url.path.rstrip("/"))
+    host = url.netloc.rpartition("@")[2]
+    return urlunsplit((url.scheme, host, url.path, "", ""))
+
+
+def public_url(text: str) -> str:
+    """A web address as it may be published; empty for anything else."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return ""
+    odd = re.search(r"[\s<>\"{}|\\^`\[\]]", text)
+    return _address(url) if url.scheme in ("http", "https") and url.netloc and not odd else ""

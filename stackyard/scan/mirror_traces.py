@@ -1,0 +1,147 @@
+"""What a caller's package settings would look like if a build had left them in an image.
+
+Owns turning the caller's settings into strings and certificates to look for, and looking for them
+in a text. It must not read settings (`build.mirrors` does) nor touch the world.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+# Packages speak of these in scripts and documentation of their own: where the caller's settings
+# name them, they are looked for in settings, records and logs only, and not in every file.
+PUBLIC = {"debian", "ubuntu", "pypi", "pythonhosted", "pytorch", "nvidia"}
+# Between two characters of an armoured text: a line break, or one written as an escape.
+GAP = rb"(?:\s|\\+[nr])"
+_CERTIFICATE = re.compile(
+    rb"-----BEGIN CERTIFICATE-----((?:[A-Za-z0-9+/=]|%b){100,12000}?)-----END" % GAP
+)
+_URI = re.compile(rb"[a-z][a-z0-9+.-]*://(?:([^@/\s\"']*)@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])")
+
+
+class PackageSettings(Protocol):
+    """What is needed of `stackyard.settings.CallerSettings`."""
+
+    @property
+    def secrets(self) -> Mapping[str, bytes]:
+        """Contents by secret id."""
+
+    @property
+    def wheel_folders(self) -> tuple[Path, ...]:
+        """Local folders of wheels."""
+
+    @property
+    def proxies(self) -> Mapping[str, str]:
+        """Proxy variables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """What must not be found.
+
+    Attributes:
+        hosts: host names and addresses of every index, mirror and proxy.
+        credentials: user names with passwords, and passwords, of those.
+        folders: local folders of wheels.
+        certificates: those that the caller trusts, in DER form.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    credentials: frozenset[str] = frozenset()
+    folders: tuple[str, ...] = ()
+    certificates: frozenset[bytes] = frozenset()
+
+    @property
+    def private_hosts(self) -> frozenset[str]:
+        """Names that no package mentions by itself: looked for in every file."""
+        return frozenset(
+            name
+            for name in self.hosts
+            if "." in name
+            and not re.fullmatch(r"[0-9.]+", name)
+            and name.split(".")[-2] not in PUBLIC
+        )
+
+    @cached_property
+    def everywhere(self) -> tuple[tuple[bytes, str], ...]:
+        """What may be in no file at all, each with what is said of it."""
+        texts = sorted(self.private_hosts | self.credentials)
+        secrets = self.credentials
+        return tuple((text.encode(), "a password" if text in secrets else text) for text in texts)
+
+    @cached_property
+    def _patterns(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
+        words = [(host, _word(host)) for host in self.hosts]
+        return (*words, *((folder, _folder(folder)) for folder in self.folders))
+
+    def names(self, data: bytes) -> set[str]:
+        """The caller's addresses, passwords and folders that some text gives away."""
+        if not self._patterns and not self.credentials:
+            return set()
+        # The plain search is many times faster, and finds nothing in nearly every text.
+        lower = data.lower()
+        likely = [one for one in self._patterns if one[0].lower().encode() in lower]
+        found = {word for word, pattern in likely if pattern.search(data.decode("latin-1"))}
+        return found | {"a password" for secret in self.credentials if secret.encode() in data}
+
+    def traces(self, text: str) -> list[str]:
+        """What a text gives away: `names`, and certificates."""
+        data = text.encode("utf-8", errors="replace")
+        given = self.certificates.intersection(parse_certificates(data))
+        return sorted(self.names(data) | {fingerprint(der) for der in given})
+
+
+def make_caller(settings: PackageSettings, own: Iterable[str]) -> Caller:
+    """What to look for; `own` are addresses that the project's definitions name themselves."""
+    texts = [data for name, data in settings.secrets.items() if name != "ca.pem"]
+    texts += [value.encode() for value in settings.proxies.values()]
+    found = [match for text in texts for match in _URI.findall(text)]
+    own_hosts = {host.lower() for url in own for _, host in _URI.findall(url.encode())}
+    return Caller(
+        hosts=frozenset({host.decode().lower() for _, host in found} - _decoded(own_hosts)),
+        credentials=frozenset(part for user, _ in found for part in _secrets(user.decode())),
+        folders=tuple(str(folder) for folder in settings.wheel_folders),
+        certificates=frozenset(parse_certificates(settings.secrets.get("ca.pem", b""))),
+    )
+
+
+def _decoded(names: Iterable[bytes]) -> set[str]:
+    return {name.decode() for name in names}
+
+
+def _secrets(user: str) -> list[str]:
+    _, colon, password = user.partition(":")
+    return [part for part in (user if colon else "", password) if len(part) > 7]
+
+
+def _word(host: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){re.escape(host)}(?![\w-])", re.IGNORECASE)
+
+
+def _folder(folder: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:file://|(?<![\w./-])){re.escape(folder)}(?![\w.-])")
+
+
+def parse_certificates(text: bytes) -> list[bytes]:
+    """The DER form of every certificate in PEM text, also where line breaks are escaped."""
+    return [der for body in _CERTIFICATE.findall(text) if (der := _der(re.sub(GAP, b"", body)))]
+
+
+def _der(body: bytes) -> bytes:
+    try:
+        return base64.b64decode(body)
+    except binascii.Error:
+        return b""
+
+
+def fingerprint(der: bytes) -> str:
+    """A certificate's name that tells nothing about it."""
+    return f"certificate sha256:{hashlib.sha256(der).hexdigest()[:16]}"

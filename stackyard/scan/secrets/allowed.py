@@ -1,0 +1,88 @@
+"""Secrets that are none: which ones, in which file, and why (`images/gate.yml`).
+
+Owns what that file may say, and whether an entry lets something through. It must not look for
+secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stackyard.definitions import document
+from stackyard.scan.secrets.rules import SECRETS
+from stackyard.system.errors import DefinitionError, Problem
+
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Some secrets that everybody may know.
+
+    Attributes:
+        path: all of the path of the files that hold them.
+        digests: their fingerprints, as findings name them: no other is let through.
+        why: who ships them, and why they are public.
+    """
+
+    path: re.Pattern[str]
+    rule: str
+    digests: frozenset[str]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """All of them."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def lets(self, rule: str, path: str, digest: str) -> bool:
+        """Whether this one may be published."""
+        return any(
+            entry.rule == rule and digest in entry.digests and entry.path.fullmatch(path)
+            for entry in self.entries
+        )
+
+
+NOTHING = Allowed()
+
+
+def read_allowed(text: str, file: str) -> Allowed:
+    """The text of `images/gate.yml`; `file` is what problems name.
+
+    Raises:
+        DefinitionError: with every problem and its line.
+    """
+    problems: list[Problem] = []
+    top = document.parse_document(text, file=file, problems=problems)
+    entries = tuple(_read_entry(one) for one in top.mappings("allowed")) if top else ()
+    if top:
+        if not top.has("allowed"):
+            top.problem("required key is missing", key="allowed")
+        top.done()
+    if problems:
+        raise DefinitionError(problems)
+    return Allowed(entries=entries)
+
+
+def _read_entry(one: document.Mapping) -> Entry:
+    rule, path = one.one_of("rule", SECRETS), one.single_line("path")
+    digests, why = one.texts("digests"), one.text("why")
+    wrong = document.pattern_problem(path)
+    if wrong:
+        one.problem(f"not a regular expression: {path!r}: {wrong}", key="path")
+    elif re.fullmatch(path, "/"):
+        one.problem(f"fits every path: {path!r}", key="path")
+    if not digests:
+        one.problem("lets nothing through: give a fingerprint", key="digests")
+    for digest in digests:
+        if not _DIGEST.fullmatch(digest):
+            one.problem(f"not 16 hexadecimal digits: {digest!r}", key="digests")
+    if not why.strip() and one.has("why"):
+        one.problem("must say who ships it and why it is public", key="why")
+    one.done()
+    return Entry(
+        path=re.compile("" if wrong else path), rule=rule, digests=frozenset(digests), why=why
+    )

@@ -1,0 +1,108 @@
+"""What a pod of a run does from its start to its end: one script, and the files it reads.
+
+Owns the script and its rendezvous. It must not know of manifests: `kubernetes_pod` mounts what
+is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from posixpath import basename
+
+from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
+from stackyard.launch.job import Job
+from stackyard.schedulers.kubernetes_site import KubernetesSite, addresses, host_stem, needs_mesh
+from stackyard.system import template
+
+SOURCE = "/etc/stackyard/run"
+SHARED_KEYS = "/etc/stackyard/mesh"
+OWN_KEYS = "/etc/stackyard/node"
+NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
+SCRIPT = "start.sh"
+PORT = 29500
+SSH_PORT = 2222
+_SCRATCH = "/run/stackyard/launch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The script of a run's pods.
+
+    Attributes:
+        files: by name; all lie in `SOURCE`, the script among them.
+        env: of every pod.
+    """
+
+    files: Mapping[str, str]
+    env: Mapping[str, str]
+
+
+def environment(job: Job, site: KubernetesSite) -> dict[str, str]:
+    """Environment of every pod; what the job says wins.
+
+    NCCL and gloo are told the interface: pods with further networks (for RDMA) have several, and
+    the others often lead nowhere for sockets.
+    """
+    found = {"GLOO_SOCKET_IFNAME": site.interface}
+    if job.device == "cuda":
+        found["NCCL_SOCKET_IFNAME"] = f"={site.interface}"  # `=`: this one, not all that begin so
+    return {**found, **job.env}
+
+
+def start(job: Job, site: KubernetesSite, run: str) -> Start:
+    """The script, and what the launcher reads."""
+    env = environment(job, site)
+    rendezvous = job.launcher == "torchrun" and job.nodes > 1
+    launch = Launch(argv=()) if rendezvous else _launch(job, site, run)
+    names = {f"launch.{basename(path)}": path for path in launch.files}
+    values: dict[str, object] = {
+        "run": run,
+        "mesh": needs_mesh(job),
+        "rendezvous": rendezvous,
+        "nodes": addresses(job, run, site.kind),
+        "stem": host_stem(run, site.kind),
+        "per_node": job.per_node,
+        "port": PORT,
+        "wait": site.wait_seconds,
+        "restarts": job.options.get("restarts", "0"),
+        "folder": job.folder,
+        "prepare": job.prepare,
+        "program": _command(job.program),
+        "argv": launch.argv,
+        "env": dict(sorted(launch.env.items())),
+        "launch_files": sorted(names.items()),
+        "scratch": _SCRATCH,
+        "source": SOURCE,
+        "shared_keys": SHARED_KEYS,
+        "own_keys": OWN_KEYS,
+        "node_program": NODE_PROGRAM,
+    }
+    script = template.render("clusters/kubernetes-start.sh.j2", values)
+    files = {name: launch.files[path] for name, path in sorted(names.items())}
+    return Start(files={SCRIPT: script, **files}, env=env)
+
+
+def _command(program: tuple[str, ...]) -> tuple[str, ...]:
+    return program if program[0].endswith(".py") else ("--no-python", *program)
+
+
+def _launch(job: Job, site: KubernetesSite, run: str) -> Launch:
+    gpus = (tuple(range(job.per_node)),) * job.nodes if job.device == "cuda" else ()
+    nodes = addresses(job, run, site.kind) if job.nodes > 1 else ("localhost",)
+    request = LaunchRequest(
+        nodes=nodes,
+        port=PORT,
+        program=job.program,
+        # Every pod has its environment, and ssh sessions have their pod's: launchers that hand
+        # values on do so through a shell, which takes a `$` in them for its own.
+        env={},
+        folder=job.folder,
+        scratch=_SCRATCH,
+        ssh_port=SSH_PORT,
+        device=job.device,
+        options=job.options,
+        per_node=job.per_node,
+        gpus=gpus,
+    )
+    return LAUNCHERS[job.launcher](request)

@@ -1,0 +1,152 @@
+"""What site.yml says of a cluster: how jobs are to run on a Slurm or Kubernetes.
+
+Owns the file's format. Its keys are the fields of `SlurmSite` and `KubernetesSite`, and their rules
+are those of these modules. Pure: a text in, values out, every problem with its line. It must not
+look for anything on a machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from stackyard.definitions.document import Mapping as Entry
+from stackyard.definitions.document import parse_document
+from stackyard.launch.job import Job
+from stackyard.schedulers import kubernetes_site, slurm_site
+from stackyard.schedulers.kubernetes_site import KubernetesSite
+from stackyard.schedulers.slurm_site import SlurmSite
+from stackyard.system.errors import DefinitionError, Problem, UsageError
+
+ENGINES = ("slurm", "kubernetes")
+# The runtime of a Slurm that is looked at when a job is made for it.
+AUTO = "auto"
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "runtime": (AUTO, *slurm_site.RUNTIMES),
+    "gpu_option": slurm_site.GPU_OPTIONS,
+    "kind": kubernetes_site.KINDS,
+}
+# By the first word of what is said of a value, the key under which it stands.
+_KEYS = {"bind": "binds", "line": "lines", "label": "labels", "env": "image_env"}
+T = TypeVar("T")
+_Site = TypeVar("_Site", SlurmSite, KubernetesSite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteFile:
+    """Clusters, and folders that jobs see there.
+
+    Attributes:
+        slurm: None when the file says nothing of one; its runtime may be `AUTO`.
+        kubernetes: as `slurm`.
+        binds: by engine, folders of its machines (or claims) by their place in the containers.
+    """
+
+    slurm: SlurmSite | None = None
+    kubernetes: KubernetesSite | None = None
+    binds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def read_site(text: str, file: str) -> SiteFile:
+    """Read site.yml.
+
+    Raises:
+        DefinitionError: with every problem found.
+    """
+    problems: list[Problem] = []
+    top = parse_document(text, file=file, problems=problems)
+    found = _read(top) if top is not None else SiteFile()
+    if problems:
+        raise DefinitionError(problems)
+    return found
+
+
+def _read(top: Entry) -> SiteFile:
+    binds: dict[str, Mapping[str, str]] = {}
+    slurm = _section(top, "slurm", SlurmSite(runtime=AUTO), _check_slurm, binds)
+    kubernetes = _section(top, "kubernetes", KubernetesSite(), _check_kubernetes, binds)
+    if slurm is None and kubernetes is None:
+        top.problem("must have the key slurm or kubernetes")
+    top.done()
+    return SiteFile(slurm=slurm, kubernetes=kubernetes, binds=binds)
+
+
+def _section(
+    top: Entry,
+    name: str,
+    usual: _Site,
+    check: Callable[[Job, _Site], None],
+    binds: dict[str, Mapping[str, str]],
+) -> _Site | None:
+    entry = top.mapping(name)
+    if entry is None:
+        return usual if name in top.keys() else None  # noqa: SIM118
+    values = {one.name: _value(entry, one, getattr(usual, one.name)) for one in fields(usual)}
+    binds[name] = _kept(entry, {}, lambda: entry.table("binds", {}))
+    entry.done()
+    site = replace(usual, **values)
+    try:
+        check(_probe(binds[name]), site)
+    except UsageError as error:
+        for message in error.why.splitlines():
+            key = _key(message, entry)
+            entry.problem(re.sub(rf"^{key}(: | (?='))", "", message), key=key)
+    return site
+
+
+def _value(entry: Entry, one: Field[Any], usual: Any) -> Any:
+    """The value of one field, read by its type; the usual one where it is absent or wrong."""
+    name = one.name
+    if name in _CHOICES:
+        return _kept(entry, usual, lambda: entry.one_of(name, _CHOICES[name], usual))
+    if name == "image_env":
+        return _kept(entry, usual, lambda: entry.env(name))
+    readers: Mapping[str, Callable[[], Any]] = {
+        "str": lambda: entry.word(name, usual),
+        "int": lambda: entry.integer(name, usual),
+        "int | None": lambda: entry.integer(name) if entry.has(name) else usual,
+        "bool": lambda: entry.flag(name, usual),
+        "tuple[str, ...]": lambda: entry.single_lines(name, usual),
+        "Mapping[str, str]": lambda: entry.table(name, usual),
+    }
+    return _kept(entry, usual, readers[str(one.type)])
+
+
+def _kept(entry: Entry, usual: T, read: Callable[[], T]) -> T:
+    # What was refused once is not looked at again: one mistake is one problem.
+    before = len(entry.problems)
+    value = read()
+    return value if len(entry.problems) == before else usual
+
+
+def _check_slurm(job: Job, site: SlurmSite) -> None:
+    # Whatever is found on the machine takes no other image than pyxis, which takes all of them.
+    slurm_site.check(job, replace(site, runtime="pyxis") if site.runtime == AUTO else site)
+
+
+def _check_kubernetes(job: Job, site: KubernetesSite) -> None:
+    kubernetes_site.check(job, site, job.name)
+
+
+def _probe(binds: Mapping[str, str]) -> Job:
+    """A job of which nothing but the binds can be wrong."""
+    return Job(
+        name="probe",
+        stack="probe",
+        base="probe",
+        image="probe",
+        nodes=1,
+        per_node=1,
+        device="cpu",
+        program=("probe",),
+        binds=binds,
+    )
+
+
+def _key(message: str, entry: Entry) -> str:
+    found = re.match(r"[a-z_]+", message)
+    word = found.group() if found else ""
+    key = _KEYS.get(word, word)
+    return key if entry.has(key) else ""

@@ -1,0 +1,277 @@
+"""One job as a Slurm batch script that carries everything but the image.
+
+Owns the script: srun starts one task on every node, inside the image, and torchrun takes it from
+there, without ssh. It must not submit anything: `slurm_client` does.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Mapping
+
+from stackyard.launch.job import Job
+from stackyard.schedulers.slurm_site import SlurmSite, check, free_places
+from stackyard.system import template
+from stackyard.system.archive import pack
+from stackyard.system.errors import UsageError
+
+SCRIPT = "job.sh"
+_GPU_CHECK = (
+    "import sys, torch; n = torch.cuda.device_count();"
+    " sys.exit(f'{n} GPUs are visible, %d are needed' if n < %d else 0)"
+)
+# Lines that end parts of the script.
+_MARKS = ("STACKYARD_NODE", "STACKYARD_FILES", "STACKYARD_ENTER", "STACKYARD_OCI")
+
+
+def render(job: Job, site: SlurmSite) -> dict[str, str]:
+    """The files of an export, by name: what `sbatch` takes.
+
+    Raises:
+        UsageError: the job does not fit; carries every reason.
+    """
+    check(job, site)
+    values: dict[str, object] = {
+        "name": job.name,
+        "stack": job.stack,
+        "base": job.base,
+        "nodes": job.nodes,
+        "per_node": job.per_node,
+        "device": job.device,
+        "runtime": site.runtime,
+        "image": site.image,
+        "directives": directives(job, site),
+        "srun": srun_options(job, site),
+        "entering": "".join(f"{word} " for word in _entering(job, site)),
+        "enter": enter_script(job, site) if site.unpacked else "",
+        "oci_config": oci_config(job) if site.runtime == "oci" else "",
+        "node": node_script(job, site).rstrip("\n"),
+    }
+    text = template.render("clusters/slurm.sh.j2", values)
+    lines = text.splitlines()
+    early = [mark for mark in _MARKS if lines.count(mark) > 1]
+    if early:
+        raise UsageError(
+            f"{job.name} cannot run on Slurm: a value has a line that is only {early[0]}",
+            why="that line ends a part of the batch script",
+            hint="write the value in another way",
+        )
+    return {SCRIPT: text}
+
+
+def log_name(name: str, job_id: str) -> str:
+    """The file in the folder of submission that everything of a job is written to."""
+    return f"{name}-{job_id}.log"
+
+
+def directives(job: Job, site: SlurmSite) -> list[str]:
+    """What stands behind `#SBATCH`."""
+    words = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--time={site.minutes}",
+        f"--output={log_name(job.name, '%j')}",
+        "--open-mode=append",
+        "--no-requeue",
+    ]
+    if job.device == "cuda":
+        kind = f"{site.gpu_type}:" if site.gpu_type else ""
+        gpu = "gpu:" if site.gpu_option == "gres" else ""
+        words.append(f"--{site.gpu_option}={gpu}{kind}{job.per_node}")
+    optional = {
+        "partition": site.partition,
+        "account": site.account,
+        "cpus-per-task": str(site.cpus_per_node or ""),
+        "mem": site.memory,
+    }
+    words += [f"--{name}={value}" for name, value in optional.items() if value]
+    return [*words, *site.lines]
+
+
+def srun_options(job: Job, site: SlurmSite) -> list[str]:
+    """Options of the one srun: a task on each node; one that fails, or is lost, ends them all."""
+    words = [
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--time={site.minutes}",
+        "--kill-on-bad-exit=1",
+        "--wait=60",
+        "--label",
+        "--mpi=none",
+        "--export=ALL",
+    ]
+    if site.cpus_per_node:
+        # Since Slurm 22.05 srun does not take it from sbatch; ranks share the node's CPUs.
+        words += [f"--cpus-per-task={site.cpus_per_node}", "--cpu-bind=none"]
+    if site.runtime == "pyxis":
+        words += [
+            f"--container-image={site.image or _for_enroot(job.image)}",
+            "--no-container-mount-home",
+            "--no-container-entrypoint",
+            "--container-writable",
+            "--container-remap-root",
+        ]
+        if job.binds:
+            words.append(f"--container-mounts={_mounts(job)}")
+    return words
+
+
+def _for_enroot(reference: str) -> str:
+    """An image's reference as enroot reads it: `#` ends the registry, or Docker's own is meant."""
+    registry, slash, rest = reference.partition("/")
+    named = slash and ({".", ":"} & set(registry) or registry == "localhost")
+    return f"{registry}#{rest}" if named else reference
+
+
+def _entering(job: Job, site: SlurmSite) -> list[str]:
+    """Words of shell before `bash` that make the image its root; already quoted."""
+    if site.runtime == "apptainer":
+        words = ["apptainer", "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--fakeroot"]
+        if job.device == "cuda":
+            words.append("--nv")
+        if job.binds:
+            words += ["--bind", _mounts(job)]
+        return [shlex.quote(word) for word in (*words, site.image)]
+    if site.unpacked:
+        return [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "bash",
+            "-c",
+            '"$enter"',
+            "enter",
+        ]
+    return []
+
+
+def _mounts(job: Job) -> str:
+    return ",".join(f"{folder}:{place}" for place, folder in sorted(job.binds.items()))
+
+
+def enter_script(job: Job, site: SlurmSite) -> str:
+    """What makes an unpacked image the root of a process, in namespaces of its own."""
+    values: dict[str, object] = {
+        "image": site.image,
+        "place": free_places(job, site)[0],
+        "binds": sorted(job.binds.items()),
+    }
+    return template.render("clusters/slurm-enter.sh.j2", values).rstrip("\n")
+
+
+def oci_config(job: Job) -> str:
+    """The bundle's config.json: the job's user is root inside, and processes end with the first."""
+    config: dict[str, object] = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": ["true"],
+            "env": [],
+            "cwd": "/",
+            "noNewPrivileges": True,
+        },
+        "root": {"path": "rootfs", "readonly": False},
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            # The root is the same folder on all nodes: what is temporary must not be.
+            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]},
+            *(_bound(folder, folder) for folder in ("/sys", "/dev")),
+            *(_bound(file, file) for file in ("/etc/hosts", "/etc/resolv.conf")),
+            *(_bound(place, folder) for place, folder in sorted(job.binds.items())),
+        ],
+        # The network is the node's; so are devices, which Slurm confines.
+        "linux": {
+            "namespaces": [{"type": "user"}, {"type": "mount"}, {"type": "pid"}],
+            # The script puts the numbers of who submitted here.
+            "uidMappings": [{"containerID": 0, "hostID": "@uid@", "size": 1}],
+            "gidMappings": [{"containerID": 0, "hostID": "@gid@", "size": 1}],
+        },
+    }
+    return json.dumps(config, indent=1)
+
+
+def _bound(place: str, folder: str) -> dict[str, object]:
+    return {"destination": place, "type": "bind", "source": folder, "options": ["rbind"]}
+
+
+def node_script(job: Job, site: SlurmSite) -> str:
+    """What every node does, inside the image."""
+    elastic = job.launcher not in ("alone", "each")
+    values: dict[str, object] = {
+        "name": job.name,
+        "nodes": job.nodes,
+        "device": job.device,
+        "env": list(environment(job, site).items()),
+        "files": sorted(job.files),
+        "archive": _archive(job.files),
+        "folder": job.folder,
+        "prepare": job.prepare,
+        "gpu_check": _GPU_CHECK % (job.per_node, job.per_node),
+        "join_seconds": site.join_seconds,
+        "elastic": elastic,
+        "launcher": _torchrun(job) if elastic else _interpreter(job),
+        "program": job.program,
+    }
+    return template.render("clusters/slurm-node.sh.j2", values)
+
+
+def _archive(files: Mapping[str, bytes]) -> str:
+    packed = pack({path.lstrip("/"): data for path, data in files.items()}, mode=0o755)
+    return base64.encodebytes(packed).decode().rstrip("\n")
+
+
+def _torchrun(job: Job) -> list[str]:
+    return [
+        "torchrun",
+        f"--nnodes={job.nodes}",
+        f"--nproc-per-node={job.per_node}",
+        "--rdzv-backend=c10d",
+        f"--max-restarts={job.options.get('restarts', '0')}",
+        *([] if job.program[0].endswith(".py") else ["--no-python"]),
+    ]
+
+
+def _interpreter(job: Job) -> list[str]:
+    return ["python3"] if job.program[0].endswith(".py") else []
+
+
+def environment(job: Job, site: SlurmSite) -> dict[str, str]:
+    """Environment of every process, sorted; what the job says wins.
+
+    Programs of all launchers run under torchrun here: they read RANK and WORLD_SIZE whoever sets
+    them, and what else their own launcher would have told them is said here.
+    """
+    image = dict(site.image_env)
+    if site.runtime == "oci" or site.unpacked:
+        image = {"HOME": "/root", **image}
+    found = {"PYTHONUNBUFFERED": "1", **image, **_told(job), **job.env}
+    return dict(sorted(found.items()))
+
+
+def _told(job: Job) -> dict[str, str]:
+    stage = job.options.get("zero_stage", "0")
+    if job.launcher not in ("deepspeed", "accelerate"):
+        return {}
+    zero = job.launcher == "accelerate" and stage != "0"
+    if job.launcher == "accelerate" and not zero:
+        # Without it accelerate starts a lone training on each CPU rank, and says nothing.
+        cpu = {"ACCELERATE_USE_CPU": "true"} if job.device == "cpu" else {}
+        return {"ACCELERATE_MIXED_PRECISION": "no", **cpu}
+    told = {"DS_ACCELERATOR": job.device}
+    if zero:
+        # ACCELERATE_USE_CPU would replace DeepSpeed by plain DDP, silently.
+        told |= {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": stage,
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+            "ACCELERATE_MIXED_PRECISION": "no",
+        }
+    return told

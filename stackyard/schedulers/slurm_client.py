@@ -1,0 +1,177 @@
+"""Slurm's own commands: submit an exported job, ask for it, read its log, end it.
+
+Owns calling them, each with a time limit. What they answer is `slurm_state`'s to understand.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stackyard.schedulers.slurm import SCRIPT, log_name
+from stackyard.schedulers.slurm_state import (
+    Choice,
+    JobStatus,
+    SiteFacts,
+    choose,
+    parse_accounted,
+    parse_job,
+)
+from stackyard.system import process
+from stackyard.system.errors import CommandError, NothingToRunOn, StackyardError
+
+# slurmctld answers within its own MessageTimeout (10 s) or not at all; clients try again.
+SECONDS = 60.0
+# Slurm's KillWait is 30 s: then it kills what has not ended.
+CANCEL_SECONDS = 90.0
+POLL_SECONDS = 0.5
+_JOB_ID = re.compile(r"[0-9]+")
+
+
+def _slurm(*words: str, cwd: Path | None = None, check: bool = True) -> process.Finished:
+    if not shutil.which(words[0]):
+        raise NothingToRunOn(
+            f"{words[0]} is not on this machine",
+            why="jobs are submitted from a machine of the cluster, or one set up to reach it",
+            hint="go on where Slurm's commands are; an exported folder can be copied there",
+        )
+    return process.run(words, cwd=cwd, timeout=SECONDS, check=check)
+
+
+def _checked(job_id: str) -> str:
+    if not _JOB_ID.fullmatch(job_id):
+        raise StackyardError(f"{job_id[:40]!r} is not the number of a Slurm job")
+    return job_id
+
+
+def detect() -> Choice:
+    """Which runtime this site has, and why that one.
+
+    Raises:
+        NothingToRunOn: Slurm is not here.
+    """
+    config = _slurm("scontrol", "show", "config").output
+    found = re.search(r"^SLURM_CONF\s*=\s*(\S+)", config, re.MULTILINE)
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    conf = Path(found.group(1)).parent / "oci.conf" if found else None
+    namespaces = False
+    if shutil.which("unshare"):
+        namespaces = process.run(unshare, timeout=SECONDS, check=False).code == 0
+    return choose(
+        SiteFacts(
+            srun_help=_slurm("srun", "--help").output,
+            oci_conf=conf is not None and conf.is_file(),
+            apptainer=bool(shutil.which("apptainer")),
+            namespaces=namespaces,
+        )
+    )
+
+
+def submit(folder: Path) -> str:
+    """Submit an exported job from its folder, which its log then goes to; returns its number.
+
+    Raises:
+        CommandError: Slurm refused; carries what it said.
+    """
+    said = _slurm("sbatch", "--parsable", SCRIPT, cwd=folder).output
+    # Warnings may stand before it; a federation adds `;cluster`.
+    numbers = re.findall(r"^([0-9]+)(?:;\S+)?$", said, re.MULTILINE)
+    if not numbers:
+        raise StackyardError("sbatch named no job", why=process.last_lines(said))
+    return str(numbers[-1])
+
+
+def status(job_id: str) -> JobStatus:
+    """How a job stands.
+
+    Raises:
+        StackyardError: Slurm knows no such job (any more).
+    """
+    show = _slurm("scontrol", "--oneliner", "show", "job", _checked(job_id), check=False)
+    if show.code == 0:
+        return parse_job(show.output)
+    # Minutes after its end slurmctld forgets a job; the accounting, where there is one, does not.
+    if "Invalid job id" in show.output and shutil.which("sacct"):
+        words = ["sacct", "-nPX", "-j", job_id, "-o", "JobID,State,ExitCode,NodeList"]
+        found = parse_accounted(_slurm(*words, check=False).output)
+        if found:
+            return found
+    raise StackyardError(
+        f"Slurm does not answer for job {job_id}",
+        why=process.last_lines(show.output, 5),
+        hint="a job that ended a while ago is forgotten; its log is in the folder it was"
+        f" submitted from: {log_name('NAME', job_id)}",
+    )
+
+
+def logs(job_id: str, follow: bool, on_line: Callable[[str], None]) -> JobStatus:
+    """Give every line of a job's log; with `follow` until the job has ended.
+
+    Raises:
+        StackyardError: there is no such job, or its log is not on this machine.
+    """
+    reader = _Reader()
+    while True:
+        now = status(job_id)
+        path = Path(now.log)
+        if now.log and path.is_file():
+            reader.read(path, on_line)
+        elif now.ended or not follow:
+            raise StackyardError(
+                f"job {job_id} ({now.slurm}) has no log here",
+                why=f"{now.log or 'its path is forgotten'}: on the first of its nodes,"
+                f" {now.nodes or '-'}, if the folder is not shared",
+                hint="submit from a folder that all machines see",
+            )
+        if now.ended or not follow:
+            reader.finish(on_line)
+            return now
+        time.sleep(POLL_SECONDS)
+
+
+class _Reader:
+    """Reads on in a growing file, whole lines at a time."""
+
+    def __init__(self) -> None:
+        self._at, self._rest = 0, b""
+
+    def read(self, path: Path, on_line: Callable[[str], None]) -> None:
+        with path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            on_line(line.decode("utf-8", errors="replace"))
+
+    def finish(self, on_line: Callable[[str], None]) -> None:
+        if self._rest:
+            on_line(self._rest.decode("utf-8", errors="replace"))
+
+
+def cancel(job_id: str) -> JobStatus:
+    """End a job and wait until nothing of it runs on any node.
+
+    Raises:
+        StackyardError: Slurm refused, or its nodes have not reported its end in time.
+    """
+    before = status(job_id)
+    if before.ended:
+        return before
+    _slurm("scancel", job_id)
+    end = time.monotonic() + CANCEL_SECONDS
+    while True:
+        now = status(job_id)
+        if now.ended:
+            return now
+        if time.monotonic() > end:
+            raise CommandError(
+                f"job {job_id} was cancelled, and is {now.slurm} after {CANCEL_SECONDS:.0f} s",
+                code=1,
+                why=f"a node of {now.nodes} has not told Slurm that all processes are gone",
+                hint=f"sinfo -R; scontrol show job {job_id}",
+            )
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,206 @@
+"""What a Slurm cluster is to Stackyard, and which jobs fit it.
+
+Owns the cluster's values and every reason for which a job is refused before anything is rendered.
+It must not render or talk to a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from posixpath import normpath
+
+from stackyard.launch import OPTIONS
+from stackyard.launch.job import Job
+from stackyard.system.errors import UsageError, shown
+
+RUNTIMES = ("pyxis", "apptainer", "oci", "filesystem")
+GPU_OPTIONS = ("gres", "gpus-per-node")
+# Programs of the first three run under torchrun, which sets RANK and WORLD_SIZE as their own would;
+# the others start no ranks. `plain` would need a node's number, which Slurm's containers hide.
+LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "alone", "each")
+# Options of sbatch that the rendered script sets itself, by all their names.
+OWN_OPTIONS = (
+    "job-name", "nodes", "ntasks", "ntasks-per-node", "time", "output", "error", "open-mode",
+    "requeue", "no-requeue", "partition", "account", "mem", "cpus-per-task", "array", "export",
+    "export-file", "chdir", "wrap", "container", "input", "get-user-env", *GPU_OPTIONS,
+)  # fmt: skip
+# Where an unpacked image is put together, in the job's own mount namespace; every Linux has them.
+_TOPS = ("/mnt", "/media", "/srv", "/opt")
+# Slurm keeps scripts in its own state; its default limit is 4 MiB.
+FILES_LIMIT = 2 * 2**20
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+# What sbatch takes as it stands: no blank, quote, backslash or `#`, which it would interpret.
+_VALUE = re.compile(r"[A-Za-z0-9_.@+:/][-A-Za-z0-9_.,@+:=/%]*")
+_LINE = re.compile(r"--([a-z][-a-z]*)(=[-A-Za-z0-9_.,@+:=/%\[\]()*&|!]+)?")
+_MEMORY = re.compile(r"[0-9]+[KMGT]?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IMAGE = re.compile(r"[A-Za-z0-9./][-A-Za-z0-9._:/#@+]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSite:
+    """A Slurm cluster, and how jobs are to run there.
+
+    Attributes:
+        runtime: how the image is entered on a node. `pyxis`: NVIDIA's plugin of srun. `apptainer`.
+            `oci`: Slurm's own `--container`. `filesystem`: the nodes' own file system is the
+            image's, or, where `image` is given, an unpacked image entered without privileges.
+        image: where the image is. `pyxis`: what enroot takes, empty for the job's own reference.
+            `apptainer`: a .sif file. `oci` and `filesystem`: the folder of the unpacked image, as
+            all nodes see it; with `filesystem` empty for the nodes' own.
+        image_env: the image's own environment, PATH included, which `oci` and `filesystem` do not
+            bring along.
+        partition: empty for the cluster's default; so are the next ones.
+        account: who pays.
+        minutes: limit of the whole job.
+        gpu_option: how GPUs are asked for: `gres` or `gpus-per-node`.
+        gpu_type: of the GPUs, such as h100.
+        cpus_per_node: CPUs on each node; 0 for the cluster's default.
+        memory: on each node, as Slurm writes it (`64G`; `0`: all of it).
+        join_seconds: how long nodes wait for each other; they prepare meanwhile.
+        lines: further options of sbatch, such as `--constraint=ib`.
+    """
+
+    runtime: str
+    image: str = ""
+    image_env: Mapping[str, str] = field(default_factory=dict)
+    partition: str = ""
+    account: str = ""
+    minutes: int = 60
+    gpu_option: str = "gres"
+    gpu_type: str = ""
+    cpus_per_node: int = 0
+    memory: str = ""
+    join_seconds: int = 900
+    lines: tuple[str, ...] = ()
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether a folder is made the root of the job, without privileges."""
+        return self.runtime == "filesystem" and bool(self.image)
+
+
+def check(job: Job, site: SlurmSite) -> None:
+    """Refuse what Slurm would refuse, or take and do something else with.
+
+    Raises:
+        UsageError: with every problem found.
+    """
+    found = [
+        *_site(site),
+        *_image(site, job),
+        *_shape(job),
+        *_values(job, site),
+        *_places(job, site),
+    ]
+    if found:
+        raise UsageError(
+            f"{shown(job.name)} cannot run on Slurm: {len(found)} problem"
+            f"{'s' if len(found) != 1 else ''}",
+            why="\n".join(found),
+            hint="change the job or the settings of the cluster as said above",
+        )
+
+
+def _site(site: SlurmSite) -> Iterator[str]:
+    if site.runtime not in RUNTIMES:
+        yield f"runtime {shown(site.runtime)!r}: one of {', '.join(RUNTIMES)}"
+    if site.gpu_option not in GPU_OPTIONS:
+        yield f"gpu_option {shown(site.gpu_option)!r}: one of {', '.join(GPU_OPTIONS)}"
+    for name in ("partition", "account", "gpu_type"):
+        value = getattr(site, name)
+        if value and not _VALUE.fullmatch(value):
+            yield f"{name} {shown(value)!r}: letters, digits and _.,@+:=/%- only"
+    if site.memory and not _MEMORY.fullmatch(site.memory):
+        yield f"memory {shown(site.memory)!r}: a number with K, M, G or T, such as 64G"
+    if site.minutes < 1 or site.join_seconds < 1 or site.cpus_per_node < 0:
+        yield "minutes and join_seconds must be at least 1, cpus_per_node at least 0"
+    for line in site.lines:
+        match = _LINE.fullmatch(line)
+        if not match:
+            yield f"line {shown(line)!r}: one option --name or --name=value, no blanks or quotes"
+        elif match.group(1) in OWN_OPTIONS:
+            yield f"line {shown(line)!r}: --{match.group(1)} is set by the job itself"
+
+
+def _image(site: SlurmSite, job: Job) -> Iterator[str]:
+    if site.runtime == "pyxis":
+        if not _IMAGE.fullmatch(site.image or job.image):
+            yield f"image {shown(site.image or job.image)!r}: a reference or path for enroot"
+    elif site.runtime == "filesystem" and not site.image:
+        return
+    elif not site.image:
+        yield f"image: the runtime {shown(site.runtime)} takes the image's place on the nodes"
+    elif not _absolute(site.image) or site.image == "/" or not _IMAGE.fullmatch(site.image):
+        yield f"image {shown(site.image)!r}: an absolute path of letters, digits and ._+@-"
+
+
+def _shape(job: Job) -> Iterator[str]:
+    if not _NAME.fullmatch(job.name):
+        yield f"name {shown(job.name)!r}: lower-case letters, digits and `-`, at most 40 characters"
+    if job.nodes < 1 or job.per_node < 1:
+        yield f"{job.nodes} nodes with {job.per_node} processes each: both must be at least 1"
+    if job.device not in ("cpu", "cuda"):
+        yield f"device {shown(job.device)!r}: cpu or cuda"
+    if not job.program or not all(job.prepare):
+        yield "program and prepare: none may be empty; name a Python file or a console script"
+    if job.launcher not in LAUNCHERS:
+        yield f"launcher {shown(job.launcher)!r}: one of {', '.join(LAUNCHERS)}"
+    elif job.launcher == "alone" and job.ranks > 1:
+        yield f"launcher alone: starts one process, not {job.ranks}; torchrun starts several"
+    missing = [name for name in OPTIONS.get(job.launcher, ()) if name not in job.options]
+    if job.ranks > 1 and missing:
+        yield f"options: launcher {job.launcher} needs {', '.join(missing)}"
+    if not job.options.get("restarts", "0").isdecimal():
+        yield f"options: restarts {shown(job.options['restarts'])!r}: a number"
+    stage = job.options.get("zero_stage", "0")
+    if stage not in ("0", "1", "2", "3"):
+        yield f"options: zero_stage {shown(stage)!r}: 0 to 3"
+
+
+def _values(job: Job, site: SlurmSite) -> Iterator[str]:
+    for name, value in [*site.image_env.items(), *job.env.items()]:
+        if not _VARIABLE.fullmatch(name):
+            yield f"env {shown(name)!r}: not a name that a variable may have"
+        elif "\0" in value:
+            yield f"env {name}: its value holds a NUL byte"
+    words = (*job.program, *(word for command in job.prepare for word in command))
+    if any("\0" in word for word in words):
+        yield "program and prepare: no word may hold a NUL byte"
+    size = sum(map(len, job.files.values()))
+    if size > FILES_LIMIT:
+        yield f"files: {size} bytes; the script carries at most {FILES_LIMIT}: mount a folder"
+
+
+def _places(job: Job, site: SlurmSite) -> Iterator[str]:
+    if not _absolute(job.folder):
+        yield f"folder {shown(job.folder)!r}: an absolute path without `..`"
+    if site.unpacked and not free_places(job, site):
+        yield f"binds: one of {', '.join(_TOPS)} must hold nothing that the job needs"
+    for path in job.files:
+        if not _absolute(path) or path == "/":
+            yield f"file {shown(path)!r}: an absolute path without `..`"
+    for place, folder in job.binds.items():
+        wrong = [path for path in (place, folder) if not _absolute(path) or set(path) & set(",:")]
+        for path in wrong:
+            yield f"bind {shown(path)!r}: an absolute path without `..`, comma or colon"
+        if place == "/":
+            yield "bind '/': the root is the image's"
+        elif site.runtime == "filesystem" and not site.image and place != folder and not wrong:
+            yield (
+                f"bind {shown(place)!r}: on the nodes' own file system nothing can be mounted; it"
+                f" must be {shown(folder)!r} itself"
+            )
+
+
+def free_places(job: Job, site: SlurmSite) -> list[str]:
+    """Folders of a node that the job can do without, so that something may hide them."""
+    used = [f"{path}/" for path in (site.image, *job.binds.values())]
+    return [top for top in _TOPS if not any(path.startswith(f"{top}/") for path in used)]
+
+
+def _absolute(path: str) -> bool:
+    return path.startswith("/") and normpath(path) == path and path.isprintable()

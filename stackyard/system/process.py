@@ -1,0 +1,292 @@
+"""The only caller of subprocess: commands of the host, echoed, bounded, with their last lines.
+
+Owns starting and stopping host processes. It must not interpret what they print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackyard.system import cleanup
+from stackyard.system.errors import CommandError, StackyardError
+
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A finished command: its exit code and its output (both streams, in order)."""
+
+    code: int
+    output: str
+
+
+def last_lines(text: str, count: int = 25) -> str:
+    """The last lines that are not empty."""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    cwd: Path | None = None,
+    timeout: float = 600.0,
+    on_line: Callable[[str], None] | None = None,
+    check: bool = True,
+) -> Finished:
+    """Run a command in its own process group and wait for it.
+
+    Args:
+        env: variables added to this process's own environment.
+        stdin: bytes fed to standard input; none means an empty input.
+        timeout: seconds after which the whole group is killed.
+        on_line: called with every line of output as it comes.
+
+    Raises:
+        CommandError: the command failed (with `check`) or ran past its limit.
+        StackyardError: the program does not exist.
+    """
+    lines: list[str] = []
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
+    expired = False
+    _RUNNING.add(child)
+    with (
+        cleanup.undoing(cleanup.GROUP, f"{child.pid} {cleanup.started_at(child.pid)}"),
+        _Alarm(timeout, lambda: _kill(child)) as alarm,
+        _feeding(child, stdin),
+    ):
+        try:
+            assert child.stdout is not None
+            for raw in child.stdout:
+                line = raw.decode("utf-8", errors="replace").rstrip("\n")
+                lines.append(line)
+                if on_line:
+                    on_line(line)
+            child.wait()
+        except BaseException:
+            _kill(child)
+            child.wait()
+            raise
+        finally:
+            _RUNNING.discard(child)
+            if child.stdout is not None:
+                child.stdout.close()
+        expired = alarm.rang
+    output = "\n".join(lines)
+    if expired:
+        why = last_lines(output)
+        raise CommandError(f"{argv[0]} ran past its limit of {timeout:.0f} s", code=124, why=why)
+    if check and child.returncode != 0:
+        words = " ".join(argv)
+        raise CommandError(
+            f"command failed with exit code {child.returncode}: {words[:200]}",
+            code=child.returncode,
+            why=last_lines(output),
+        )
+    return Finished(code=child.returncode, output=output)
+
+
+class Warden:
+    """A running warden (see `system.cleanup`): a process that sees ours end."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "stackyard.system.warden"],
+            cwd=Path(__file__).resolve().parent.parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def send(self, line: bytes) -> None:
+        """Send one line."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(line)
+        self._child.stdin.flush()
+
+    def finish(self) -> None:
+        """Close the way and wait for the warden to end: at once, unless there is work left."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
+        self._child.wait()
+
+
+class Companion:
+    """A program that runs beside this process until it is ended, and never outlives it.
+
+    Args:
+        on_line: called with every line of its output as it comes.
+        held: its input is a pipe that stays open as long as we live, rather than empty.
+
+    Raises:
+        StackyardError: the program does not exist.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        on_line: Callable[[str], None] | None = None,
+        held: bool = False,
+    ) -> None:
+        self._said: list[str] = []
+        self._on_line = on_line
+        try:
+            self._child = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE if held else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
+        self._group = f"{self._child.pid} {cleanup.started_at(self._child.pid)}"
+        cleanup.promise(cleanup.GROUP, self._group)
+        _RUNNING.add(self._child)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for raw in self._child.stdout:
+            line = raw.decode("utf-8", errors="replace").rstrip()
+            self._said = [*self._said[-20:], line]
+            if self._on_line:
+                self._on_line(line)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._child.poll() is None
+
+    @property
+    def said(self) -> str:
+        """Its last lines."""
+        if not self.running:
+            self._reader.join(timeout=2)
+        return "\n".join(self._said)
+
+    def write(self, data: bytes) -> bool:
+        """Pass bytes to its held input, as fast as it takes them; False when it takes no more."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(data)
+            self._child.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def finish(self, seconds: float) -> None:
+        """Close its held input and wait until it ends by itself, or for so long."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(seconds)
+
+    def end(self) -> None:
+        """End it, with all that it started."""
+        _kill(self._child)
+        self._child.wait()
+        self._reader.join(timeout=2)
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        _RUNNING.discard(self._child)
+        cleanup.kept(cleanup.GROUP, self._group)
+
+
+def start_daemon(argv: Sequence[str], *, log: Path) -> None:
+    """Start a process that outlives this one, its output going to `log`."""
+    with log.open("ab") as output:
+        subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def stop_all() -> None:
+    """Kill every command that still runs, whichever thread waits for it; each wait then ends."""
+    for child in list(_RUNNING):
+        _kill(child)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+class _Alarm:
+    """Calls `action` once after `seconds`, unless left before."""
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self.rang = False
+        self._action = action
+        self._timer = threading.Timer(seconds, self._ring)
+        self._timer.daemon = True
+
+    def _ring(self) -> None:
+        self.rang = True
+        self._action()
+
+    def __enter__(self) -> _Alarm:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+class _feeding:
+    """Feeds bytes to a child's standard input beside the reading of its output."""
+
+    def __init__(self, child: subprocess.Popen[bytes], data: bytes | None) -> None:
+        self._child, self._data = child, data
+        self._thread = threading.Thread(target=self._feed, daemon=True)
+
+    def _feed(self) -> None:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(self._data or b"")
+            self._child.stdin.close()
+        except OSError:
+            pass  # the child is gone; its exit code and output say why
+        finally:
+            with contextlib.suppress(OSError):
+                self._child.stdin.close()
+
+    def __enter__(self) -> None:
+        if self._data is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._data is not None:
+            self._thread.join(timeout=5)

@@ -1,0 +1,279 @@
+"""The verdict on a bench: whether what was timed is the same training, done to its end.
+
+Owns every sentence of failure. Pure. Speed itself is measured, not judged: no bound holds on all
+machines; that two sides do the same work is what their comparison stands on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stackyard.validate.bench.definition import Tolerance
+from stackyard.validate.bench.plan import BenchPlan
+from stackyard.validate.bench.result import START, Played, Seen, longest_pause, speed
+from stackyard.validate.checks import Check, check, not_run
+from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
+from stackyard.validate.record import Training
+
+# A later update that takes so many seconds more than its neighbours has compiled something again.
+PAUSE_SECONDS = 1.0
+
+
+def judge(plan: BenchPlan, seen: Seen) -> tuple[Check, ...]:
+    """All checks, in a fixed order.
+
+    `same_loss` only where there is something to compare; `steady`, `fused` and `freed` only on
+    GPUs: the tiny size of CPU ranks says nothing about speed, and fused parts are for GPUs.
+    """
+    checks: list[Callable[[BenchPlan, Seen], Check]] = [trained, own_device]
+    if any(plan.bench.against(side) != side.name for side in plan.sides):
+        checks.append(same_loss)
+    checks.append(no_strays)
+    if plan.size.device == "cuda":
+        checks += [steady, all_fused, freed]
+    return tuple(one(plan, seen) for one in checks)
+
+
+def trained(plan: BenchPlan, seen: Seen) -> Check:
+    """Every turn was played to its last update, with finite losses that fall, and was timed."""
+    turns = plan.turns()
+    expected = {"trainings": len(turns), "updates": plan.size.updates}
+    wrong = [seen.broken] if seen.broken else []
+    for played in seen.played:
+        label = played.turn.label
+        wrong += [
+            f"{label}: {reason}" for reason in _unfinished(played.training, plan.size.updates)
+        ]
+        if not played.training.failed and speed(played.training, plan.size.warm) is None:
+            wrong.append(f"{label}: no window after update {plan.size.warm} was timed by all ranks")
+    wrong += [f"{turn.label} was not played: {why}" for turn, why in seen.left_out.items()]
+    known = {p.turn for p in seen.played} | set(seen.left_out)
+    missing = [turn.label for turn in turns if turn not in known]
+    if missing:
+        wrong.append(f"not played: {', '.join(missing)}")
+    measured = {"trainings": len(seen.played), "updates": plan.size.updates}
+    return check("trained", measured, expected, wrong)
+
+
+def _unfinished(training: Training, updates: int) -> list[str]:
+    if training.stopped:
+        return [training.stopped]
+    if training.code != 0:
+        return [f"exit code {training.code}"]
+    wrong = [
+        f"rank {rank} did not say that it is through"
+        for rank in range(training.wanted)
+        if rank not in training.ranks or training.ranks[rank].ended != updates
+    ]
+    losses = training.losses
+    if not losses or max(losses) != updates:
+        wrong.append(f"the last recorded update is {max(losses, default=0)}, not {updates}")
+        return wrong
+    bad = [step for step, loss in sorted(losses.items()) if not math.isfinite(loss)]
+    if bad:
+        wrong.append(f"the loss is not finite at update {bad[0]}")
+    elif losses[max(losses)] >= losses[min(losses)]:
+        wrong.append(f"the loss does not fall ({losses[min(losses)]} to {losses[max(losses)]})")
+    return wrong
+
+
+def own_device(plan: BenchPlan, seen: Seen) -> Check:
+    """Every rank sees the whole world, and on GPUs computes on one of its own.
+
+    Its own: no other rank of all the trainings that run at the same time computes on it.
+    """
+    wrong: list[str] = []
+    measured: dict[str, Any] = {}
+    for played in seen.played:
+        ranks, label = list(played.training.ranks.values()), played.turn.label
+        measured[label] = {
+            f"rank {r.rank}": [r.world_size, r.device, *([r.gpu] if r.gpu else [])] for r in ranks
+        }
+        for record in ranks:
+            if record.world_size != played.turn.ranks:
+                world = f"a world of {record.world_size}, not {played.turn.ranks}"
+                wrong.append(f"{label}: rank {record.rank} sees {world}")
+            if record.device.partition(":")[0] != plan.size.device:
+                wrong.append(f"{label}: rank {record.rank} computes on {record.device}")
+    if plan.size.device == "cuda":
+        wrong += [sentence for group in seen.groups() for sentence in _shared_gpus(group)]
+    expected = {"world": "as many as were started", "device": plan.size.device}
+    if not seen.played:
+        return not_run("own_device", expected, seen.broken or "nothing was played")
+    return check("own_device", measured, expected, wrong)
+
+
+def _shared_gpus(group: Sequence[Played]) -> list[str]:
+    """What is wrong with the GPUs of trainings that ran at the same time."""
+    wrong: list[str] = []
+    users: dict[str, list[str]] = {}
+    for played in group:
+        for record in played.training.ranks.values():
+            if not record.gpu:
+                wrong.append(f"{played.turn.label}: rank {record.rank} does not name its GPU")
+            else:
+                users.setdefault(record.gpu, []).append(played.turn.label)
+    for gpu, labels in users.items():
+        if len(set(labels)) < len(labels):
+            label = next(one for one in labels if labels.count(one) > 1)
+            wrong.append(f"{label}: two ranks compute on one GPU ({gpu})")
+        if len(set(labels)) > 1:
+            names = " and ".join(sorted(set(labels)))
+            wrong.append(f"{names} computed on one GPU at the same time ({gpu})")
+    return wrong
+
+
+def differences(
+    one: Mapping[int, float], other: Mapping[int, float], warm: int
+) -> dict[int, float]:
+    """Absolute differences of two curves at the updates after the warm-up that both have."""
+    shared = sorted(step for step in set(one) & set(other) if step > warm)
+    return {step: abs(one[step] - other[step]) for step in shared}
+
+
+def same_loss(plan: BenchPlan, seen: Seen) -> Check:
+    """Every side has the losses of the one it is held against, on as many ranks, within bounds.
+
+    How far the first side's own trainings lie apart stands beside it: no side can be nearer than
+    that by anything but luck.
+    """
+    expected = {side.name: _said(plan.size.bounds(side.name)) for side in plan.sides}
+    wrong: list[str] = []
+    measured: dict[str, Any] = {}
+    for played in seen.played:
+        other = _reference(plan, seen, played)
+        if other is None:
+            continue
+        label, last = played.turn.label, plan.size.updates
+        bound = plan.size.bounds(played.turn.side)
+        gaps = differences(played.training.losses, other.training.losses, plan.size.warm)
+        if last not in gaps:
+            wrong.append(f"{label} has no losses in common with {other.turn.label} to its end")
+            continue
+        at = max(gaps, key=lambda step: gaps[step] if math.isfinite(gaps[step]) else math.inf)
+        measured[label] = {
+            "against": other.turn.label,
+            "largest": _plain(gaps[at]),
+            "at": at,
+            "end": _plain(gaps[last]),
+        }
+        if not gaps[at] <= bound.curve:
+            wrong.append(
+                f"{label} differs from {other.turn.label} by {gaps[at]:.3g} at update {at}"
+            )
+        if not gaps[last] <= bound.end:
+            wrong.append(f"{label} differs from {other.turn.label} by {gaps[last]:.3g} at the end")
+    if not measured and not wrong:
+        why = seen.broken or "no side and the one it is held against were both played"
+        return not_run("same_loss", expected, why)
+    return check("same_loss", {**measured, "rounds": _rounds(plan, seen)}, expected, wrong)
+
+
+def steady(plan: BenchPlan, seen: Seen) -> Check:
+    """Require that no update after the start-up takes much longer than its neighbours."""
+    expected = {"longer_than_its_neighbours_s": f"<= {PAUSE_SECONDS:g}", "updates": f"> {START}"}
+    measured, wrong = {}, []
+    for played in seen.played:
+        if played.training.failed:
+            continue
+        label, found = played.turn.label, longest_pause(played.training)
+        if found is None:
+            wrong.append(f"{label}: its updates were not timed one by one")
+            continue
+        seconds, update = found
+        measured[label] = {"seconds": round(seconds, 3), "at": update}
+        if seconds > PAUSE_SECONDS:
+            wrong.append(f"{label}: update {update} took {seconds:.1f} s more than its neighbours")
+    if not measured and not wrong:
+        return not_run("steady", expected, seen.broken or "no training came to its end")
+    return check("steady", measured, expected, wrong)
+
+
+def all_fused(plan: BenchPlan, seen: Seen) -> Check:
+    """Require every fused part that is on and has something to do to run, on all ranks."""
+    expected = {side.name: list(side.fused) or "all that are on" for side in plan.sides}
+    found = [
+        fused(
+            [(p.turn.label, p.training)],
+            seen.broken,
+            {p.training.layout: plan.bench.side(p.turn.side).fused},
+        )
+        for p in seen.played
+        if p.training.ranks
+    ]
+    if not found:
+        return not_run("fused", expected, seen.broken or "nothing was played")
+    measured = {label: said for one in found for label, said in one.measured.items()}
+    return check("fused", measured, expected, [one.why for one in found if one.why])
+
+
+def _said(bound: Tolerance) -> dict[str, str]:
+    return {"largest": f"<= {bound.curve:g}", "end": f"<= {bound.end:g}"}
+
+
+def _plain(value: float) -> float | str:
+    return round(value, 9) if math.isfinite(value) else str(value)
+
+
+def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
+    """What a training is held against: the other side's in the same round, else its first one.
+
+    Of several at the same time, the one on the same GPUs.
+    """
+    against = plan.bench.against(plan.bench.side(played.turn.side))
+    if against == played.turn.side or played.training.failed:
+        return None
+    found = [p for p in seen.find(against, played.turn.ranks) if not p.training.failed]
+    round_, group = played.turn.round, played.turn.group
+    near = lambda p: (p.turn.round != round_, p.turn.group != group)  # noqa: E731
+    return min(found, key=near, default=None)
+
+
+def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float | str]:
+    """By side and ranks: the largest difference between any two of its own trainings."""
+    found = {}
+    for name in {plan.bench.against(side): None for side in plan.sides}:
+        for ranks in plan.counts:
+            played = [p.training.losses for p in seen.find(name, ranks) if not p.training.failed]
+            gaps = [
+                gap
+                for number, one in enumerate(played)
+                for other in played[:number]
+                for gap in differences(one, other, plan.size.warm).values()
+            ]
+            if gaps:
+                found[f"{name}-{ranks}"] = _plain(max(gaps))
+    return found
+
+
+def no_strays(plan: BenchPlan, seen: Seen) -> Check:
+    """However a training ended, no process of it was left behind."""
+    expected = {"processes_left": 0}
+    if not seen.played:
+        return not_run("no_strays", expected, seen.broken or "nothing was played")
+    wrong, count = [], 0
+    for group in seen.groups():
+        # Whose they are cannot be told of trainings that ran at the same time: all have the same.
+        left = {
+            (node, process["pid"])
+            for played in group
+            for node, found in played.training.strays.items()
+            for process in found
+        }
+        count += len(left)
+        if left:
+            names = ", ".join(played.turn.label for played in group)
+            wrong.append(f"{names}: {len(left)} processes were left")
+    return check("no_strays", {"processes_left": count}, expected, wrong)
+
+
+def freed(plan: BenchPlan, seen: Seen) -> Check:
+    """Once all is over, GPUs hold no more than before."""
+    expected = {"left_bytes": f"<= {FREED_BYTES}", "within_seconds": FREED_SECONDS}
+    if seen.gpu is None or not seen.gpu.used_after:
+        return not_run("freed", expected, seen.broken or "what GPUs hold could not be asked")
+    left, wrong = still_held(seen.gpu)
+    measured = {"left_bytes": left, "freed_after_seconds": round(seen.gpu.freed_seconds, 2)}
+    return check("freed", measured, expected, wrong)

@@ -1,0 +1,242 @@
+"""Which trainings a bench plays, in which order, and each of them as a smoke's training.
+
+Owns the order of turns and the filling of a bench's own placeholders. Pure: nothing is started
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stackyard.definitions.document import nearest
+from stackyard.definitions.spec import Layout, Smoke
+from stackyard.system.errors import UsageError
+from stackyard.validate.bench.definition import Bench, Side, Size
+from stackyard.validate.bench.read import counting_problem
+
+# Windows of this many updates are looked at by the clock; the ranks read it from their environment.
+WINDOW = "STACKYARD_BENCH_WINDOW"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One training of a bench: a side, on some ranks, in one round.
+
+    Attributes:
+        group: which of the same trainings that run at the same time, from 1.
+        groups: how many these are.
+    """
+
+    side: str
+    ranks: int
+    round: int
+    group: int = 1
+    groups: int = 1
+
+    @property
+    def name(self) -> str:
+        """What it shares with those beside it, and with no others of its run."""
+        return f"{self.side}-{self.ranks}-{self.round}"
+
+    @property
+    def label(self) -> str:
+        """Its name, unique in its run."""
+        return f"{self.name}.{self.group}" if self.groups > 1 else self.name
+
+    def gpus(self, available: int) -> tuple[int, ...]:
+        """Indexes of the GPUs that its ranks compute on, and nobody beside it does.
+
+        GPUs of one host differ by a few per cent, and many ranks go as fast as the slowest of
+        theirs: what few ranks make is to be seen on all GPUs. Where groups leave some free, they
+        move on in every round.
+        """
+        first = (self.round - 1) * self.groups * self.ranks + (self.group - 1) * self.ranks
+        return tuple(sorted((first + rank) % available for rank in range(self.ranks)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    """A bench as it will be played.
+
+    Attributes:
+        sides: those that are played, each behind the one it is held against.
+        counts: numbers of ranks, ascending.
+        available: GPUs, or CPU ranks, that there are at the same time.
+    """
+
+    bench: Bench
+    size: Size
+    sides: tuple[Side, ...]
+    counts: tuple[int, ...]
+    rounds: int
+    available: int
+
+    def groups(self) -> tuple[tuple[Turn, ...], ...]:
+        """What runs at the same time: side after side, at each number of ranks, in every round.
+
+        So what drifts over minutes (clocks, temperature, neighbours) meets all sides alike; and as
+        every group takes all GPUs that it can, each number of ranks is measured under one load.
+        """
+        return tuple(
+            self._group(side.name, ranks, number)
+            for number in range(1, self.rounds + 1)
+            for ranks in self.counts
+            for side in self.sides
+        )
+
+    def _group(self, side: str, ranks: int, number: int) -> tuple[Turn, ...]:
+        groups = self.available // ranks
+        return tuple(
+            Turn(side=side, ranks=ranks, round=number, group=group, groups=groups)
+            for group in range(1, groups + 1)
+        )
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Every training, in the order in which they are started."""
+        return tuple(turn for group in self.groups() for turn in group)
+
+    def gpus(self, turn: Turn) -> tuple[int, ...]:
+        """Indexes of the GPUs that a training's ranks compute on; empty for CPU ranks."""
+        return turn.gpus(self.available) if self.size.device == "cuda" else ()
+
+
+def make_plan(
+    bench: Bench,
+    device: str,
+    ranks: int,
+    *,
+    rounds: int,
+    updates: int,
+    named: Sequence[str],
+    counts: Sequence[int] = (),
+) -> BenchPlan:
+    """Decide what is played.
+
+    Args:
+        ranks: the most ranks at the same time.
+        updates: of one training; 0 for the definition's own number.
+        named: sides by name; empty for those that are not only played on request.
+        counts: numbers of ranks, as `read_counts` found them; empty for 1, 2, 4, ... and the most.
+
+    Raises:
+        UsageError: a side is unknown, or nothing would be counted.
+    """
+    size = bench.sizes[device]
+    if updates:
+        size = shortened(size, updates)
+    wrong = counting_problem(size.updates, size.warm, size.window)
+    if wrong:
+        raise UsageError(f"--updates {updates} does not do", why=wrong)
+    if rounds < 1:
+        raise UsageError(f"--rounds {rounds} plays nothing", hint="--rounds 1")
+    return BenchPlan(
+        bench=bench,
+        size=size,
+        sides=choose_sides(bench, named),
+        counts=tuple(counts) or rank_counts(ranks),
+        rounds=rounds,
+        available=ranks,
+    )
+
+
+def shortened(size: Size, updates: int) -> Size:
+    """A size with that many updates; what ends earlier ends in the middle of the curve."""
+    if updates >= size.updates:
+        return replace(size, updates=updates)
+    wider = {name: replace(bounds, end=bounds.curve) for name, bounds in size.wider.items()}
+    tolerance = replace(size.tolerance, end=size.tolerance.curve)
+    return replace(size, updates=updates, tolerance=tolerance, wider=wider)
+
+
+def choose_sides(bench: Bench, named: Sequence[str]) -> tuple[Side, ...]:
+    """The sides to play, in the definition's order; with each comes what it is held against."""
+    known = [side.name for side in bench.sides]
+    for name in named:
+        if name not in known:
+            raise UsageError(f"{bench.stack} has no side {name!r}", why=nearest(name, known))
+    wanted = set(named) or {side.name for side in bench.sides if not side.asked}
+    before = 0
+    while before != len(wanted):
+        before = len(wanted)
+        wanted |= {bench.against(bench.side(name)) for name in wanted}
+    return tuple(side for side in bench.sides if side.name in wanted)
+
+
+def rank_counts(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and the most."""
+    found, count = [], 1
+    while count < most:
+        found.append(count)
+        count *= 2
+    return (*found, most)
+
+
+def read_counts(text: str, most: int) -> tuple[int, ...]:
+    """Numbers of ranks as they are typed, `1,4`; ascending, and none for an empty text.
+
+    Args:
+        most: ranks that there can be at the same time.
+
+    Raises:
+        UsageError: one is no number, is said twice, or is more than there can be.
+    """
+    found: list[int] = []
+    for word in text.split(",") if text.strip() else ():
+        number = int(word) if word.strip().isascii() and word.strip().isdecimal() else 0
+        wrong = ""
+        if number < 1:
+            wrong = f"{word.strip()!r} is no number of ranks"
+        elif number > most:
+            wrong = f"{number} ranks are more than the {most} there are"
+        elif number in found:
+            wrong = f"{number} is said twice"
+        if wrong:
+            hint = f"--counts {','.join(map(str, rank_counts(most)))}"
+            raise UsageError(f"--counts {text} does not do", why=wrong, hint=hint)
+        found.append(number)
+    return tuple(sorted(found))
+
+
+class _Kept(dict[str, object]):
+    """Placeholders that are somebody else's stay as they are."""
+
+    def __missing__(self, name: str) -> str:
+        return f"{{{name}}}"
+
+
+def _fill(words: Sequence[str], values: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(word.format_map(_Kept(values)) for word in words)
+
+
+def as_smoke(plan: BenchPlan, side: Side, ranks: int) -> Smoke:
+    """One side's training as `validate.training` takes it: one layout, nothing saved."""
+    bench, size = plan.bench, plan.size
+    values: dict[str, object] = {
+        **vars(size.model), "rows": size.rows, "batch": size.batch,
+        "window": size.window, "warm": size.warm,
+    }  # fmt: skip
+    alone = bench.one_args if ranks == 1 else ()
+    layout = Layout(
+        name=f"{side.name}-{ranks}",
+        ranks=ranks,
+        args=_fill((*side.args, *alone), values),
+        launcher=bench.one_launcher if ranks == 1 else bench.launcher,
+        options={},
+    )
+    return Smoke(
+        launcher=layout.launcher,
+        env={**size.env, **side.env, WINDOW: str(size.window)},
+        prepare=_fill(bench.prepare, values),
+        program=_fill(side.program or bench.program, values),
+        args=_fill(size.args, values),
+        updates=size.updates,
+        save_at=size.updates,
+        reference=layout.name,
+        resume=layout.name,
+        tolerance=size.tolerance.curve,
+        start_seconds=bench.start_seconds,
+        stall_seconds=bench.stall_seconds,
+        layouts=(layout,),
+        device=size.device,
+    )

@@ -1,0 +1,192 @@
+"""A bench, played: one container, the data, then every turn, and nothing left at the end.
+
+Owns the order of phases. Containers, launches and time limits are a smoke's own (`nodes`,
+`training`); what it means is `validate.bench.judge`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stackyard.definitions.spec import Smoke
+from stackyard.mesh import certificates, nodes
+from stackyard.system.engine import Engine
+from stackyard.system.errors import EngineError, MeshError
+from stackyard.validate import smoke, training
+from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke
+from stackyard.validate.bench.result import Played, Seen
+from stackyard.validate.gpu_run import GpuRun
+from stackyard.validate.outcome import Phase
+from stackyard.validate.watchdog import TrainingPlan
+
+NODE = "node1"
+# What all stacks' benches use: the clock, the made-up text, the plain loop.
+COMMON = "bench"
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """Where a bench tells what it is doing.
+
+    Attributes:
+        played: told of those that ran at the same time.
+        so_far: told what there is, whenever that is more: for when the rest is never seen.
+    """
+
+    phase: Callable[[str], None] = lambda name: None
+    loss: Callable[[Turn, int, float], None] = lambda turn, step, loss: None
+    played: Callable[[Sequence[Played]], None] = lambda group: None
+    so_far: Callable[[Seen], None] = lambda seen: None
+
+
+@dataclass
+class _Phases:
+    watcher: Watcher
+    found: list[Phase] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def one(self, name: str) -> Iterator[None]:
+        self.watcher.phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.found.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
+
+
+def files(root: Path, stack: str) -> dict[str, bytes]:
+    """What lies beside the programs of a stack's bench, by relative path.
+
+    They may use parts of the stack's smoke; where names are the same, the bench's own hold.
+    """
+    images = root / "images"
+    shared = smoke.workload_files(images / COMMON)
+    return {
+        **smoke.workload_files(images / stack / "smoke"),
+        **{path: data for path, data in shared.items() if path.endswith(".py")},
+        **smoke.workload_files(images / stack / COMMON),
+    }
+
+
+def settings(
+    image: str, plan: BenchPlan, beside: Mapping[str, bytes], gpu: GpuRun | None
+) -> nodes.NodeSettings:
+    """What the container is started with: the sides' own environments come with their launches."""
+    neutral = replace(as_smoke(plan, plan.sides[0], 1), env={})
+    return smoke.node_settings(image, neutral, beside, gpu)
+
+
+def run_bench(
+    engine: Engine,
+    plan: BenchPlan,
+    node: nodes.NodeSettings,
+    *,
+    run: str,
+    gpu: GpuRun | None = None,
+    watcher: Watcher | None = None,
+) -> Seen:
+    """Play every turn; everything of the run is removed however it ends.
+
+    What `plan` puts into one group runs at the same time. A side that fails on some ranks is not
+    played there again; the others go on.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: after everything was removed.
+    """
+    watcher = watcher or Watcher()
+    phases = _Phases(watcher)
+    seen = Seen(run=run, devices=tuple(g.name for g in gpu.placement.gpus) if gpu else ())
+    made = certificates.MeshPlan(
+        run=run, nodes=(NODE,), port=smoke.SSH_PORT, seconds=smoke.MESH_SECONDS, addresses={}
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            with phases.one("start the node"):
+                started = nodes.running_mesh(engine, made, node, now=int(time.time()))
+                running = stack.enter_context(started)
+                nodes.wait_reachable(running)
+            with phases.one("prepare data"):
+                training.prepare(running, as_smoke(plan, plan.sides[0], 1))
+            # Step by step: what was played stays, also where an engine refuses in the middle.
+            for more in _play_all(running, plan, seen, phases):
+                seen = more
+                watcher.so_far(replace(seen, phases=tuple(phases.found)))
+        except (MeshError, EngineError) as error:
+            seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
+        if gpu and seen.played:
+            with phases.one("memory freed"):
+                seen = replace(seen, gpu=gpu.freed(None))
+        with phases.one("remove the node"):
+            stack.close()
+    return replace(seen, phases=tuple(phases.found))
+
+
+def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases) -> Iterator[Seen]:
+    """What was seen so far, whenever that is more."""
+    smokes = {
+        (side.name, ranks): as_smoke(plan, side, ranks)
+        for side in plan.sides
+        for ranks in plan.counts
+    }
+    failed: dict[tuple[str, int], str] = {}
+    ports = itertools.count(smoke.FIRST_PORT)
+    for group in plan.groups():
+        first = group[0]
+        key = first.side, first.ranks
+        if key in failed:
+            why = f"{failed[key]} failed"
+            seen = replace(seen, left_out={**seen.left_out, **dict.fromkeys(group, why)})
+            yield seen
+            continue
+        starts = [start(plan, smokes[key], turn, running.plan.nodes, next(ports)) for turn in group]
+        beside = f", {len(group)} at once" if len(group) > 1 else ""
+        with phases.one(f"train {first.name}{beside}"):
+            found = _play(running, group, starts, phases.watcher)
+        seen = replace(seen, played=(*seen.played, *found))
+        phases.watcher.played(found)
+        yield seen
+        if running.lease.lost:
+            yield replace(seen, broken=running.lease.lost)
+            return
+        if any(played.training.failed for played in found):
+            failed[key] = first.name
+
+
+def _play(
+    running: nodes.Mesh,
+    group: Sequence[Turn],
+    starts: Sequence[training.Start],
+    watcher: Watcher,
+) -> tuple[Played, ...]:
+    turns = {turn.label: turn for turn in group}
+    trained = training.train_all(
+        running, starts, on_loss=lambda label, step, loss: watcher.loss(turns[label], step, loss)
+    )
+    return tuple(Played(turn=t, training=one) for t, one in zip(group, trained, strict=True))
+
+
+def start(
+    plan: BenchPlan, one: Smoke, turn: Turn, names: Sequence[str], port: int
+) -> training.Start:
+    """One training as it is launched: on its own GPUs, with a port and folders of its own."""
+    used, per_node = training.spread(turn.ranks, names)
+    taken = plan.gpus(turn)
+    # A lone rank's threads would take all cores, and so would those beside it: each gets what
+    # torchrun gives every one of several ranks.
+    threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
+    own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))} if taken else {}
+    one = replace(one, env={**threads, **one.env, **own})
+    launched = TrainingPlan(
+        layout=one.layouts[0],
+        label=turn.label,
+        save=f"{nodes.SHARED}/checkpoints/{turn.label}",
+        nodes=used,
+        per_node=per_node,
+        gpus=(taken,) if taken else (),
+    )
+    return training.Start(smoke=one, plan=launched, port=port)

@@ -1,0 +1,238 @@
+"""What was played, as numbers: speed, start-up, memory and losses of every training.
+
+Owns how a speed comes out of what ranks recorded. It must not judge: `validate.bench.judge` does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from stackyard.validate.bench.plan import BenchPlan, Turn
+from stackyard.validate.judge_gpu import GpuObservation
+from stackyard.validate.outcome import Phase
+from stackyard.validate.record import Training
+
+# Updates that belong to the start-up: things are compiled, allocators and clocks settle.
+START = 10
+# An update is held against as many on either side of it.
+NEIGHBOURS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """One training that was played."""
+
+    turn: Turn
+    training: Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Everything a bench saw.
+
+    Attributes:
+        left_out: turns that were not played, with why.
+        broken: what kept the bench from going on; empty when it went to its end.
+        devices: names of the GPUs in rank order; empty on CPU ranks.
+        gpu: what GPUs held before and after; None on CPU ranks.
+    """
+
+    run: str
+    played: tuple[Played, ...] = ()
+    left_out: Mapping[Turn, str] = field(default_factory=dict)
+    phases: tuple[Phase, ...] = ()
+    broken: str = ""
+    devices: tuple[str, ...] = ()
+    gpu: GpuObservation | None = None
+
+    def find(self, side: str, ranks: int) -> list[Played]:
+        """A side's trainings on that many ranks, in the order of rounds."""
+        return [p for p in self.played if (p.turn.side, p.turn.ranks) == (side, ranks)]
+
+    def groups(self) -> list[tuple[Played, ...]]:
+        """The trainings that ran at the same time, in the order in which they did."""
+        found: dict[str, list[Played]] = {}
+        for played in self.played:
+            found.setdefault(played.turn.name, []).append(played)
+        return [tuple(group) for group in found.values()]
+
+
+def _windows(training: Training) -> dict[int, tuple[float, float]]:
+    """Return tokens of all ranks together and seconds, by the last update of each window.
+
+    A window takes as long as it took the slowest rank. One that not all ranks recorded is left out.
+    """
+    ranks = list(training.ranks.values())
+    if len(ranks) < training.wanted:
+        return {}
+    shared = set.intersection(*(set(rank.windows) for rank in ranks))
+    found = {}
+    for step in sorted(shared):
+        windows = [rank.windows[step] for rank in ranks]
+        seconds = max(window.seconds for window in windows)
+        if seconds > 0:
+            found[step] = sum(window.tokens for window in windows), seconds
+    return found
+
+
+def window_speeds(training: Training) -> dict[int, float]:
+    """Tokens a second of all ranks together, by the last update of each window."""
+    return {step: tokens / seconds for step, (tokens, seconds) in _windows(training).items()}
+
+
+def speed(training: Training, warm: int) -> float | None:
+    """The median over the windows after the warm-up; None where there is none."""
+    counted = [value for step, value in window_speeds(training).items() if step > warm]
+    return statistics.median(counted) if counted else None
+
+
+def mean_speed(training: Training) -> float | None:
+    """Return tokens a second over all updates after the start-up, with pauses; None without any."""
+    windows = _windows(training)
+    counted = [windows[step] for begin, step in pairwise([0, *windows]) if begin >= START]
+    seconds = sum(taken for _, taken in counted)
+    return sum(tokens for tokens, _ in counted) / seconds if counted else None
+
+
+def update_seconds(training: Training) -> dict[int, float]:
+    """Return seconds of each update on its slowest rank; none in older records."""
+    found: dict[int, float] = {}
+    for rank in training.ranks.values():
+        for step, window in rank.windows.items():
+            first = step - len(window.updates) + 1
+            for update, seconds in enumerate(window.updates, start=first):
+                found[update] = max(seconds, found.get(update, 0.0))
+    return found
+
+
+def longest_pause(training: Training) -> tuple[float, int] | None:
+    """Find the later update that took most longer than its neighbours: the excess, and which.
+
+    Its neighbours are the nearest on either side; their median, so that two pauses side by side do
+    not hide each other. None where updates were not timed one by one.
+    """
+    seconds = {u: taken for u, taken in update_seconds(training).items() if u > START}
+    found = []
+    for update, taken in seconds.items():
+        near = range(update - NEIGHBOURS, update + NEIGHBOURS + 1)
+        others = [seconds[one] for one in near if one in seconds and one != update]
+        if others:
+            found.append((taken - statistics.median(others), update))
+    return max(found, default=None)
+
+
+def started(training: Training, update: int) -> float | None:
+    """Return seconds from the launch to the end of an update on its last rank, where told."""
+    found = []
+    for rank in training.ranks.values():
+        for step, window in rank.windows.items():
+            after = step - update
+            if training.began and window.time and 0 <= after < len(window.updates):
+                later = sum(window.updates[len(window.updates) - after :])
+                found.append(window.time - later - training.began)
+    return max(found) if found and len(found) == training.wanted else None
+
+
+def peak_bytes(training: Training) -> int | None:
+    """The most memory that tensors took on any GPU in the whole training; None on CPU ranks."""
+    peaks = [w.peak_bytes for rank in training.ranks.values() for w in rank.windows.values()]
+    return max(peaks, default=0) or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What a side made on a number of ranks, over all rounds.
+
+    Attributes:
+        speed: tokens a second of all ranks of one training: the median of the rounds; None where
+            none was measured.
+        speeds: of each round: the mean of the trainings that ran at the same time.
+        ratio: to the side it is held against, on as many ranks.
+        scaling: speed(n) / (n x speed(1)).
+        peak_bytes: the most of any GPU in any round.
+        mean: as `speed`, over all updates after the start-up.
+        mean_ratio: as `ratio`, of `mean`.
+        first, tenth: the longest time from a launch to the end of its update 1, and 10, in seconds.
+        pause: by how many seconds an update after that took longer than its neighbours at most.
+    """
+
+    side: str
+    ranks: int
+    speed: float | None
+    speeds: tuple[float, ...]
+    ratio: float | None
+    scaling: float | None
+    peak_bytes: int | None
+    mean: float | None = None
+    mean_ratio: float | None = None
+    first: float | None = None
+    tenth: float | None = None
+    pause: float | None = None
+
+
+def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
+    """One for each side and number of ranks, in the order of numbers."""
+    keys = [(side.name, ranks) for ranks in plan.counts for side in plan.sides]
+    speeds = {key: _speeds(seen, *key, lambda one: speed(one, plan.size.warm)) for key in keys}
+    medians = {key: _median(found) for key, found in speeds.items()}
+    means = {key: _median(_speeds(seen, *key, mean_speed)) for key in keys}
+    found = []
+    for (name, ranks), value in medians.items():
+        trainings = [played.training for played in seen.find(name, ranks)]
+        against = plan.bench.against(plan.bench.side(name))
+        found.append(
+            Line(
+                side=name,
+                ranks=ranks,
+                speed=value,
+                speeds=speeds[name, ranks],
+                ratio=_ratio(value, medians.get((against, ranks))),
+                scaling=_ratio(value, medians.get((name, 1)), times=ranks),
+                peak_bytes=max((peak_bytes(t) or 0 for t in trainings), default=0) or None,
+                mean=means[name, ranks],
+                mean_ratio=_ratio(means[name, ranks], means.get((against, ranks))),
+                first=_most(started(t, 1) for t in trainings),
+                tenth=_most(started(t, START) for t in trainings),
+                pause=_most(p[0] if (p := longest_pause(t)) else None for t in trainings),
+            )
+        )
+    return tuple(found)
+
+
+def group_speed(group: Sequence[Played], warm: int) -> float | None:
+    """Return the mean speed of trainings at the same time, in windows after the warm-up."""
+    return _group(group, lambda training: speed(training, warm))
+
+
+def _group(group: Sequence[Played], measure: Callable[[Training], float | None]) -> float | None:
+    """Return the mean of what trainings that ran at the same time measure.
+
+    None unless all of them were timed to their end: fewer are not the load that was asked for.
+    """
+    found = [None if p.training.failed else measure(p.training) for p in group]
+    timed = [value for value in found if value is not None]
+    whole = bool(group) and len(timed) == group[0].turn.groups
+    return statistics.fmean(timed) if whole else None
+
+
+def _speeds(
+    seen: Seen, side: str, ranks: int, measure: Callable[[Training], float | None]
+) -> tuple[float, ...]:
+    groups = (g for g in seen.groups() if (g[0].turn.side, g[0].turn.ranks) == (side, ranks))
+    found = (_group(group, measure) for group in groups)
+    return tuple(value for value in found if value is not None)
+
+
+def _median(found: Sequence[float]) -> float | None:
+    return statistics.median(found) if found else None
+
+
+def _most(found: Iterable[float | None]) -> float | None:
+    return max((value for value in found if value is not None), default=None)
+
+
+def _ratio(value: float | None, other: float | None, times: int = 1) -> float | None:
+    return value / (times * other) if value and other else None

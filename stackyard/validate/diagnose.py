@@ -1,0 +1,132 @@
+"""Known failures recognised in what a training or a build printed.
+
+Owns the order of what was found: a cause before what follows from it, the earliest first. Pure;
+what can be recognised is data (`images/failures/`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stackyard.definitions.read.failures import KINDS
+from stackyard.definitions.spec import Failure
+
+MOST = 3
+EVIDENCE_LENGTH = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_Line = tuple[int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """A failure that was recognised.
+
+    Attributes:
+        evidence: the line that gave it away, cut where it is very long.
+        line: that line's number in its text, from 1.
+        where: which text it was found in.
+    """
+
+    failure: Failure
+    evidence: str
+    line: int
+    where: str = ""
+
+
+def diagnose(text: str, failures: Iterable[Failure]) -> tuple[Diagnosis, ...]:
+    """What is recognised in one text: causes first, a few at most."""
+    return diagnose_all({"": text}, failures)
+
+
+def diagnose_all(texts: Mapping[str, str], failures: Iterable[Failure]) -> tuple[Diagnosis, ...]:
+    """What is recognised in several texts of one run, by name; each failure once.
+
+    What another one brings about is left out, also where they are in different texts: the rank
+    that ran out of memory and the one that lost its peer seldom write to the same log.
+    """
+    known = tuple(failures)
+    found: dict[str, tuple[int, Diagnosis]] = {}
+    for place, (where, text) in enumerate(texts.items()):
+        for diagnosis in _find(text, known, where):
+            found.setdefault(diagnosis.failure.id, (place, diagnosis))
+    brought = {other for _, diagnosis in found.values() for other in diagnosis.failure.brings}
+    left = [entry for name, entry in found.items() if name not in brought]
+    left.sort(key=lambda entry: (KINDS.index(entry[1].failure.kind), entry[0], entry[1].line))
+    return tuple(diagnosis for _, diagnosis in left[:MOST])
+
+
+def _find(text: str, failures: Sequence[Failure], where: str) -> list[Diagnosis]:
+    text = _COLOUR.sub("", text)
+    # A progress bar writes its line again and again: each time counts as the same line.
+    lines = [(n, part) for n, line in enumerate(text.split("\n"), 1) for part in line.split("\r")]
+    found = []
+    for failure in failures:
+        seen = _evidence(failure, text, lines)
+        if seen is not None:
+            number, line, start = seen
+            evidence = _cut(line, start)
+            found.append(Diagnosis(failure=failure, evidence=evidence, line=number, where=where))
+    return found
+
+
+def _evidence(failure: Failure, text: str, lines: Sequence[_Line]) -> tuple[int, str, int] | None:
+    """The first line that shows a failure; None when it is not there."""
+    needed = [_first(pattern, text, lines) for pattern in failure.all_of]
+    either = [_first(pattern, text, lines) for pattern in failure.any_of]
+    shown = [seen for seen in (*either, *needed) if seen is not None]
+    if None in needed or (failure.any_of and not any(either)):
+        return None
+    return min(shown)
+
+
+def _first(pattern: str, text: str, lines: Sequence[_Line]) -> tuple[int, str, int] | None:
+    compiled = re.compile(pattern, re.MULTILINE)
+    if compiled.search(text) is None:  # one look at all of it is much quicker than many at lines
+        return None
+    for number, line in lines:
+        match = compiled.search(line)
+        if match:
+            return number, line, match.start()
+    return None
+
+
+def _cut(line: str, start: int) -> str:
+    """A part of a very long line that shows where the pattern was found."""
+    if len(line) <= EVIDENCE_LENGTH:
+        return line.strip()
+    first = max(0, min(start - 60, len(line) - EVIDENCE_LENGTH))
+    part = line[first : first + EVIDENCE_LENGTH].strip()
+    return ("..." if first else "") + part + ("..." if first + EVIDENCE_LENGTH < len(line) else "")
+
+
+def diagnosis_value(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as data, for reports and `--json`."""
+    failure = diagnosis.failure
+    return {
+        "id": failure.id,
+        "title": failure.title,
+        "kind": failure.kind,
+        "cause": failure.cause,
+        "remedy": failure.remedy,
+        "threads": list(failure.threads),
+        "evidence": diagnosis.evidence,
+        "line": diagnosis.line,
+        "where": diagnosis.where,
+    }
+
+
+def diagnosis_text(value: Mapping[str, Any]) -> str:
+    """A diagnosis (as data) for people, in a few lines."""
+    place = f"{value['where']}, line {value['line']}" if value["where"] else f"line {value['line']}"
+    mark = "" if value["kind"] == "cause" else f" ({value['kind']})"
+    lines = [
+        f"recognised: {value['title']}{mark} [{value['id']}]",
+        f"  seen in {place}: {value['evidence']}",
+        f"  why: {value['cause']}",
+        f"  do: {value['remedy']}",
+        *(f"  thread: {thread}" for thread in value["threads"]),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,133 @@
+"""Measure what a placement's GPUs do, and the same on the bare host.
+
+Owns starting `images/measure/gpu_measure.py` in both places and bounding it. It must not judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stackyard.definitions.project import ROOT
+from stackyard.gpu import nccl
+from stackyard.gpu.placement import Gpu
+from stackyard.launch import LAUNCHERS, LaunchRequest
+from stackyard.mesh.nodes import SHARED, SMOKE_FOLDER, Mesh
+from stackyard.system import cleanup, process
+from stackyard.system.errors import CommandError, EngineError
+from stackyard.system.process import last_lines
+
+PROGRAM = "gpu_measure.py"
+FOLDER = ROOT / "images" / "measure"
+# 25 s on 2 x H200; sockets in place of NVLink take 60 s more for the largest messages.
+SECONDS = 240
+_HAS_TORCH = "import torch; assert torch.cuda.is_available(); print(torch.__version__)"
+
+
+def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
+    """Measure with one process a GPU on every node.
+
+    Raises:
+        EngineError: it failed or did not end in time; carries its last lines.
+    """
+    out = f"{SHARED}/runs/measure.json"
+    request = LaunchRequest(
+        nodes=running.plan.nodes,
+        per_node=per_node,
+        port=port,
+        program=(f"{SMOKE_FOLDER}/{PROGRAM}", "--out", out),
+        env={"NCCL_DEBUG": "WARN"},
+        folder=SMOKE_FOLDER,
+        scratch="/run/stackyard/launch/measure",
+        ssh_port=running.plan.port,
+        device="cuda",
+    )
+    launch = LAUNCHERS["torchrun"](request)
+    words = ["sh", "-euc", f'mkdir -p {SHARED}/runs; exec "$@"', "measure", *launch.argv]
+    done = running.engine.exec(
+        running.first, words, seconds=SECONDS, env=launch.env, folder=SMOKE_FOLDER, control=False
+    )
+    if done.code != 0:
+        running.strays(kill=True)
+        late = f"did not end within {SECONDS} s" if done.code in (124, 137) else "failed"
+        raise EngineError(f"measuring the GPUs {late}", why=reason(done.output))
+    read = running.engine.exec(running.first, ["cat", out], seconds=20)
+    found: dict[str, Any] = json.loads(read.output)
+    if found.get("copy_gb_s") is None:
+        found["copy_gb_s"] = _copy_between_all(running)
+    return found
+
+
+def _copy_between_all(running: Mesh) -> float | None:
+    """A plain copy by one process that sees every GPU of its node; None when it sees only one."""
+    words = ["env", "-u", "CUDA_VISIBLE_DEVICES", "python3", PROGRAM, "--only-copy"]
+    done = running.engine.exec(running.first, words, seconds=60, folder=SMOKE_FOLDER, control=False)
+    try:
+        copied = json.loads(done.output.splitlines()[-1])["copy_gb_s"]
+    except (ValueError, IndexError, KeyError, TypeError):
+        return None
+    return None if copied is None else float(copied)
+
+
+def reason(output: str) -> str:
+    """Why it failed, of all that ranks and their launcher said: NCCL's own warnings, if any."""
+    warned = dict.fromkeys(nccl.read_log(output.splitlines()).warnings)
+    return "\n".join(list(warned)[:5]) or last_lines(output, 40)
+
+
+def host_python(environment: Mapping[str, str]) -> tuple[str, str]:
+    """A Python of this host that has torch and sees GPUs; empty, and why, when there is none."""
+    own = str(Path(sys.prefix) / "bin")
+    path = os.pathsep.join(p for p in environment.get("PATH", "").split(os.pathsep) if p != own)
+    python = environment.get("STACKYARD_HOST_PYTHON") or shutil.which("python3", path=path)
+    if not python:
+        return "", "there is no python3 on this host"
+    try:
+        process.run([python, "-c", _HAS_TORCH], timeout=60)
+    except CommandError:
+        return "", f"{python} of this host has no torch that sees a GPU (STACKYARD_HOST_PYTHON)"
+    return python, ""
+
+
+def on_host(gpus: Sequence[Gpu], settings: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """Measure on the bare host, on the same GPUs; empty, and why, where that cannot be done.
+
+    Args:
+        settings: of NCCL, as the containers have them from the caller.
+    """
+    python, why = host_python(os.environ)
+    if not python:
+        return {}, why
+    with cleanup.folder("measure") as folder:
+        out = folder / "measure.json"
+        words = [
+            python, "-m", "torch.distributed.run",
+            f"--nproc-per-node={len(gpus)}",
+            "--master-addr=127.0.0.1",
+            f"--master-port={_free_port()}",
+            str(FOLDER / PROGRAM), "--out", str(out),
+        ]  # fmt: skip
+        env = {
+            **settings,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
+        }
+        try:
+            process.run(words, env=env, timeout=SECONDS)
+            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        except (CommandError, OSError, ValueError) as error:
+            detail = error.why if isinstance(error, CommandError) else str(error)
+            return {}, f"measuring on the bare host failed: {last_lines(detail, 5)}"
+    return found, ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,237 @@
+"""The smoke of one image: mesh, trainings, kill and resume, observed and judged.
+
+Owns the order of phases and their timing. The verdict is `validate.judge`'s, the running of a
+single training `validate.training`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stackyard.definitions.spec import Smoke
+from stackyard.mesh import certificates, nodes
+from stackyard.system.engine import Engine
+from stackyard.system.errors import EngineError, MeshError, StackyardError
+from stackyard.validate import judge, measure, training
+from stackyard.validate.gpu_run import GpuRun
+from stackyard.validate.outcome import Outcome, Phase
+from stackyard.validate.record import Training
+from stackyard.validate.watchdog import TrainingPlan
+
+# Launches of one run follow each other on ports of their own: a port may linger after a kill.
+FIRST_PORT = 29500
+SSH_PORT = 2222
+_PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
+MESH_SECONDS = 6 * 3600
+# Data loaders and NCCL hand tensors over through it; it takes memory only when used.
+GPU_SHM_BYTES = 8 * 2**30
+INSIDE = Path(__file__).resolve().parent.parent / "inside"
+# Ranks on CPUs share the cores, and see no GPU, whatever the image and the host have.
+CPU_RANKS = {
+    "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void",
+}  # fmt: skip
+Say = Callable[[str], None]
+
+
+@dataclass
+class Watcher:
+    """Where a smoke tells what it is doing, and is told to stop."""
+
+    phase: Say = lambda name: None
+    loss: Callable[[str, int, float], None] = lambda label, step, loss: None
+    over: Callable[[str, float], None] = lambda outcome, seconds: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Stopped(StackyardError):
+    """A smoke that was told to stop: it has no verdict."""
+
+
+@dataclass
+class _Progress:
+    """Gathers an Observation while phases run."""
+
+    watcher: Watcher
+    phases: list[Phase] = field(default_factory=list)
+    trainings: dict[str, Training] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self.watcher.stop.is_set():
+            raise Stopped("the smoke was stopped")
+        self.watcher.phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
+
+
+def node_settings(
+    image: str, smoke: Smoke, files: Mapping[str, bytes], gpu: GpuRun | None = None
+) -> nodes.NodeSettings:
+    """What the containers of a smoke are started with."""
+    # Both lie beside the workload, which is on the path that Python imports from.
+    beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
+    probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
+    env = {"PYTHONPATH": nodes.SMOKE_FOLDER, "PYTHONUNBUFFERED": "1", **smoke.env}
+    everything = {**files, **beside}
+    if gpu is None:
+        env = {**CPU_RANKS, **env}
+        return nodes.NodeSettings(image=image, env=env, files=everything, probes=probes)
+    everything[measure.PROGRAM] = (measure.FOLDER / measure.PROGRAM).read_bytes()
+    return nodes.NodeSettings(
+        image=image,
+        env=env,
+        files=everything,
+        probes=probes,
+        shm_bytes=GPU_SHM_BYTES,
+        hardware=gpu.hardware,
+        network=gpu.placement.network,
+    )
+
+
+def workload_files(folder: Path) -> dict[str, bytes]:
+    """The files of a workload folder, by relative path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def run_smoke(
+    engine: Engine,
+    smoke: Smoke,
+    settings: nodes.NodeSettings,
+    *,
+    run: str,
+    node_count: int = 2,
+    image_env: Mapping[str, str],
+    watcher: Watcher | None = None,
+    gpu: GpuRun | None = None,
+    recorded: Mapping[int, float] | None = None,
+) -> Outcome:
+    """Run a smoke to its verdict; everything of the run is removed however it ends.
+
+    Raises:
+        Stopped: the watcher said so.
+        KeyboardInterrupt, SystemExit: after everything was removed.
+    """
+    progress = _Progress(watcher=watcher or Watcher())
+    names = tuple(f"node{number + 1}" for number in range(node_count))
+    on_host = settings.network == "host"
+    plan = certificates.MeshPlan(
+        run=run,
+        nodes=names,
+        port=SSH_PORT,
+        seconds=MESH_SECONDS,
+        addresses=certificates.loopback_addresses(run, names) if on_host else {},
+    )
+    seen = judge.Observation(
+        nodes=names,
+        environment={**image_env, **settings.env},
+        own={name: own.env for name, own in zip(names, settings.hardware, strict=False)},
+        pairs=certificates.pairs(names),
+        gpu=gpu.observed() if gpu else None,
+        recorded=recorded or {},
+    )
+    running: nodes.Mesh | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            with progress.phase("start nodes"):
+                started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
+                running = stack.enter_context(started)
+            seen = _try_mesh(running, settings, seen, progress)
+            seen = _train_all(running, smoke, seen, progress, gpu)
+        except (MeshError, EngineError) as error:
+            if progress.watcher.stop.is_set():
+                raise Stopped("the smoke was stopped") from error
+            lost = running.lease.lost if running is not None else ""
+            seen = _broken(seen, lost or str(error), progress)
+        if gpu and running is not None and not running.lease.lost:
+            with progress.phase("memory freed"):
+                seen = replace(seen, gpu=gpu.freed(seen.gpu))
+        with progress.phase("remove nodes"):
+            stack.close()
+    return Outcome(
+        run=run,
+        checks=judge.judge(smoke, seen),
+        phases=tuple(progress.phases),
+        observation=seen,
+    )
+
+
+def _broken(seen: judge.Observation, why: str, progress: _Progress) -> judge.Observation:
+    return replace(seen, trainings=progress.trainings, broken=why)
+
+
+def _try_mesh(
+    running: nodes.Mesh, settings: nodes.NodeSettings, seen: judge.Observation, progress: _Progress
+) -> judge.Observation:
+    with progress.phase("reach"):
+        reach = nodes.wait_reachable(running)
+    with progress.phase("refuse"):
+        refusals = nodes.try_refusals(running, now=int(time.time()))
+    sessions = {
+        (source, target): nodes.session_environment(answer["environment"])
+        for source, answers in reach.items()
+        for target, answer in answers.items()
+        if answer["environment"]
+    }
+    return replace(seen, reach=reach, refusals=refusals, sessions=sessions)
+
+
+def _train_all(
+    running: nodes.Mesh,
+    smoke: Smoke,
+    seen: judge.Observation,
+    progress: _Progress,
+    gpu: GpuRun | None,
+) -> judge.Observation:
+    with progress.phase("prepare data"):
+        training.prepare(running, smoke)
+        seen = replace(seen, installed=nodes.installed(running))
+    ports = iter(range(FIRST_PORT, FIRST_PORT + 100))
+    if gpu:
+        with progress.phase("measure"):
+            seen = replace(seen, gpu=gpu.measured(running, seen.gpu, next(ports)))
+
+    def one(name: str, label: str, save: str, kill_after: int | None = None) -> Training:
+        layout = smoke.layout(name)
+        used, per_node = training.spread(layout.ranks, running.plan.nodes)
+        plan = TrainingPlan(
+            layout=layout,
+            label=label,
+            save=save,
+            nodes=used,
+            per_node=per_node,
+            gpus=gpu.takes(len(used), per_node) if gpu else (),
+            kill_after=kill_after,
+        )
+        with progress.phase(f"train {label}"):
+            return training.train(
+                running, smoke, plan, port=next(ports), on_loss=progress.watcher.loss
+            )
+
+    for layout in smoke.layouts:
+        # The layout that is resumed goes on past its last judged update, until it is killed: it
+        # is both the training that was cut off and the one that was not, up to there.
+        end = smoke.updates if layout.name == smoke.resume else None
+        found = one(layout.name, layout.name, _checkpoints(layout.name), end)
+        progress.trainings[layout.name] = found
+        if found.failed:
+            why = f"{layout.name} failed, and nothing was started after it"
+            return replace(seen, trainings=progress.trainings, broken=why)
+    killed = progress.trainings[smoke.resume]
+    resumed = one(smoke.resume, f"{smoke.resume}-resumed", _checkpoints(smoke.resume))
+    return replace(seen, trainings=progress.trainings, killed=killed, resumed=resumed)
+
+
+def _checkpoints(layout: str) -> str:
+    return f"{nodes.SHARED}/checkpoints/{layout}"

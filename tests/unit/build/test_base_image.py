@@ -1,0 +1,228 @@
+"""What builds stand on: when it is the same, and which local wheels go along."""
+
+import contextlib
+import tarfile
+
+import pytest
+
+from stackyard.build import base_image, bundle
+from stackyard.build.mirrors import CallerSettings
+from stackyard.definitions.spec import Bootstrap, Common
+from stackyard.system.errors import NothingToRunOn
+from stackyard.system.image import ImageInfo
+from tests.unit import samples
+
+
+def key(base=None, common=None):
+    return base_image.base_key(base or samples.base(), common or samples.common())
+
+
+def made_of(**changes):
+    values = {"suite": "bookworm", "packages": ("python3",), "exclude": (), **changes}
+    return samples.base(bootstrap=Bootstrap(**values))
+
+
+def common(*system):
+    return Common(system=system, build_system=(), text_packages=(), env={})
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        made_of(suite="trixie"),
+        made_of(packages=("python3", "less")),
+        made_of(exclude=("/usr/share/doc/*",)),
+        samples.base(platform="linux/arm64"),
+    ],
+)
+def test_what_a_base_is_made_of_decides_its_address(base):
+    assert key(base) != key()
+
+
+def test_the_common_packages_are_part_of_a_base():
+    assert key(common=common("tini")) != key(common=common("tini", "less"))
+
+
+@pytest.mark.parametrize("script", ["_CLEAN", "_BLANK_SOURCES"])
+def test_how_a_base_is_cleaned_decides_its_address(monkeypatch, script):
+    before = key()
+    monkeypatch.setattr(base_image, script, "echo")
+    assert key() != before
+
+
+def test_order_and_what_is_not_content_do_not_decide_an_address():
+    assert key(common=common("tini", "less")) == key(common=common("less", "tini", "tini"))
+    assert key(samples.base(summary="another", env={}, torch=())) == key()
+
+
+def test_a_made_base_is_found_by_its_address_and_a_pulled_one_by_its_name():
+    name = base_image.base_reference(samples.base(), samples.common())
+    assert name == f"stackyard/base:cpu-{key()[:12]}"
+    assert (
+        base_image.base_reference(samples.pulled(), samples.common()) == "registry.example/torch:1"
+    )
+
+
+WHEELS = [
+    "alpha-1.2.0-py3-none-any.whl",
+    "alpha-1.3.0-py3-none-any.whl",
+    "Foo_Bar-2.0-cp311-cp311-linux_x86_64.whl",
+    "torch-2.0.0+cpu-cp311-cp311-linux_x86_64.whl",
+    "not-a-wheel.whl",
+    "alpha-1.2.0.tar.gz",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in WHEELS:
+        (tmp_path / name).write_bytes(b"wheel")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({("alpha", "1.2.0")}, [WHEELS[0]]),
+        ({("foo-bar", "2.0")}, [WHEELS[2]]),
+        ({("torch", "2.0.0+cpu")}, [WHEELS[3]]),
+        ({("torch", "2.0.0")}, []),
+        ({("alpha", "9")}, []),
+        (set(), []),
+    ],
+)
+def test_local_wheels_are_those_that_the_locks_name(folder, wanted, found):
+    assert [path.name for path in base_image.local_wheels([folder], wanted)] == found
+
+
+def test_of_the_same_wheel_in_two_folders_the_first_is_taken(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (other / WHEELS[0]).write_bytes(b"other")
+    gone = other / "gone"
+    (path,) = base_image.local_wheels([gone, other, folder], {("alpha", "1.2.0")})
+    assert path.parent == other
+
+
+class Holding:
+    """An engine that holds what it was given."""
+
+    def __init__(self, *names):
+        self.held, self.imported = set(names), []
+
+    def image(self, name):
+        return name if name in self.held else None
+
+    def import_tar(self, path, name, changes):
+        with tarfile.open(path) as archive:
+            self.imported.append([(m.name, m.mode, m.uname) for m in archive.getmembers()])
+        self.held.add(name)
+
+
+def caller(*folders):
+    return CallerSettings(secrets={}, wheel_folders=folders, proxies={})
+
+
+def test_the_tools_hold_uv_and_the_wanted_wheels_and_are_made_once(folder, monkeypatch):
+    binary = folder / "uv"
+    binary.write_bytes(b"uv")
+    monkeypatch.setattr(base_image.uv, "find_uv_bin", lambda: str(binary))
+    engine = Holding()
+    wanted = [("alpha", "1.2.0")]
+    name = base_image.ensure_tools(engine, caller(folder), wanted)
+    assert name.startswith("stackyard/tools:")
+    assert engine.imported == [[("uv", 0o755, "root"), (f"wheels/{WHEELS[0]}", 0o755, "root")]]
+    assert base_image.ensure_tools(engine, caller(folder), wanted) == name
+    assert len(engine.imported) == 1
+    assert base_image.ensure_tools(engine, caller(), wanted) != name
+
+
+def test_the_tools_of_a_bundle_are_made_once_for_its_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "write_tools", lambda path, out: tarfile.open(out, "w").close())
+    engine = Holding()
+    manifests = [samples.manifest(files={"wheels/a.whl": digit * 64}) for digit in "01"]
+    one, other = (base_image.ensure_bundle(engine, tmp_path, found) for found in manifests)
+    assert one.startswith("stackyard/tools:bundle-")
+    assert one != other
+    assert base_image.ensure_bundle(engine, tmp_path, manifests[0]) == one
+    assert len(engine.imported) == 2
+
+
+def test_a_base_out_of_files_is_made_only_when_asked_for():
+    with pytest.raises(NothingToRunOn) as caught:
+        base_image.ensure_base(Holding(), samples.carried(), samples.common(), caller(), print)
+    assert caught.value.hint == "invoke base far"
+
+
+def test_a_base_that_the_engine_holds_is_not_made_again():
+    name = base_image.base_reference(samples.base(), samples.common())
+    said = []
+    found = base_image.ensure_base(
+        Holding(name), samples.base(), samples.common(), caller(), said.append
+    )
+    assert (found, said) == (name, [])
+
+
+def test_without_mmdebstrap_that_is_said_with_what_to_install(monkeypatch):
+    monkeypatch.setattr(base_image.shutil, "which", lambda name: None)
+    with pytest.raises(base_image.StackyardError) as caught:
+        base_image.ensure_base(Holding(), samples.base(), samples.common(), caller(), print)
+    assert "mmdebstrap, which is not installed" in caught.value.what
+    assert caught.value.hint.startswith("apt-get install mmdebstrap")
+
+
+def test_a_bootstrap_asks_for_every_package_and_blanks_the_callers_sources(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(base_image.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(base_image.process, "run", lambda argv, **_: ran.append(argv))
+    given = CallerSettings(
+        secrets={"apt.sources": b"https://me:pw@debian"}, wheel_folders=(), proxies={}
+    )
+    base = made_of(exclude=("/usr/share/doc/*",))
+    base_image._bootstrap(base, samples.common(), given, tmp_path / "root.tar", print)
+    ((*words, suite, out, sources),) = ran
+    assert (suite, out) == ("bookworm", str(tmp_path / "root.tar"))
+    assert "--include=openssh-server,python3,tini" in words
+    assert "--dpkgopt=path-exclude=/usr/share/doc/*" in words
+    assert [w.rpartition("/")[2] for w in words if "customize-hook" in w] == ["clean", "blank"]
+    assert sources.endswith("/caller.sources")
+    assert "pw" not in " ".join(ran[0])
+
+
+def test_space_is_not_known_where_the_engines_folder_is_not_here(tmp_path):
+    assert base_image.free_bytes(str(tmp_path / "gone")) is None
+    assert base_image.free_bytes(str(tmp_path)) > 0
+
+
+class Bases:
+    """An engine in which the name stands for the image made last; every base is one layer."""
+
+    def __init__(self, *layers):
+        self.images = [ImageInfo(id=f"{n}", tags=(), labels={}, env=(), size=1, layers=(layer,))
+                       for n, layer in enumerate(layers)]  # fmt: skip
+        self.named = self.images[0]
+
+    def image(self, reference):
+        return self.named
+
+    def import_tar(self, path, reference, changes):
+        self.named = self.images[1]
+
+    def tag(self, image, reference):
+        self.named = next((i for i in self.images if i.id == image), self.named)
+
+
+@pytest.mark.parametrize(
+    ("again", "fresh", "stays"),
+    [("same", False, "0"), ("same", True, "0"), ("other", True, "1"), ("other", False, "0")],
+)
+def test_a_base_made_afresh_keeps_its_image_where_it_came_out_the_same(
+    monkeypatch, again, fresh, stays
+):
+    made = []
+    monkeypatch.setattr(base_image, "_bootstrap", lambda *_: made.append("again"))
+    monkeypatch.setattr(base_image, "exclusive", lambda *_: contextlib.nullcontext())
+    engine = Bases("same", again)
+    found = base_image.ensure_base(
+        engine, samples.base(), samples.common(), None, print, fresh=fresh
+    )
+    assert (found.id, bool(made)) == (stays, fresh)

@@ -1,0 +1,178 @@
+"""Fetching a bundle's content: the exact commands, for the base's platform and never this one's."""
+
+import hashlib
+import io
+import sys
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from stackyard.build import bundle, bundle_fetch
+from stackyard.build.mirrors import CallerSettings
+from stackyard.definitions import lock
+from stackyard.system.errors import StackyardError
+from tests.unit import samples, test_bundle
+
+NOBODY = CallerSettings(secrets={}, wheel_folders=(), proxies={})
+SOURCES = CallerSettings(secrets={"apt.sources": b"Types: deb"}, wheel_folders=(), proxies={})
+
+
+def test_wheels_are_asked_for_by_hash_for_the_bases_python_and_platform():
+    caller = CallerSettings(secrets={}, wheel_folders=(Path("/w"),), proxies={})
+    words = bundle_fetch.wheel_command(samples.carried(), Path("x.lock"), Path("out"), caller)
+    head, platforms = (
+        words[: -len(bundle_fetch.platforms(samples.carried()))],
+        words[-len(bundle_fetch.platforms(samples.carried())) :],
+    )
+    assert head == [
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes",
+        "--find-links", "/w", "--dest", "out", "--requirement", "x.lock",
+        "--only-binary=:all:", "--implementation=cp", "--python-version=3.12",
+    ]  # fmt: skip
+    assert platforms[0] == "--platform=manylinux_2_34_x86_64"
+    assert all(word.endswith("_x86_64") for word in platforms)
+
+
+def test_platforms_are_every_glibc_up_to_what_locks_are_resolved_for():
+    found = bundle_fetch.platforms(samples.carried(platform="linux/arm64"))
+    assert found[0] == "manylinux_2_34_aarch64"
+    assert {"manylinux_2_17_aarch64", "manylinux2014_aarch64", "linux_aarch64"} <= set(found)
+    assert "manylinux_2_35_aarch64" not in found
+
+
+def test_apt_uses_sources_lists_and_architecture_of_its_own():
+    words = bundle_fetch.apt_command(
+        samples.carried(platform="linux/arm64"), Path("/b"), "download", "tini"
+    )
+    assert words[0] == "apt-get"
+    assert words[-2:] == ["download", "tini"]
+    assert {
+        "APT::Architecture=arm64",
+        "Dir::Etc::SourceList=/dev/null",
+        "Dir::Etc::SourceParts=/b/sources",
+        "Dir::State::status=/dev/null",
+        "Dir::State::Lists=/b/apt/lists",
+    } <= set(words)
+
+
+def test_an_index_that_only_uv_was_told_of_reaches_pip_in_a_private_file(tmp_path):
+    caller = CallerSettings(secrets={"pip.conf": b"hunter2"}, wheel_folders=(), proxies={})
+    env = bundle_fetch.pip_environment(caller, tmp_path)
+    path = Path(env["PIP_CONFIG_FILE"])
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"hunter2", 0o600)
+    assert bundle_fetch.pip_environment(NOBODY, tmp_path) == {}
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """A project, and every command that is run for a bundle of it."""
+    ran = []
+
+    def run(argv, *, env=None, cwd=None, timeout=0):
+        ran.append(list(argv))
+        if "--dest" in argv:
+            name = Path(argv[argv.index("--requirement") + 1]).name
+            (Path(argv[argv.index("--dest") + 1]) / f"from-{name}").write_text("x")
+
+    (tmp_path / "requirements.lock").write_text("rich==15.0 \\\n    --hash=sha256:" + "0" * 64)
+    monkeypatch.setattr(bundle_fetch.process, "run", run)
+    asked = []
+
+    def resolved(*args, **named):
+        asked.append(named)
+        return ()
+
+    monkeypatch.setattr(bundle_fetch.resolve, "compile_requirements", resolved)
+    monkeypatch.setattr(
+        bundle_fetch.resolve, "find_sdists", lambda *_: ["https://x/a%2B1/beta-3.0.tar.gz"]
+    )
+    monkeypatch.setattr(bundle_fetch, "download", lambda address, caller: b"beta")
+    return tmp_path, ran, asked
+
+
+def image():
+    """The image of the bundle's tests, its sdist locked as what is downloaded here."""
+    digest = "sha256:" + hashlib.sha256(b"beta").hexdigest()
+    entry = lock.Locked(name="beta", version="3.0", hashes=(digest,))
+    text = lock.render_lock([entry], inputs="sha256:" + "f" * 64, command="invoke lock")
+    return test_bundle.image(locks={**test_bundle.locks(), "images/wheels/beta.far.lock": text})
+
+
+def test_every_lock_is_fetched_into_its_folder_and_packed(commands):
+    root, ran, asked = commands
+    manifest = bundle_fetch.make(root, [image()], root / "far.tar", SOURCES, lambda text: None)
+    assert set(manifest.files) == {
+        "wheels/from-far.lock",
+        "wheels/from-beta.far.build.lock",
+        "sdists/beta-3.0.tar.gz",
+        "tool/from-requirements.lock",
+        "tool/requirements.lock",
+    }
+    assert bundle.read(root / "far.tar") == manifest
+    assert [words[-1] for words in ran if words[0] == "apt-get"] == ["update", "tini"]
+    (own,) = asked
+    assert own["constraints"] == {"rich": "15.0"}
+    assert own["project"] == root / "pyproject.toml"
+    assert own["base"].name == "far"
+
+
+def test_sources_with_another_hash_are_refused(commands, monkeypatch):
+    root, _, _ = commands
+    monkeypatch.setattr(bundle_fetch, "download", lambda address, caller: b"tampered")
+    with pytest.raises(StackyardError, match="has a hash that no lock names"):
+        bundle_fetch.make(root, [image()], root / "far.tar", SOURCES, lambda text: None)
+
+
+def test_sources_that_the_index_does_not_have_are_named(commands, monkeypatch):
+    root, _, _ = commands
+    monkeypatch.setattr(bundle_fetch.resolve, "find_sdists", lambda *_: [])
+    with pytest.raises(StackyardError, match=r"no sources found of beta 3\.0"):
+        bundle_fetch.make(root, [image()], root / "far.tar", SOURCES, lambda text: None)
+
+
+INDEX = b'[[index]]\nurl = "https://me:p%40ss@mirror.example/simple"\ndefault = true\n'
+
+
+@pytest.mark.parametrize(
+    ("address", "sent"),
+    [
+        ("https://mirror.example/files/a.tar.gz", {"Authorization": "Basic bWU6cEBzcw=="}),
+        ("https://mirror.example.evil/files/a.tar.gz", {}),
+        ("https://other.example/files/a.tar.gz", {}),
+    ],
+)
+def test_an_indexs_password_goes_to_that_index_only(address, sent):
+    caller = CallerSettings(secrets={"uv.toml": INDEX}, wheel_folders=(), proxies={})
+    assert bundle_fetch.authorization(address, caller) == sent
+    assert bundle_fetch.authorization(address, NOBODY) == {}
+
+
+def test_what_cannot_be_downloaded_is_named_without_its_password(monkeypatch):
+    def refuse(request, **_):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(bundle_fetch, "urlopen", refuse)
+    with pytest.raises(StackyardError, match="cannot fetch https://x/a") as caught:
+        bundle_fetch.download("https://me:pw@x/a", NOBODY)
+    assert "no route to host" in caught.value.why
+    assert "pw" not in str(caught.value)
+    monkeypatch.setattr(bundle_fetch, "urlopen", lambda request, **_: io.BytesIO(b"data"))
+    assert bundle_fetch.download("https://x/a", NOBODY) == b"data"
+
+
+def test_a_lock_without_entries_asks_for_nothing(commands):
+    root, ran, _ = commands
+    locks = {"images/toy/far.lock": samples.locked()}
+    stacks = {"toy": samples.stack(builds=(), fixes=())}
+    lone = test_bundle.image(locks=locks, stacks=stacks)
+    bundle_fetch.make(root, [lone], root / "far.tar", SOURCES, lambda text: None)
+    assert [w[-1] for w in ran if "download" in w and "pip" in w] == ["--platform=linux_x86_64"]
+
+
+def test_without_package_sources_that_is_said(commands):
+    root, _, _ = commands
+    with pytest.raises(StackyardError, match="no package sources of debian/bookworm") as caught:
+        bundle_fetch.make(root, [image()], root / "far.tar", NOBODY, lambda text: None)
+    assert "STACKYARD_APT_SOURCES" in caught.value.hint
+    assert not (root / "far.tar").exists()

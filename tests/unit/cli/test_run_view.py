@@ -1,0 +1,155 @@
+"""What a person sees of a run on hosts: labelled lines, one bar for all ranks, tables."""
+
+import pytest
+from rich.console import Console
+
+from stackyard.cli import run_view
+from stackyard.cli.console import Terminal
+from stackyard.cli.run_view import RunView, hosts_table, runs_table
+from tests.unit.machines import node, plan
+
+MESH = plan(node("a"), node("study-2"))
+
+
+@pytest.fixture
+def view(capsys):
+    """A view where there is no terminal; what it printed since it was last asked."""
+
+    def make(**changes):
+        terminal = Terminal(json=changes.pop("json", False), live=False)
+        with RunView(MESH, "demo", terminal, **changes) as made:
+            made.terminal = terminal
+        made.printed = lambda: capsys.readouterr().out.splitlines()
+        return made
+
+    return make
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [5.0]
+    monkeypatch.setattr(run_view.time, "monotonic", lambda: now[0])
+    return now
+
+
+def line(text, rank=0, name="a"):
+    return {"node": name, "rank": rank, "text": text}
+
+
+def test_a_line_says_which_node_and_rank_it_is_from(view):
+    made = view()
+    made.line(line("loss 3.1"))
+    made.line(line("loss 3.1", None))
+    made.line(line("[red]no markup[/]", 11, "study-2"))
+    assert made.printed() == [
+        "a 0        | loss 3.1", "a          | loss 3.1", "study-2 11 | [red]no markup[/]",
+    ]  # fmt: skip
+
+
+def test_what_several_ranks_say_alike_is_shown_once(view):
+    made = view()
+    for rank in range(4):
+        made.line(line("starting", rank))
+        made.line(line(f"rank {rank}", rank))
+    made.line(line("starting", None))
+    assert [text.partition("| ")[2] for text in made.printed()] == [
+        "starting", "rank 0", "rank 1", "rank 2", "rank 3", "starting",
+    ]  # fmt: skip
+    assert len(made.kept) == 9
+
+
+def test_what_a_rank_repeats_itself_and_all_of_rank_0_is_shown(view):
+    made = view()
+    for rank in (1, 1, 0, 0):
+        made.line(line("loss 0.0", rank))
+    assert len(made.printed()) == 4
+
+
+def test_everything_is_shown_to_who_asks_for_it(view):
+    made = view(everything=True)
+    for rank in range(3):
+        made.line(line("starting", rank))
+    assert len(made.printed()) == 3
+
+
+def test_the_last_lines_are_kept_for_who_explains_a_failure(view):
+    made = view(json=True)
+    for number in range(1000):
+        made.line(line(f"line {number}"))
+    assert made.printed() == []
+    assert made.terminal.tail.splitlines() == [f"line {n}" for n in range(800, 1000)]
+    assert len(made.kept) <= run_view.KEPT + 1
+
+
+def test_a_bar_is_told_at_once_and_then_every_ten_seconds(view, clock):
+    made = view()
+    for second in range(25):
+        clock[0] += 1
+        made.bar(line(f" {second}%|#  | "))
+    assert made.printed() == [f"a 0        | {n}%|#  |" for n in (0, 10, 20)]
+
+
+def test_bars_of_several_ranks_are_one_the_lowest_ranks(view, clock):
+    made = view()
+    made.bar(line("10%", 2, "study-2"))
+    clock[0] += 20
+    made.bar(line("20%", 1))
+    clock[0] += 20
+    made.bar(line("30%", 2, "study-2"))
+    assert made.printed() == [
+        "study-2 2  | 10%", "a 1        | 20%  (and 1 more)",
+        "a 1        | 20%  (and 1 more)",
+    ]  # fmt: skip
+
+
+def test_json_has_no_bars(view):
+    made = view(json=True)
+    made.bar(line("10%"))
+    assert made.printed() == []
+
+
+def shown(table):
+    console = Console(width=200, color_system=None, record=True, quiet=False, file=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def run(**changes):
+    return {"run": "demo", "stack": "fairseq", "base": "cpu", "nodes": ["a", "b"], "missing": [],
+            "lost": {}, "error": "", "jobs": [], **changes}  # fmt: skip
+
+
+def job(**changes):
+    return {"name": "lm-1", "state": "ended", "step": "train", "code": 0, "reason": "",
+            "started": 100.0, "ended": 130.0, "shown": {"ranks": 2}, **changes}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "up"),
+        ({"error": "a is gone"}, "a is gone"),
+        ({"jobs": [job()]}, "done in 30 s"),
+        ({"jobs": [job(state="running", code=None)]}, "train"),
+        ({"jobs": [job(state="closing")]}, "closing"),
+        ({"jobs": [job(code=3)]}, "failed: exit code 3"),
+        ({"jobs": [job(code=None, reason="it was stopped")]}, "failed: it was stopped"),
+        ({"jobs": [job(code=1), job()]}, "done in 30 s"),
+    ],
+)
+def test_a_runs_state_is_that_of_its_last_job(changes, state):
+    assert state in shown(runs_table([run(**changes)]))
+
+
+def test_nodes_that_are_gone_are_marked():
+    text = shown(runs_table([run(missing=["a"], lost={"b": "silent"})]))
+    assert "a (gone), b (gone)" in text
+
+
+def test_hosts_are_shown_a_line_each_with_what_is_known():
+    answer = {"columns": ("host", "engine", "clock"),
+              "hosts": [{"host": "a", "engine": "29.0", "clock": "ok"},
+                        {"host": "b", "engine": "does not answer"}]}  # fmt: skip
+    text = shown(hosts_table(answer))
+    assert "29.0" in text and "does not answer" in text and "clock" in text

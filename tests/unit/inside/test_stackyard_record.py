@@ -1,0 +1,120 @@
+"""What a rank says about itself, line by line, and that it is read back the same."""
+
+import json
+import math
+import os
+import socket
+import struct
+import sys
+import types
+
+import pytest
+
+from stackyard.inside.stackyard_record import Recorder
+from stackyard.validate import record
+
+
+class Tensor:
+    """As much of a tensor as hashing asks for."""
+
+    def __init__(self, values, shape=None):
+        self.values, self.shape = list(values), shape or (len(values),)
+
+    def detach(self):
+        return self
+
+    to = float = contiguous = numpy = lambda self, *_: self
+
+    def tobytes(self):
+        return struct.pack(f"{len(self.values)}f", *self.values)
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    made = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="gloo", device="cpu")
+    yield made
+    made._file.close()
+
+
+def lines(tmp_path):
+    text = (tmp_path / "new" / "record" / "rank1.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_rank_begins_with_who_it_is(recorder, tmp_path):
+    (start,) = lines(tmp_path)
+    assert isinstance(start.pop("time"), float)
+    assert start == {
+        "event": "start", "rank": 1, "world_size": 2, "host": socket.gethostname(),
+        "pid": os.getpid(), "backend": "gloo", "device": "cpu", "gpu": "",
+    }  # fmt: skip
+
+
+def test_every_event_is_on_disk_as_soon_as_it_was_said(recorder, tmp_path):
+    recorder.step(1, 2.5)
+    assert lines(tmp_path)[-1] | {"time": 0} == {"event": "step", "step": 1, "loss": 2.5, "time": 0}
+
+
+def test_what_was_said_is_what_is_read(recorder, tmp_path):
+    recorder.loaded(20)
+    recorder.step(21, 2.5)
+    recorder.step(22, math.nan)
+    recorder.params(22, [("w", Tensor([1, 2]))], group="left")
+    recorder.saved(30)
+    recorder.end(40)
+    ranks = {}
+    for line in (tmp_path / "new" / "record" / "rank1.jsonl").read_text().splitlines():
+        record.take_line(ranks, f"rank1\t{line}")
+    found = ranks[1]
+    assert (found.world_size, found.backend, found.pid) == (2, "gloo", os.getpid())
+    assert (found.loaded, found.saved, found.ended) == ([20], [30], 40)
+    assert found.losses[21] == 2.5 and math.isnan(found.losses[22])
+    assert list(found.params) == [(22, "left")]
+    assert len(found.params[22, "left"]) == 64
+
+
+def hashed(recorder, tmp_path, *named):
+    recorder.params(1, named)
+    return lines(tmp_path)[-1]["sha256"]
+
+
+def test_the_same_parameters_have_the_same_hash_in_any_order(recorder, tmp_path):
+    a, b = ("a", Tensor([1, 2])), ("b", Tensor([3]))
+    assert hashed(recorder, tmp_path, a, b) == hashed(recorder, tmp_path, b, a)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("a", Tensor([1, 2.0000002])),
+        ("b", Tensor([1, 2])),
+        ("a", Tensor([1, 2], shape=(2, 1))),
+        ("a", Tensor([-1, 2])),
+    ],
+)
+def test_any_difference_of_name_shape_or_bit_changes_the_hash(recorder, tmp_path, other):
+    same = hashed(recorder, tmp_path, ("a", Tensor([1, 2])))
+    assert hashed(recorder, tmp_path, other) != same
+
+
+def test_a_second_recorder_of_the_rank_goes_on_in_the_same_file(recorder, tmp_path):
+    again = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="gloo")
+    again.end(3)
+    assert [line["event"] for line in lines(tmp_path)] == ["start", "start", "end"]
+
+
+def test_fused_parts_are_told_when_they_change(recorder, tmp_path, monkeypatch):
+    recorder.step(1, 2.5)
+    ledger = types.SimpleNamespace(said={"layer": {"state": "ran", "why": ""}})
+    ledger.states = lambda: dict(ledger.said)
+    monkeypatch.setitem(sys.modules, "stackyard_fused", ledger)
+    recorder.step(2, 2.5)
+    recorder.window(2, 2.5, seconds=1.0, tokens=1.0, peak_bytes=0, updates=[0.25, 0.75])
+    ledger.said = {"layer": {"state": "fell back", "why": "no compiler"}}
+    recorder.end(3)
+    found = lines(tmp_path)
+    assert [line["event"] for line in found] == [
+        "start", "step", "step", "fused", "window", "fused", "end",
+    ]  # fmt: skip
+    assert found[4]["updates"] == [0.25, 0.75]
+    assert found[5]["parts"] == ledger.said

@@ -1,0 +1,47 @@
+"""What a bench saw is written although it does not come to its end."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from stackyard.build.builder import Built
+from stackyard.build.catalog import resolve
+from stackyard.cli import bench
+from stackyard.cli.console import Terminal
+from stackyard.system.errors import EngineError
+from tests.unit import benches, reports, samples
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted after 12 of 12 trainings"),
+        (EngineError("the engine has gone"), "the engine has gone after 12 of 12 trainings"),
+    ],
+)
+def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error, said):
+    made = benches.plan()
+
+    def run_bench(engine, plan, settings, *, watcher, **_):
+        watcher.so_far(benches.seen(plan))
+        engine.facts = None  # it answers no more
+        raise error
+
+    def facts():
+        return {"engine": "20.10"}
+
+    monkeypatch.setenv("HOME", str(tmp_path))  # no key of the developer's signs what is made up
+    monkeypatch.setattr(bench.play, "run_bench", run_bench)
+    monkeypatch.setattr(bench.play, "files", lambda root, stack: {})
+    image = resolve(samples.definitions(), "toy", "cpu")
+    built = Built(image=image, tag="toy:cpu", info=reports.INFO, seconds=0.0, made=False)
+    project = SimpleNamespace(root=tmp_path, definitions=samples.definitions())
+    with pytest.raises(type(error)):
+        bench._bench_one(
+            project, SimpleNamespace(facts=facts), built, made, (), None, Terminal(live=False)
+        )
+    value = json.loads((tmp_path / "reports/toy/cpu/bench.json").read_text(encoding="utf-8"))
+    assert value["outcome"] == "failed"
+    assert said in next(c["why"] for c in value["checks"] if c["name"] == "trained")
+    assert len(value["runs"]) == 12 and value["host"] == {"engine": "20.10"}

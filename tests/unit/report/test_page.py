@@ -1,0 +1,210 @@
+"""The page of a report: complete, self-contained, and safe to open."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from stackyard.report import page
+from stackyard.report.page import chart, render_page
+from tests.unit import reports
+
+ALL = {"good": reports.good, **reports.BROKEN}
+VOID = {"meta", "line", "polyline", "br"}
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, the text, and whether every element was closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.text, self.open = [], "", []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_page_is_well_formed(name):
+    assert Reader(render_page(ALL[name]())).open == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_shows_every_check_with_its_outcome_and_reason(name):
+    value = ALL[name]()
+    page = Reader(render_page(value))
+    for check in value["checks"]:
+        assert check["name"] in page.text
+        assert check.get("why", "") in page.text
+    badges = [a["class"] for a in page.all("span") if a.get("class", "").startswith("badge ")]
+    outcomes = [value["outcome"], *(check["outcome"] for check in value["checks"])]
+    assert badges == [f"badge {outcome.replace(' ', '-')}" for outcome in outcomes]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_draws_a_line_for_every_curve(name):
+    value = ALL[name]()
+    page = Reader(render_page(value))
+    assert len(page.all("polyline")) == len(value["curves"])
+    assert all(curve in page.text for curve in value["curves"])
+
+
+def test_a_line_has_a_point_for_every_update():
+    lines = Reader(render_page(reports.good())).all("polyline")
+    assert [len(line["points"].split()) for line in lines] == [40, 40, 23, 20]
+
+
+def test_points_that_are_no_numbers_are_left_out():
+    lines = Reader(render_page(reports.BROKEN["not finite"]())).all("polyline")
+    assert [len(line["points"].split()) for line in lines] == [37, 37, 37, 37]
+    assert not [line for line in lines if re.search("nan|inf", line["points"])]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_fetches_nothing(name):
+    page = Reader(render_page(ALL[name]()))
+    assert not {"script", "link", "img", "iframe", "object", "a"} & {
+        tag for tag, _ in page.elements
+    }
+    for _, attributes in page.elements:
+        assert not {"src", "href", "xlink:href", "action"} & set(attributes)
+        assert "http" not in " ".join(value or "" for value in attributes.values())
+
+
+def test_a_pages_style_fetches_nothing():
+    text = render_page(reports.good())
+    assert not re.search(r"@import|url\(|https?://", text)
+
+
+def test_words_of_a_failure_are_text_and_never_markup():
+    text = render_page(reports.BROKEN["failed"]())
+    assert "<script" not in text and "<img" not in text and "<b>" not in text
+    page = Reader(text)
+    assert '<script>alert("x")</script> & more' in page.text
+    assert "</pre><b>bold</b>" in page.text
+    assert "--x=<img src=http://evil.example/x>" in page.text
+
+
+def test_a_page_says_what_was_recognised_and_what_to_do():
+    page = Reader(render_page(reports.BROKEN["recognised"]())).text
+    for word in ("Recognised", "a GPU is out of memory", "two, line 2: rank 1: CUDA out of memory",
+                 "something was written", "To do: a <smaller> batch",
+                 "https://forge.example/1"):  # fmt: skip
+        assert word in page
+    assert "(cause)" not in page
+    assert "(consequence)" in Reader(render_page(reports.BROKEN["silent"]())).text
+    assert "Recognised" not in Reader(render_page(reports.good())).text
+
+
+def test_a_page_says_what_ran():
+    text = Reader(render_page(reports.good())).text
+    for word in ("toy on cpu", "sha256:1234", "1.50 GB", "sha256:recipe", "alpha-old",
+                 "torchrun train.py", "gamma==0.5", "start nodes", "0.50 s", "20.10"):  # fmt: skip
+        assert word in text
+
+
+def test_the_last_lines_are_on_the_page_of_a_failure_only():
+    assert "last lines of two" in render_page(reports.BROKEN["silent"]())
+    assert "last lines of" not in render_page(reports.good())
+
+
+def test_a_very_long_word_of_a_command_is_cut():
+    value = {**reports.good(), "commands": {"two": ["x" * 3000]}}
+    assert "x" * 2000 + "..." in render_page(value)
+    assert "x" * 2001 not in render_page(value)
+
+
+# The drawing
+
+
+def points(line):
+    return [tuple(float(v) for v in p.split(",")) for p in line["points"].split()]
+
+
+def test_a_falling_loss_goes_down_and_to_the_right_inside_the_axes():
+    found = chart({"a": [(1, 3.0), (2, 2.0), (4, 1.0)]})
+    (line,) = found["lines"]
+    xs, ys = zip(*points(line), strict=True)
+    assert list(xs) == sorted(xs) and list(ys) == sorted(ys)
+    assert xs[-1] == found["right"]
+    assert found["top"] <= min(ys) and max(ys) <= found["bottom"]
+
+
+def test_ticks_are_round_numbers_within_the_axes():
+    found = chart({"a": [(1, 3.0), (60, 0.9)]})
+    assert [tick["label"] for tick in found["x_ticks"]] == ["0", "10", "20", "30", "40", "50", "60"]
+    assert [tick["label"] for tick in found["y_ticks"]] == ["1", "1.5", "2", "2.5", "3"]
+    assert all(found["top"] <= tick["at"] <= found["bottom"] for tick in found["y_ticks"])
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        {},
+        {"a": []},
+        {"a": [(1, 2.0)]},
+        {"a": [(1, 2.0), (2, 2.0)]},
+        {"a": [(1, 0.0)]},
+        {"a": [(1, -1.0), (2, -3.0)]},
+        {"a": [(1, 1e-9), (2, 1e9)]},
+    ],
+)
+def test_any_curves_can_be_drawn(curves):
+    found = chart(curves)
+    assert len(found["lines"]) == len(curves)
+    assert found["x_ticks"] and found["y_ticks"]
+
+
+def test_lines_on_each_other_stay_visible():
+    same = [(1, 2.0), (2, 1.0)]
+    widths = [line["width"] for line in chart({str(n): same for n in range(4)})["lines"]]
+    assert widths == sorted(widths, reverse=True) and len(set(widths)) == 4
+
+
+GPUS = {
+    "devices": [{"index": 0, "name": "NVIDIA H200"}, {"index": 1, "name": "NVIDIA H200"}],
+    "driver": "580.159.04",
+    "placement": "shared-ipc",
+    "why": "NVLink between them",
+    "warnings": ["slow <b>"],
+    "settings": {"NCCL_CUMEM_ENABLE": "0"},
+    "measured": {
+        "allreduce": {str(2**30): {"busbw_gb_s": 320.0}},
+        "training": {"tokens_s": 660_000.0},
+    },
+    "bare": {"allreduce": {str(2**30): {"busbw_gb_s": 330.0}}, "training": {"tokens_s": 661_000.0}},
+    "no_bare": "",
+}
+
+
+def test_gpus_are_shown_with_what_they_were_measured_to_do():
+    found = page.render_page({**reports.good(), "gpus": GPUS})
+    for text in ("0: NVIDIA H200, 1: NVIDIA H200; driver 580.159.04", "shared-ipc", "320.0",
+                 "330.0", "0.970", "660,000", "0.998", "slow &lt;b&gt;"):  # fmt: skip
+        assert text in found
+
+
+def test_without_a_bare_host_there_is_no_ratio():
+    alone = {**GPUS, "bare": {}, "no_bare": "no torch on this host"}
+    assert [row["ratio"] for row in page.speeds(alone)] == ["", ""]
+    assert "no torch on this host" in page.render_page({**reports.good(), "gpus": alone})
+
+
+def test_a_report_of_cpu_ranks_has_no_gpus():
+    assert "<h2>GPUs</h2>" not in page.render_page(reports.good())

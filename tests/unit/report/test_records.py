@@ -1,0 +1,217 @@
+"""The record of a smoke: its keys, its figures, and that it is JSON whatever happened."""
+
+import dataclasses
+import json
+import math
+import runpy
+
+import pytest
+
+from stackyard.build.catalog import resolve
+from stackyard.build.source.naming import DESPITE_LABEL, SOURCES_LABEL, sources_text
+from stackyard.definitions.project import ROOT
+from stackyard.report import records
+from stackyard.report.page import render_page
+from stackyard.validate.judge import Check
+from tests.unit import reports, samples
+from tests.unit.build.test_source_naming import ONE
+
+
+def test_a_report_lies_by_stack_base_and_kind():
+    assert records.path_of("toy", "cpu", "smoke", "json") == "reports/toy/cpu/smoke.json"
+
+
+def test_the_keys_of_the_schema():
+    assert list(reports.good()) == [
+        "schema", "kind", "stack", "base", "outcome", "started", "seconds", "build_seconds", "run",
+        "image", "host", "nodes", "checks", "diagnoses", "phases", "curves", "speeds",
+        "commands", "last_lines",
+    ]  # fmt: skip
+    assert reports.good()["schema"] == "stackyard.report/1"
+
+
+def test_a_good_smoke_is_said_in_full():
+    found = reports.good()
+    assert (found["stack"], found["base"], found["kind"]) == ("toy", "cpu", "smoke")
+    assert (found["outcome"], found["run"]) == ("passed", "toy-1")
+    assert (found["seconds"], found["build_seconds"]) == (12.35, 0.0)
+    assert found["nodes"] == ["node1", "node2"]
+    assert found["phases"] == [
+        {"name": "have the image", "seconds": 0.0},
+        {"name": "start nodes", "seconds": 0.5},
+        {"name": "reach", "seconds": 0.25},
+    ]
+    assert [check["outcome"] for check in found["checks"]] == ["passed"] * 7
+    assert found["commands"]["two"] == ["torchrun", "train.py"]
+
+
+def test_the_image_is_said_with_its_packages_whoever_brought_them():
+    assert reports.good()["image"] == {
+        "id": "sha256:1234",
+        "tags": ["stackyard/toy:cpu"],
+        "recipe": "sha256:recipe",
+        "size_bytes": 1_500_000_000,
+        "fixes": ["alpha-old"],
+        "packages": {
+            "alpha": "1.2.0", "beta": "3.0", "gamma": "0.5", "numpy": "2.1.0", "torch": "2.0.0",
+        },
+    }  # fmt: skip
+
+
+def test_there_is_a_curve_of_every_training():
+    curves = reports.good()["curves"]
+    assert list(curves) == ["one", "two", "two, killed", "two, resumed"]
+    assert curves["two"][0] == [1, 2.95]
+    assert curves["two, resumed"][0][0] == 21
+
+
+def test_last_lines_are_kept_of_a_smoke_that_did_not_pass():
+    assert reports.good()["last_lines"] == {}
+    kept = reports.BROKEN["silent"]()["last_lines"]
+    assert list(kept) == ["one", "two", "two, killed", "two, resumed"]
+    assert set(kept.values()) == {"the last line"}
+
+
+def test_a_known_failure_is_recognised_with_where_it_was_seen():
+    (found,) = reports.BROKEN["recognised"]()["diagnoses"]
+    assert (found["id"], found["where"], found["line"]) == ("oom", "two", 2)
+    assert found["evidence"] == "rank 1: CUDA out of memory & more"
+    assert (found["title"], found["remedy"]) == ("a GPU is out of memory", "a <smaller> batch")
+
+
+def test_a_known_failure_is_recognised_in_the_words_of_a_check():
+    (found,) = reports.BROKEN["silent"]()["diagnoses"]
+    assert (found["id"], found["kind"], found["where"]) == ("missing", "consequence", "loss_falls")
+    assert found["evidence"] == "two: rank 0 (node1) did not join within 90 s"
+
+
+def test_what_was_meant_to_be_killed_is_not_diagnosed():
+    killed = samples.killed(tail="out of memory")
+    one = samples.training("one", 1, code=1)
+    trainings = {"one": one, "two": killed}
+    seen = samples.observation(trainings=trainings, killed=killed)
+    assert reports.outcome(seen).verdict == "failed"
+    assert reports.of(seen)["diagnoses"] == []
+
+
+def test_nothing_is_recognised_in_a_smoke_that_passed():
+    seen = samples.observation(resumed=samples.resumed(tail="out of memory"))
+    assert reports.outcome(seen).verdict == "passed"
+    assert reports.of(seen)["diagnoses"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("not finite", "failed"), ("silent", "failed"), ("failed", "failed"),
+        ("recognised", "failed"),
+        ("broken", "failed"), ("half", "failed"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_broken_smoke_is_strict_json_with_its_outcome(name, outcome):
+    found = reports.BROKEN[name]()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["outcome"] == outcome
+
+
+def test_losses_that_are_no_numbers_are_text():
+    curve = dict(reports.BROKEN["not finite"]()["curves"]["two"])
+    assert (curve[1], curve[30], curve[40]) == ("nan", "inf", "-inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(1.5, 1.5), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
+def test_a_number_that_json_lacks_is_written_as_text(value, written):
+    assert records.finite(value) == written
+
+
+def test_a_check_says_why_only_where_there_is_something_to_say():
+    check = Check(name="mesh", outcome="passed", measured=1, expected=2)
+    wanted = {"name": "mesh", "outcome": "passed", "measured": 1, "expected": 2}
+    assert records.check_value(check) == wanted
+    failed = Check(name="mesh", outcome="failed", measured=1, expected=2, why="x")
+    assert records.check_value(failed) == {**wanted, "outcome": "failed", "why": "x"}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "together"),
+    [
+        (["passed", "passed"], "passed"),
+        (["passed", "not run"], "not run"),
+        (["not run", "failed"], "failed"),
+    ],
+)
+def test_several_reports_have_the_worst_outcome(outcomes, together):
+    found = records.together([{"outcome": outcome} for outcome in outcomes])
+    assert found == {"outcome": together, "reports": [{"outcome": o} for o in outcomes]}
+
+
+def test_no_report_at_all_is_no_pass():
+    assert records.together([])["outcome"] != "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        ("mesh", "4 logins, 6 refused"),
+        ("world_size", "4 trainings"),
+        ("loss_falls", "2.95 to 1.00"),
+        ("ranks_agree", "2 hashes"),
+        ("parity", "max 0"),
+        ("resume_equal", "max 0"),
+        ("no_strays", "0 left"),
+    ],
+)
+def test_each_check_has_one_figure_that_says_most(name, figure):
+    (check,) = [check for check in reports.good()["checks"] if check["name"] == name]
+    assert records.figure(check) == figure
+
+
+@pytest.mark.parametrize("name", reports.BROKEN)
+def test_a_figure_of_any_check_is_text(name):
+    for check in reports.BROKEN[name]()["checks"]:
+        assert isinstance(records.figure(check), str)
+        if check["outcome"] == "not run":
+            assert records.figure(check) == ""
+
+
+def test_a_check_that_nobody_knows_has_no_figure():
+    assert records.figure({"name": "weather", "measured": {"rain": 1}}) == ""
+
+
+def test_the_figures_of_gpu_runs_are_those_of_the_reports():
+    found = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
+    for page in found["PAGES"]:
+        old, new = found["renewed"](page)
+        assert old == new, f"{page} is not what the reports say; type: scripts/gpu-figures"
+
+
+def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():
+    record = reports.of(samples.observation(), samples.base(device="cuda"))
+    assert record["ranks"] == "cpu"
+    assert records.path_of_report(record, "json") == "reports/toy/cpu/smoke-cpu-ranks.json"
+    assert "on cpu, CPU ranks" in render_page(record)
+    assert "ranks" not in reports.good()
+
+
+def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
+    labels = {**reports.INFO.labels, SOURCES_LABEL: sources_text([ONE]), DESPITE_LABEL: "alpha-old"}
+    info = dataclasses.replace(reports.INFO, labels=labels)
+    value = records.image_value(resolve(samples.definitions(), "toy", "cpu"), info)
+    (found,) = value["sources"]
+    assert (found["commit"], found["dirty"], found["digest"]) == (ONE.commit, False, ONE.digest)
+    assert value["despite"] == ["alpha-old"]
+    record = {**reports.good(), "image": value}
+    assert records.path_of_report(record, "json") == "reports/toy/cpu/smoke-src-0123456789ab.json"
+    assert records.path_of_report(reports.good(), "json") == "reports/toy/cpu/smoke.json"
+    text = render_page(record)
+    assert ONE.commit in text
+    assert "Fixes left out: alpha-old" in text
+
+
+def test_the_figure_of_fused_parts_names_those_that_ran_anywhere():
+    measured = {"one": {"rank 0": {"b": "ran", "a": "off"}}, "two": {"rank 0": {"a": "ran"}}}
+    assert records.figure({"name": "fused", "measured": measured}) == "a, b ran"
+    nothing = {"one": {"rank 0": {}}}
+    assert records.figure({"name": "fused", "measured": nothing}) == "nothing ran"
