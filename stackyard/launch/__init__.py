@@ -1,4 +1,4 @@
-"""How node 1 starts one training process on every node of a mesh.
+"""Turn a job into the exact command of its launcher: torchrun, deepspeed, accelerate or none.
 
 Owns the request, the answer, and the table of launchers; each launcher is one module with one
 pure function. It must not run anything: `validate.training` does.

@@ -12,7 +12,7 @@ from stackyard.mesh.link import Link
 SCRIPT = Path(__file__).with_suffix(".sh")
 OWNER = SCRIPT.read_text(encoding="utf-8")
 # A host that hears nothing from the pull for so long ends its part: its keys and its server go.
-LEASE_SECONDS = 8
+LEASE_SECONDS = 6
 
 
 def own_words(count: int, parcel: str, socket: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ catching a made-up violation.
 
 import ast
 import functools
+import subprocess
 import sys
 
 import pytest
@@ -249,6 +250,14 @@ def test_pure_modules_see_no_engine_process_environment_or_clock():
 
 def test_no_module_imports_a_later_room():
     assert backwards(HERE, ROOMS) == []
+
+
+def test_the_picture_of_the_rooms_is_of_todays_imports(allow_processes):
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "rooms", "--check"], capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_imports_have_no_cycle():
