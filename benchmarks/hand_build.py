@@ -187,7 +187,7 @@ def _copy_wheels(root: Path, base: Base, target: Path, folders: tuple[Path, ...]
     if base.torch_index and not any(wheel.name.startswith("torch-") for wheel in wheels):
         raise StackyardError(
             f"the wheel of torch {pins['torch']} is in no local folder",
-            why="both sides are to take it from this machine, so that they download the same",
+            why="both sides must take it from this machine, so that they download the same",
             hint="pip download --no-deps torch==... into a folder, name it in PIP_FIND_LINKS",
         )
     target.mkdir()

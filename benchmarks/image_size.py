@@ -213,7 +213,7 @@ def require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) 
     wrong = cold_build.missing(ours, theirs)
     if wrong:
         why = "\n".join(wrong[:30])
-        raise StackyardError(f"{what} does not hold what ours does", why=why)
+        raise StackyardError(f"{what} lacks what Stackyard's image holds", why=why)
 
 
 def measure(terminal: Terminal, engine: Engine) -> Measured:

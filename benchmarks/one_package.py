@@ -132,7 +132,7 @@ def require_only(stack: str, rows: Sequence[Mapping[str, Any]], before: Mapping[
         or (row["image"] == before[row["stack"]]) != (row["stack"] != stack)
     ]
     if wrong:
-        raise StackyardError(f"not just {stack} was built anew", why="\n".join(wrong))
+        raise StackyardError(f"the build did not change {stack} alone", why="\n".join(wrong))
 
 
 def require_version(engine: Engine, image: str, case: Case, version: str) -> None:

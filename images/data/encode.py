@@ -19,7 +19,7 @@ from source import Refused
 
 END = -1
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>")
-"""Names of the end of a text, the likeliest first, where a tokenizer does not say its own."""
+"""Names of the token that ends a text, most likely first, for tokenizers that name none."""
 _MOST = 2**31 - 1
 
 
@@ -138,7 +138,7 @@ def words(path: Path, name: str, unk: str) -> Words:
         raise Refused(
             f"{name} has no {unk!r}",
             why="a word that is not in the vocabulary has no number then",
-            hint="add it to the vocabulary, or say which word stands for the unknown: --unk WORD",
+            hint="add it to the vocabulary, or name its word for unknown words: --unk WORD",
         )
     return Words(table, table[unk], {"vocab.json": str(path)})
 

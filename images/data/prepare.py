@@ -102,7 +102,7 @@ def encode_all(settings: Mapping[str, Any], work: Path) -> dict[str, Seen]:
     for found in inputs.values():
         for one in found:
             if _identity(one) != sizes[one.path]:
-                raise Refused(f"{one.name} was changed while it was read", hint="type it again")
+                raise Refused(f"{one.name} was changed while it was read", hint="run it again")
     return seen
 
 
@@ -242,7 +242,7 @@ def require_enough(
         why=each,
         hint="give more text, another --split, or a shorter --seq-length"
         if settings["split"] or length
-        else "see that the input holds text",
+        else "check that the input holds text",
     )
 
 
@@ -296,12 +296,12 @@ def main() -> int:
         return 2
     except BrokenProcessPool:
         say("error", what="a worker was killed", why="most likely it ran out of memory",
-            hint="fewer workers: --workers N")  # fmt: skip
+            hint="use fewer workers: --workers N")  # fmt: skip
         return 4
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk of --out is full" if full else f"cannot go on: {error}"
-        hint = "make room and type it again: what is finished is kept" if full else ""
+        hint = "free some space and run the command again: finished work is kept" if full else ""
         say("error", what=what, why=str(error) if full else "", hint=hint)
         return 4
     kept = sum(1 for one in seen.values() for r in one.records.values() if r["kept"])

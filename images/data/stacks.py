@@ -22,7 +22,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _FAIRSEQ_OWN = ("<s>", "<pad>", "</s>", "<unk>")
 _FAIRSEQ_END, _FAIRSEQ_UNKNOWN = 2, 3
 _MULTIPLE = 8
-"""fairseq pads dictionaries that it makes to a multiple of it; tensor cores like that."""
+"""fairseq pads its dictionaries to a multiple of this number, which suits tensor cores."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _fairseq_words(path: Path, name: str) -> tuple[encode.Words, dict[str, str]]
             word, _, count = entry.rstrip().rpartition(" ")
             if not count.isdecimal() or not word or word in table:
                 raise Refused(
-                    f"{name}, line {line}: {entry[:80]!r} is no new word and its count",
+                    f"{name}, line {line}: {entry[:80]!r} is not a new word and its count",
                     hint="give the dict.txt that fairseq-preprocess wrote, or a vocab.json",
                 )
             table[word] = len(table)

@@ -153,7 +153,7 @@ def _broken_imports(root: Path, stay: set[str], go: set[str]) -> Iterator[str]:
             data = (root / name).read_bytes()
             if likely.search(data):
                 found = sorted(gone & set(_imported(name, data)))
-                yield from (f"{name} imports {path}, which is to be left out" for path in found)
+                yield from (f"{name} imports {path}, which would be left out" for path in found)
 
 
 def _imported(name: str, data: bytes) -> Iterator[str]:

@@ -67,7 +67,7 @@ def main() -> None:
     tokenizer = train_tokenizer(lines)
     sample = lines[0] + lines[-1]
     if tokenizer.decode(tokenizer.encode(sample).ids) != sample:
-        raise SystemExit(f"the tokenizer does not give back what it was given: {sample!r}")
+        raise SystemExit(f"the tokenizer does not restore the text: {sample!r}")
     blocks = blocks_of(tokenizer, lines)
 
     options.data.mkdir(parents=True, exist_ok=True)
