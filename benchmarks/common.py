@@ -59,7 +59,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Check that the goal is reached; NaN never reaches it."""
+        """Return whether the goal is reached; NaN never reaches it."""
         return self.value <= self.goal
 
 

@@ -150,7 +150,7 @@ def _stop(file: Path, folder: Path) -> None:
 
 
 def _ours(pid: int, folder: Path) -> bool:
-    """Check that a process lives and was started for this folder; reap a child that ended."""
+    """Return whether a process lives and was started for this folder; reap a child that ended."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:

@@ -48,7 +48,7 @@ class Input:
 
     @property
     def compressed(self) -> bool:
-        """Check that the file is compressed, and so must be read from its beginning."""
+        """Return whether the file is compressed, and so must be read from its beginning."""
         return Path(self.name).suffix in _OPENERS
 
 

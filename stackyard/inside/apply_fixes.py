@@ -50,12 +50,12 @@ def replaced(text: str, rule: dict[str, Any]) -> str:
 
 
 def is_fixed(text: str, rule: dict[str, Any]) -> bool:
-    """Check that a text holds what the rule makes of it."""
+    """Return whether a text holds what the rule makes of it."""
     return bool(re.search(rule["fixed"], text, flags=re.MULTILINE))
 
 
 def is_done(text: str, rule: dict[str, Any]) -> bool:
-    """Check that a text is repaired although the pattern still matches it.
+    """Return whether a text is repaired although the pattern still matches it.
 
     A replacement that keeps the matched line, and adds another one, matches its own pattern.
     """

@@ -47,7 +47,7 @@ apt() {
   DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$@"
 }
 
-# settle ROOT: give all files that this step wrote one time, and remove notes of this build alone.
+# settle ROOT: give all files that this step wrote one time, and remove notes that builds differ in.
 # An image built again from the same locks is then the same, byte for byte.
 settle() {
   local root=${1%/} cache

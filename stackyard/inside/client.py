@@ -92,7 +92,7 @@ class Client:
 
     @property
     def full(self) -> bool:
-        """Check that the other end is behind by more than a chunk."""
+        """Return whether the other end is behind by more than a chunk."""
         return len(self._out) > CHUNK_BYTES
 
 

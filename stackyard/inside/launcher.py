@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 # Text without a line break is passed on in pieces of this length.
 LINE_BYTES = 4000
 READ_BYTES = 64 * 1024
-# A pipe holds less than this many reads; a process that keeps writing to it is not waited for.
+# Reads after the command has ended: a pipe holds less. Processes that keep writing are left alone.
 LAST_READS = 32
 
 

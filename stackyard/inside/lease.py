@@ -51,7 +51,7 @@ def _ranked(environment: list[bytes]) -> bool:
 
 
 def launched(pid: int, parent: int) -> bool:
-    """Check that a live launcher holds this process as a rank.
+    """Return whether a live launcher holds this process as a rank.
 
     Processes that a rank starts inherit its environment. A rank that is ending has an empty one,
     and must not be taken for a launcher.
@@ -164,7 +164,7 @@ def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str],
 
 
 def keep(seconds: float) -> None:
-    """Keep the lease on a node that does not hold it."""
+    """Run the lease on a node other than node 1."""
     line, keeper = Line("node1", 0, 1), Keeper()
     resting = False
 

@@ -77,7 +77,7 @@ def distributions(root: Path, before: set[str]) -> tuple[list[Distribution], set
 
 
 def is_own_file(root: Path, name: str) -> bool:
-    """Check that a recorded path is a file (or a link) below the root under that very name."""
+    """Return whether a recorded path is a file (or a link) below the root under that very name."""
     plain = name == posixpath.normpath(name) and not name.startswith(("/", "../"))
     path = root / name
     if not plain or not os.path.lexists(path) or (path.is_dir() and not path.is_symlink()):

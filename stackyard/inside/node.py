@@ -4,7 +4,7 @@ Owns what happens inside a container between its start and sshd's. Standard libr
 no secrets: keys live in /run/stackyard (memory), never in a layer.
 
     node.py            the container's command: waits, then becomes sshd
-    node.py --join-within SECONDS    the same, and ends the container unless an agent has joined by then
+    node.py --join-within SECONDS    the same; ends the container if no agent has joined by then
     node.py install    reads a tar of the material from standard input and lets the first go on
 """
 

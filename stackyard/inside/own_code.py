@@ -4,7 +4,7 @@ Owns a folder of links, one for each file of the tree, that comes before site-pa
 path. Compiled modules that the tree lacks come from the image, and files that the stack's fixes
 repair are repaired copies. The tree itself is only read, and an edit shows in the next job.
 
-|     own_code.py PACKAGE TREE OUT FIXES    one JSON line: what was linked, or what is wrong
+    own_code.py PACKAGE TREE OUT FIXES    one JSON line: what was linked, or what is wrong
 
 FIXES is a file that `apply_fixes.py` reads.
 """

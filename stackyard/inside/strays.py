@@ -47,7 +47,7 @@ def _state(pid: int) -> str:
 
 
 def running(pid: int) -> bool:
-    """Check that a process exists and has not ended (a zombie has)."""
+    """Return whether a process exists and has not ended (a zombie has)."""
     try:
         return _state(pid) not in "ZX"
     except (OSError, IndexError):

@@ -1,6 +1,7 @@
 """Train transformers' GPT-2 through accelerate: DDP or DeepSpeed's ZeRO, in bf16 on GPUs.
 
-Shapes, starting values, batches and optimizer are those of `plain.py`. Started once a rank by torchrun.
+Shapes, initial values, batches and optimizer are those of `plain.py`. Started once a rank by
+torchrun.
 """
 
 from __future__ import annotations

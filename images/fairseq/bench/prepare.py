@@ -1,4 +1,4 @@
-"""Write the bench's text as a binarized fairseq corpus, without a tokenizer: dict.txt, train, valid.
+"""Write the bench's text as a binarized fairseq corpus: dict.txt, train, valid.
 
 python3 prepare.py --data FOLDER --vocabulary N --documents N --length N
 """

@@ -90,7 +90,7 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
     """Build the model in DeepSpeed's engine.
 
     Raises:
-        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism: DeepSpeed has no such pipeline.
+        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism, which DeepSpeed lacks.
     """
     config = configuration(options)
     stage = config.get("zero_optimization", {}).get("stage", 0)

@@ -3,7 +3,8 @@
 As a program it makes the sample index on this machine before any training: nodes need no shared
 folder.
 
-    python3 samples.py --corpus PATH --cache FOLDER --split 900,50,50 --sequence 1024 --train N --valid N
+    python3 samples.py --corpus PREFIX --cache FOLDER --sequence 1024 --vocabulary N --updates N
+        --batch N --replicas N
 """
 
 from __future__ import annotations
