@@ -28,7 +28,7 @@ class Encoder(Protocol):
 
     Attributes:
         size: one more than the largest number.
-        unknown: the number of words that are not in the vocabulary, None where there is none.
+        unknown: the number that words outside the vocabulary get, None where there is none.
         files: files to keep beside the data, by their names there.
     """
 

@@ -32,7 +32,7 @@ class Form:
     Attributes:
         shift: added to every number of the encoder.
         end: the number that ends a document; None adds no end.
-        unknown: the number of tokens that are not in the vocabulary, None where there is none.
+        unknown: the number that tokens outside the vocabulary get, None where there is none.
         size: one more than the largest number that can be written.
         code: code of `dtype` in the stack's own files.
         files: files to copy beside the data, by name; `texts` are written instead.
