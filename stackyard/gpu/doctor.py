@@ -15,6 +15,7 @@ from packaging.version import Version
 from stackyard.definitions.spec import Base
 from stackyard.gpu import access, placement
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import Gpu, GpuHost
 from stackyard.system.errors import NothingToRunOn
 
@@ -183,15 +184,33 @@ def _links(host: GpuHost) -> list[Finding]:
                 f" split them (--placement {placement.SHARED})",
             )
         )
-    if host.infiniband:
-        what = (
-            f"{len(host.infiniband)} devices ({', '.join(host.infiniband)}): passed to containers"
-        )
-        found.append(Finding(name="infiniband", state=OK, what=what))
-    else:
-        what = "none: between hosts NCCL would talk over TCP sockets"
-        found.append(Finding(name="infiniband", state=NOTE, what=what))
-    return found
+    return [*found, *adapters(host.infiniband)]
+
+
+def adapters(found: Adapters) -> list[Finding]:
+    """Return what is found of a host's InfiniBand and RoCE adapters: ports, GIDs, GPUDirect."""
+    if not found.ports:
+        what = "none: between hosts NCCL would use TCP sockets"
+        return [Finding(name="infiniband", state=NOTE, what=what)]
+    shown = []
+    for port in found.ports:
+        gids = [f"GID {gid.index} {gid.ipv4} {gid.kind} {gid.interface}".strip()
+                for gid in port.gids if gid.ipv4]  # fmt: skip
+        shown.append(", ".join([port.words(), *gids]))
+    if not found.active:
+        hint = "check cables and switch; InfiniBand needs a subnet manager, RoCE its interface up"
+        return [Finding(name="infiniband", state=NOTE, what="; ".join(shown), hint=hint)]
+    passed = f"{len(found.devices)} device nodes go to containers"
+    if not found.devices:
+        passed = "its verbs device is missing, so containers get none: modprobe ib_uverbs"
+    direct = Finding(name="gpudirect", state=OK, what=", ".join(found.direct))
+    if not found.direct:
+        direct = Finding(
+            name="gpudirect", state=NOTE, what="no module registers GPU memory with adapters",
+            hint="modprobe nvidia_peermem, or NVIDIA's open kernel modules (dma-buf)",
+        )  # fmt: skip
+    state = OK if found.devices else WRONG
+    return [Finding(name="infiniband", state=state, what="; ".join([*shown, passed])), direct]
 
 
 def _settings(machine: Machine) -> list[Finding]:

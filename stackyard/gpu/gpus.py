@@ -15,8 +15,9 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from stackyard.gpu import access
+from stackyard.gpu import access, infiniband
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import Gpu, GpuHost, GpuProcess
 from stackyard.system import process
 from stackyard.system.errors import NothingToRunOn
@@ -96,8 +97,14 @@ def read_host(command: str = "") -> GpuHost:
         driver=version,
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
         gpus=gpus,
-        infiniband=tuple(str(path) for path in sorted(Path("/dev/infiniband").glob("uverbs*"))),
+        infiniband=read_adapters(),
     )
+
+
+def read_adapters() -> Adapters:
+    """Read the InfiniBand and RoCE adapters of this machine."""
+    said = process.run(["sh", "-c", infiniband.SCRIPT], timeout=20)
+    return infiniband.parse(said.output.splitlines())
 
 
 def _or(default: Any, ask: Callable[..., Any], *arguments: Any) -> Any:

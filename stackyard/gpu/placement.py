@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stackyard.gpu.infiniband import Adapters
 from stackyard.system.errors import NothingToRunOn, UsageError
 
 TOGETHER, SHARED, HOST_NETWORK, ISOLATED = "together", "shared-ipc", "host-network", "isolated"
@@ -69,13 +70,13 @@ class GpuHost:
     Attributes:
         driver: the kernel driver's version.
         cuda: the newest CUDA version that the driver itself supports, as in `13.0`.
-        infiniband: device nodes of InfiniBand or RoCE adapters.
+        infiniband: its InfiniBand and RoCE adapters.
     """
 
     driver: str
     cuda: str
     gpus: tuple[Gpu, ...]
-    infiniband: tuple[str, ...] = ()
+    infiniband: Adapters = field(default_factory=Adapters)
 
 
 @dataclass(frozen=True, kw_only=True)
