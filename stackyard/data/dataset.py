@@ -1,4 +1,4 @@
-"""Hold a request to make training data of users' text, as one value.
+"""Hold a request to make training data from users' text, as one value.
 
 Owns the meaning of the arguments of `invoke data`, and the settings of the program in the container
 (images/data/prepare.py). It is pure: the caller says which files there are.

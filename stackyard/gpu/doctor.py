@@ -236,7 +236,7 @@ def misfits(driver: str, gpus: Iterable[Gpu], base: Base) -> list[str]:
 
 
 def fitting(driver: str, gpus: Iterable[Gpu], bases: Iterable[Base]) -> list[str]:
-    """Return the bases that can be built here and are known to fit, newest driver first."""
+    """Return the buildable bases that are known to fit, those for the newest drivers first."""
     there = list(gpus)
     known = [
         base

@@ -1,4 +1,4 @@
-"""Start one process without a launcher, which parity compares launched trainings with."""
+"""Write the command of one process without a launcher, the reference for parity."""
 
 from __future__ import annotations
 
