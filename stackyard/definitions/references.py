@@ -1,7 +1,6 @@
-"""Checks across the definitions: unknown and unfitting fixes, wheels, and stale or missing locks.
+"""Check definitions against each other: unknown or inapplicable fixes, wheels, and locks.
 
-Owns what only shows when several files are seen together; the checks within one file are
-`definitions.read.files`'s.
+Owns the checks that need several files; `definitions.read` owns those within one file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stackyard.system.errors import Problem
 
 
 def check_references(root: Path, found: Definitions, *, locks_required: bool) -> Iterator[Problem]:
-    """Every problem that shows only when the files are seen together."""
+    """Yield every problem that shows only when the files are seen together."""
     for stack in found.stacks.values():
         file = f"images/{stack.name}/stack.yml"
         for key, message in _stack_problems(found, stack, locks_required):
@@ -71,7 +70,7 @@ def _stack_problems(
 def _fix_problems(
     found: Definitions, names: Iterable[str], places: list[dict[str, str]], stage: str
 ) -> Iterator[str]:
-    """Problems of a list of fixes; `places` are the versions on each base they may apply to."""
+    """Yield problems of a list of fixes; `places` are the versions on each possible base."""
     for name in names:
         if name not in found.fixes:
             yield f"unknown fix {name!r}; {nearest(name, found.fixes)}"
@@ -86,10 +85,10 @@ def _fix_problems(
 
 
 def _versions_by_base(found: Definitions, stack: Stack) -> list[dict[str, str]]:
-    """What is installed on each base, as far as pins and locks say; bases without a lock last.
+    """Return the versions installed on each base, as far as pins and locks say.
 
-    A base without a lock cannot rule a fix out (a dependency's version is not known yet), so it
-    counts only when no base has one.
+    A base without a lock cannot rule a fix out (a dependency's version is not known yet), so such
+    bases count only when no base has a lock.
     """
     locked: list[dict[str, str]] = []
     pinned: list[dict[str, str]] = []
@@ -110,10 +109,10 @@ def _versions_by_base(found: Definitions, stack: Stack) -> list[dict[str, str]]:
 
 
 def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]:
-    """The lock files of a stack on a base by path, with the digest of what decides each.
+    """Return the lock files of a stack on a base by path, with the digest of what decides each.
 
-    Empty where none is wanted: not every stack is for machines without a network, and a build
-    there asks for the lock.
+    A stack without a lock on a host base wants none: not every stack is for machines without a
+    network, and a build there reports that the lock is missing.
     """
     base = lock.pinned(base, found.locks)
     own = lock.lock_path(stack.name, base.name)
