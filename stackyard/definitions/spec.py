@@ -362,7 +362,7 @@ class Failure:
     """Hold one known failure of a build or a training, recognised by what it prints.
 
     Attributes:
-        kind: `cause` (what is to be repaired), `consequence` (of something that went wrong
+        kind: `cause` (what must be repaired), `consequence` (of something that went wrong
             elsewhere) or `remark` (nothing failed, but it could be better).
         any_of: regular expressions of which one must be found, each within one line.
         all_of: regular expressions that must all be found.

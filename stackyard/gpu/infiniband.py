@@ -2,8 +2,8 @@
 
 Owns which ports a run uses, on which hosts, and the device nodes that containers get. Sources: the
 kernel's ABI documents on sysfs-class-infiniband, and NCCL's documents on its environment variables.
-No adapter was ever at hand: parsing is tested on trees written after those documents. Pure; the
-script beside it is run by whoever asks a host.
+No adapter was ever at hand: parsing is tested on trees written after those documents. Pure: it must
+not run the script beside it, which callers do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MANAGER = "rdma_cm"
 
 @dataclass(frozen=True, kw_only=True)
 class Gid:
-    """One entry of a port's GID table.
+    """Hold one entry of a port's GID table.
 
     Attributes:
         address: the GID as an IPv6 address; RoCE maps IPv4 addresses into it.
@@ -38,7 +38,7 @@ class Gid:
 
     @property
     def ipv4(self) -> str:
-        """The IPv4 address that a RoCE GID stands for; empty where it stands for none."""
+        """Return the IPv4 address that a RoCE GID stands for; empty where it stands for none."""
         try:
             mapped = ipaddress.IPv6Address(self.address).ipv4_mapped
         except ValueError:
@@ -48,7 +48,7 @@ class Gid:
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """One port of an adapter.
+    """Hold one port of an adapter.
 
     Attributes:
         state: the subnet's word for it: `ACTIVE`, `DOWN`, `INIT`, `ARMED`.
@@ -65,12 +65,12 @@ class Port:
 
     @property
     def active(self) -> bool:
-        """Whether data can go through it."""
+        """Return whether data can go through the port."""
         return self.state == "ACTIVE"
 
     @property
     def name(self) -> str:
-        """Its name as NCCL_IB_HCA takes it."""
+        """Return the port's name as NCCL_IB_HCA takes it."""
         return f"{self.device}:{self.number}"
 
     def words(self) -> str:
@@ -81,7 +81,7 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """The adapters of one host.
+    """Hold the adapters of one host.
 
     Attributes:
         verbs: device name by name of its node below /dev/infiniband.
@@ -111,7 +111,7 @@ class Adapters:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """What the hosts of a run use between them.
+    """Hold the ports that the hosts of a run use between them.
 
     Attributes:
         ports: by host; empty where NCCL is to use sockets.
