@@ -107,11 +107,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda12.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda12.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda12.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock antlr4-python3-runtime > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 FROM base AS wheel-fairscale
 RUN --mount=type=tmpfs,target=/mnt \
@@ -123,11 +124,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/fairscale.cuda12.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/fairscale.cuda12.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/fairscale.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/fairscale.cuda12.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock fairscale > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 FROM compiler AS wheel-fairseq
 RUN --mount=type=tmpfs,target=/mnt \
@@ -139,11 +141,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/fairseq.cuda12.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/fairseq.cuda12.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/fairseq.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/fairseq.cuda12.fixes.json,target=/mnt/fixes.json \
 . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock fairseq > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock cython numpy packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.
 FROM torch AS packages

@@ -45,11 +45,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.nvidia-host.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.nvidia-host.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/antlr4-python3-runtime.nvidia-host.fixes.json,target=/mnt/fixes.json \
 export HIDE_TORCH=1 && . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock antlr4-python3-runtime > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 FROM base AS wheel-fairscale
 RUN --mount=type=tmpfs,target=/mnt \
@@ -61,11 +62,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/fairscale.nvidia-host.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/fairscale.nvidia-host.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/fairscale.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/fairscale.nvidia-host.fixes.json,target=/mnt/fixes.json \
 export HIDE_TORCH=1 && . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock fairscale > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 FROM base AS wheel-fairseq
 RUN --mount=type=tmpfs,target=/mnt \
@@ -77,11 +79,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/fairseq.nvidia-host.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/fairseq.nvidia-host.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/fairseq.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/fairseq.nvidia-host.fixes.json,target=/mnt/fixes.json \
 export HIDE_TORCH=1 && . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock fairseq > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock cython packaging pip wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.
 FROM torch AS packages

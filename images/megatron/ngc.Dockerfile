@@ -59,11 +59,12 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/deepspeed.ngc.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/deepspeed.ngc.build.lock,target=/mnt/wheel.build.lock \
+    --mount=type=bind,source=images/wheels/deepspeed.lock,target=/mnt/wheel.lock \
     --mount=type=bind,source=images/wheels/deepspeed.ngc.fixes.json,target=/mnt/fixes.json \
 export CXXFLAGS='-g0 -DNDEBUG' && export DS_ACCELERATOR=cpu && export DS_BUILD_SHM_COMM=1 && . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock deepspeed > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.
 FROM torch AS packages

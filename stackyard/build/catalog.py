@@ -35,12 +35,14 @@ class ResolvedWheel:
     """A package built from source on this base, with the fixes that apply to it.
 
     Attributes:
+        needs: distributions of its lock that its build installs: those that the base lacks.
         source: the users' own tree, which is built in place of the locked sdist.
     """
 
     wheel: Wheel
     fixes: tuple[Fix, ...]
     env: Mapping[str, str]
+    needs: tuple[str, ...] = ()
     source: Source | None = None
 
 
@@ -111,7 +113,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         for path in (
             lock.base_lock_path(base.name),
             lock.lock_path(stack.name, base.name),
-            *(lock.wheel_lock_path(w, base.name, k) for w in stack.builds for k in ("", "build")),
+            *(lock.wheel_lock_path(wheel) for wheel in stack.builds),
         )
         if path in definitions.locks
     }
@@ -178,7 +180,14 @@ def resolve_wheel(
     env = dict(wheel.env)
     for fix in fixes:
         env |= fix.remedy.build_env
-    return ResolvedWheel(wheel=wheel, fixes=fixes, env=dict(sorted(env.items())))
+    locked = lock.parse_lock(definitions.locks.get(lock.wheel_lock_path(wheel.package), ""))
+    here = {canonicalize_name(wheel.package), *base.provided}
+    return ResolvedWheel(
+        wheel=wheel,
+        fixes=fixes,
+        env=dict(sorted(env.items())),
+        needs=tuple(item.name for item in locked if item.name not in here),
+    )
 
 
 def _provided(base: Base, locks: Mapping[str, str]) -> dict[str, Setting]:

@@ -100,6 +100,18 @@ def test_a_bases_own_torch_is_there_for_the_wheels_that_want_it_and_hidden_from_
     assert "HIDE_TORCH" not in text()
 
 
+def test_a_build_takes_of_its_wheels_lock_what_the_base_lacks():
+    text = samples.locked("beta==3.0", "numpy==2.4.6", "setuptools==80.0.0")
+    locks = {**samples.locks(), "images/wheels/beta.lock": text}
+    found = {"cpu": files(locks=locks)["images/toy/cpu.Dockerfile"], "far": far(locks=locks)}
+    for base, needs in (("cpu", "numpy setuptools"), ("far", "setuptools")):
+        assert (
+            "    && some_of /mnt/wheel.lock beta > /mnt/sdist.lock \\\n"
+            f"    && some_of /mnt/wheel.lock {needs} > /mnt/build.lock \\\n"
+            "    && build_wheel /mnt/sdist.lock /mnt/build.lock "
+        ) in found[base]
+
+
 def test_what_a_base_provides_is_asserted_before_anything_is_installed():
     assert "    && assert_provided numpy torch==2.11.0 \\\n    && install_locked" in far()
     assert "assert_provided torch==2.1.0a0+nv \\\n" in text("gpu")
