@@ -51,7 +51,8 @@ class ResolvedImage:
     """A stack on a base, everything decided.
 
     Attributes:
-        fixes: the fixes that apply here.
+        declared: every fix that the stack names.
+        fixes: those that apply here.
         left_out: declared fixes that do not apply here, with the reason.
         packages: every locked distribution of the stack's own, with its origin.
         provided: distributions of the base that must be unchanged afterwards.
@@ -64,6 +65,7 @@ class ResolvedImage:
     stack: Stack
     base: Base
     common: Common
+    declared: tuple[Fix, ...]
     fixes: tuple[Fix, ...]
     left_out: Mapping[str, str]
     packages: Mapping[str, Setting]
@@ -134,6 +136,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         stack=stack,
         base=base,
         common=definitions.common,
+        declared=tuple(definitions.fixes[name] for name in stack.fixes),
         fixes=fixes,
         left_out=left_out,
         packages=packages,

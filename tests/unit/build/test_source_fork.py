@@ -110,11 +110,11 @@ def test_without_a_source_nothing_of_it_is_in_a_build():
     assert found.blobs == {}
     text = found.context["images/toy/cpu.Dockerfile"]
     assert not [word for word in ("own.tar.gz", "require_wheel", "assert_met") if word in text]
-    assert '"own"' not in found.context["images/toy/cpu.fixes.json"]
+    assert '"own"' not in found.context["images/toy/fixes.json"]
 
 
 def test_fixes_of_the_source_are_told_apart():
-    assert '"own": true' in made(forked()).context["images/toy/cpu.fixes.json"]
+    assert '"own": true' in made(forked()).context["images/toy/fixes.json"]
 
 
 def test_a_fix_is_left_out_with_all_that_it_does():
