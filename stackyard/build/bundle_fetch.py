@@ -22,7 +22,7 @@ from stackyard.build.bundle import Manifest
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.locks import resolve
 from stackyard.build.mirrors import CallerSettings, bare
-from stackyard.definitions import lock
+from stackyard.definitions import compat, lock
 from stackyard.definitions.lock import Locked
 from stackyard.definitions.spec import Base
 from stackyard.system import cleanup, process
@@ -48,16 +48,15 @@ def make(
         for name in bundle.FOLDERS:
             (folder / name).mkdir()
         env = pip_environment(caller, folder)
-        texts = {path: text for image in images for path, text in image.locks.items()}
-        sources = {path: texts.pop(path) for path in _sdist_locks(images) & set(texts)}
-        for path, text in sorted(texts.items()):
+        wanted = folder / "wanted.lock"
+        for path, text in sorted(_wheel_locks(images).items()):
             if lock.parse_lock(text):
                 say(f"fetching what {path} names")
-                command = wheel_command(base, root / path, folder / "wheels", caller)
+                wanted.write_text(text, encoding="utf-8")
+                command = wheel_command(base, wanted, folder / "wheels", caller)
                 process.run(command, env=env, timeout=1200)
         say("fetching sources")
-        locked = [item for _, text in sorted(sources.items()) for item in lock.parse_lock(text)]
-        _fetch_sdists(base, locked, folder / "sdists", caller)
+        _fetch_sdists(base, _sdists(images), folder / "sdists", caller)
         say("fetching what Stackyard itself needs")
         _fetch_tool(root, base, folder, caller, env)
         names = bundle.packages(images)
@@ -67,11 +66,34 @@ def make(
         return bundle.write(out, folder, images)
 
 
-def _sdist_locks(images: list[ResolvedImage]) -> set[str]:
+def _wheel_locks(images: list[ResolvedImage]) -> dict[str, str]:
+    """Return the locks by path, those of packages built here without what is not installed."""
+    found = {path: text for image in images for path, text in image.locks.items()}
+    for path, (_, needs) in _built(images).items():
+        text = found[path]
+        others = {item.name for item in lock.parse_lock(text)} - set(needs)
+        found[path] = lock.without(text, others)
+    return found
+
+
+def _sdists(images: list[ResolvedImage]) -> list[Locked]:
+    locks = {path: text for image in images for path, text in image.locks.items()}
+    return [
+        item
+        for path, (package, _) in sorted(_built(images).items())
+        for item in lock.some_of(locks[path], {package})
+    ]
+
+
+def _built(images: list[ResolvedImage]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the packages built here by their lock's path: the name, and what the build needs."""
     return {
-        lock.wheel_lock_path(resolved.wheel.package, image.base.name)
+        lock.wheel_lock_path(built.wheel.package): (
+            compat.canonical(built.wheel.package),
+            built.needs,
+        )
         for image in images
-        for resolved in image.wheels
+        for built in image.wheels
     }
 
 

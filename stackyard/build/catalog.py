@@ -35,12 +35,14 @@ class ResolvedWheel:
     """A package built from source on this base, with the fixes that apply to it.
 
     Attributes:
+        needs: distributions of its lock that its build installs: those that the base lacks.
         source: the users' own tree, which is built in place of the locked sdist.
     """
 
     wheel: Wheel
     fixes: tuple[Fix, ...]
     env: Mapping[str, str]
+    needs: tuple[str, ...] = ()
     source: Source | None = None
 
 
@@ -49,7 +51,8 @@ class ResolvedImage:
     """A stack on a base, everything decided.
 
     Attributes:
-        fixes: the fixes that apply here.
+        declared: every fix that the stack names.
+        fixes: those that apply here.
         left_out: declared fixes that do not apply here, with the reason.
         packages: every locked distribution of the stack's own, with its origin.
         provided: distributions of the base that must be unchanged afterwards.
@@ -62,6 +65,7 @@ class ResolvedImage:
     stack: Stack
     base: Base
     common: Common
+    declared: tuple[Fix, ...]
     fixes: tuple[Fix, ...]
     left_out: Mapping[str, str]
     packages: Mapping[str, Setting]
@@ -111,7 +115,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         for path in (
             lock.base_lock_path(base.name),
             lock.lock_path(stack.name, base.name),
-            *(lock.wheel_lock_path(w, base.name, k) for w in stack.builds for k in ("", "build")),
+            *(lock.wheel_lock_path(wheel) for wheel in stack.builds),
         )
         if path in definitions.locks
     }
@@ -132,6 +136,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         stack=stack,
         base=base,
         common=definitions.common,
+        declared=tuple(definitions.fixes[name] for name in stack.fixes),
         fixes=fixes,
         left_out=left_out,
         packages=packages,
@@ -178,7 +183,14 @@ def resolve_wheel(
     env = dict(wheel.env)
     for fix in fixes:
         env |= fix.remedy.build_env
-    return ResolvedWheel(wheel=wheel, fixes=fixes, env=dict(sorted(env.items())))
+    locked = lock.parse_lock(definitions.locks.get(lock.wheel_lock_path(wheel.package), ""))
+    here = {canonicalize_name(wheel.package), *base.provided}
+    return ResolvedWheel(
+        wheel=wheel,
+        fixes=fixes,
+        env=dict(sorted(env.items())),
+        needs=tuple(item.name for item in locked if item.name not in here),
+    )
 
 
 def _provided(base: Base, locks: Mapping[str, str]) -> dict[str, Setting]:

@@ -37,25 +37,28 @@ def dockerfile_path(stack: str, base: str) -> str:
 
 
 def render_files(image: ResolvedImage) -> dict[str, str]:
-    """Every rendered file of one image, by path from the project's root."""
+    """Return every rendered file of one image, by path from the project's root.
+
+    A stack's fixes are one file for all bases; the Dockerfile names those that it applies.
+    """
     stack, base = image.stack.name, image.base.name
     own = frozenset(canonicalize_name(w.wheel.package) for w in image.wheels if w.source)
-    files = {
-        dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image)),
-        fixes_path(stack, base): fixes_json(image.fixes, "installed", own),
-    }
+    files = {dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image))}
+    if applied(image.declared, "installed"):
+        files[fixes_path(stack)] = fixes_json(image.declared, "installed", own)
     for wheel in image.wheels:
-        files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source", own)
+        if applied(wheel.fixes, "source"):
+            files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source", own)
     return files
 
 
-def fixes_path(stack: str, base: str) -> str:
-    """Where the fixes applied to the installed packages lie, as data for `apply_fixes.py`."""
-    return f"images/{stack}/{base}.fixes.json"
+def fixes_path(stack: str) -> str:
+    """Return where a stack's fixes of installed packages lie, as data for `apply_fixes.py`."""
+    return f"images/{stack}/fixes.json"
 
 
 def wheel_fixes_path(wheel: ResolvedWheel, base: str) -> str:
-    """Where the fixes applied to one sdist before its build lie."""
+    """Return where the fixes lie that are applied to one sdist before its build, if there are."""
     return f"images/wheels/{wheel.wheel.package}.{base}.fixes.json"
 
 
@@ -77,7 +80,8 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "replaced": image.replaced,
         "provided": [f"{n}=={v}" if v else n for n, v in sorted(image.base.provided.items())],
         "lock": lock.lock_path(stack, base),
-        "fixes": fixes_path(stack, base),
+        "fixes": fixes_path(stack),
+        "applied": applied(image.fixes, "installed"),
         "wheels": [_wheel_values(wheel, image) for wheel in image.wheels],
         "left_out": [entry.path for entry in image.common.left_out],
         "kept": [path for entry in image.common.left_out for path in entry.kept],
@@ -100,9 +104,10 @@ def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, ob
         "package": wheel.package,
         "compiler": wheel.compiler,
         "torch_site": site,
-        "lock": lock.wheel_lock_path(wheel.package, base.name),
-        "build_lock": lock.wheel_lock_path(wheel.package, base.name, "build"),
-        "fixes": wheel_fixes_path(resolved, base.name),
+        "lock": lock.wheel_lock_path(wheel.package),
+        "pin": canonicalize_name(wheel.package),
+        "needs": resolved.needs,
+        "fixes": wheel_fixes_path(resolved, base.name) if applied(resolved.fixes, "source") else "",
         "env": {**resolved.env, **env},
         "source": archive_path(wheel.package) if resolved.source else "",
     }
@@ -121,6 +126,15 @@ def replaced_requirements(fixes: Iterable[Fix]) -> set[str]:
     remedies = [fix.remedy for fix in fixes]
     named = [*(o for r in remedies for o in r.override), *(e for r in remedies for e in r.exclude)]
     return {canonicalize_name(re.split(r"[^A-Za-z0-9._-]", name)[0]) for name in named}
+
+
+def applied(fixes: Iterable[Fix], stage: str) -> list[str]:
+    """Return the ids of the fixes that are work for `apply_fixes.py` in a stage."""
+    return [fix.id for fix in fixes if _is_work(fix, stage)]
+
+
+def _is_work(fix: Fix, stage: str) -> bool:
+    return bool(fix.remedy.replace or fix.remedy.add) and fix.remedy.stage == stage
 
 
 def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> str:
@@ -147,6 +161,6 @@ def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> s
             **({"add": dict(fix.remedy.add)} if fix.remedy.add else {}),
         }
         for fix in fixes
-        if (fix.remedy.replace or fix.remedy.add) and fix.remedy.stage == stage
+        if _is_work(fix, stage)
     ]
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

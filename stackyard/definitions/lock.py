@@ -8,8 +8,8 @@ These files decide an image's Python packages:
     images/bases/<base>.lock              torch and what it needs, the layer that all stacks share;
                                           of a pulled base its image, and all that is installed
     images/<stack>/<base>.lock            the stack's packages that come as wheels
-    images/wheels/<package>.<base>.lock   one package built here: its sdist
-    images/wheels/<package>.<base>.build.lock   what that build needs
+    images/wheels/<package>.lock          one package built here: its sdist, and what its build
+                                          needs on any base; a base takes what it does not provide
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)===?([^\s;\\]+)")
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 _IMAGE = re.compile(r"^# image: \S+@(sha256:[0-9a-f]{64})$", re.MULTILINE)
 _INPUTS = re.compile(r"^# inputs: (sha256:[0-9a-f]{64})$", re.MULTILINE)
+WHEEL_COMMAND = "invoke lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,9 @@ def lock_path(stack: str, base: str) -> str:
     return f"images/{stack}/{base}.lock"
 
 
-def wheel_lock_path(package: str, base: str, kind: str = "") -> str:
-    """Return the path of a built package's lock; `kind` is empty (the sdist) or `build`."""
-    return f"images/wheels/{package}.{base}{'.' + kind if kind else ''}.lock"
+def wheel_lock_path(package: str) -> str:
+    """Return where the lock of a package built here lies; it serves every base."""
+    return f"images/wheels/{package}.lock"
 
 
 @lru_cache(maxsize=64)
@@ -89,6 +90,23 @@ def without(text: str, names: Collection[str]) -> str:
     pins = [(_PIN.match(block), block) for block in blocks]
     kept = [b for pin, b in pins if not pin or canonicalize_name(pin.group(1)) not in names]
     return "\n".join(kept) + "\n"
+
+
+def some_of(text: str, names: Collection[str]) -> tuple[Locked, ...]:
+    """Return the distributions of a lock that have one of these canonical names."""
+    return tuple(item for item in parse_lock(text) if item.name in names)
+
+
+def extended(text: str, before: str) -> str:
+    """Return a built package's lock with what an earlier one of the same inputs holds besides.
+
+    So it keeps what only bases need that were not asked now.
+    """
+    inputs = locked_inputs(text)
+    if locked_inputs(before) != inputs:
+        return text
+    held = {item.name: item for item in (*parse_lock(before), *parse_lock(text))}
+    return render_lock(held.values(), inputs=inputs, command=WHEEL_COMMAND)
 
 
 def versions(locked: Iterable[Locked]) -> dict[str, str]:
@@ -148,10 +166,12 @@ def pinned(base: Base, locks: Mapping[str, str]) -> Base:
     return replace(base, digest=digest)
 
 
-def wheel_inputs(wheel: Wheel, base: Base) -> str:
-    """Return the digest of everything that decides a built package's locks."""
-    pin = f"{wheel.package}=={wheel.version}"
-    return _digest({"base": base_inputs(base), "pin": pin, "requires": wheel.requires})
+def wheel_inputs(wheel: Wheel) -> str:
+    """Return the digest of what decides a built package's lock: its version and requirements.
+
+    No base is part of it: requirements are exact, and hashes are those of all files of a release.
+    """
+    return _digest({"pin": f"{wheel.package}=={wheel.version}", "requires": wheel.requires})
 
 
 def stack_inputs(stack: Stack, base: Base, fixes: Mapping[str, Fix]) -> str:

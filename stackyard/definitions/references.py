@@ -6,6 +6,7 @@ Owns the checks that need several files; `definitions.read` owns those within on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -62,9 +63,9 @@ def _stack_problems(
             message = f"{name} {version}, but images/wheels/{name}.yml is for {wheel.version}"
             yield "packages", f"{message}; users' own source takes the place of the same release"
     if locks_required and all(name in found.wheels for name in stack.builds):
-        for base in found.bases.values():
-            for message in _lock_problems(found, stack, base):
-                yield "packages", message
+        problems = (_lock_problems(found, stack, base) for base in found.bases.values())
+        for message in dict.fromkeys(chain.from_iterable(problems)):
+            yield "packages", message
 
 
 def _fix_problems(
@@ -123,11 +124,11 @@ def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]
         wanted[lock.base_lock_path(base.name)] = lock.base_inputs(base)
     elif base.pulled:
         wanted[lock.base_lock_path(base.name)] = lock.pulled_inputs(base)
+    if base.never_built and own not in found.locks:
+        return wanted  # nothing is built there, and a wheel's lock is also that of other bases
     for name in stack.builds:
         if name in found.wheels:
-            inputs = lock.wheel_inputs(found.wheels[name], base)
-            for kind in ("", "build"):
-                wanted[lock.wheel_lock_path(name, base.name, kind)] = inputs
+            wanted[lock.wheel_lock_path(name)] = lock.wheel_inputs(found.wheels[name])
     return wanted
 
 

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from stackyard.definitions import lock
 
 _IMAGE = "the image"
-_OF_WHEELS = ("the wheel of ", "the build of ")
+_OF_WHEEL = "the wheel of "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class LockChange:
     """One lock against the one before it.
 
     Attributes:
-        subject: what the lock is of: a stack, the torch layer or the image of a base, a wheel, or a
-            wheel's build.
+        subject: what the lock is of: a stack, the torch layer or the image of a base, or a wheel.
+        base: empty for a wheel, whose lock serves every base.
         first: there was no lock before.
         redeclared: it was made from other declarations (packages, fixes, base) than before.
     """
@@ -121,16 +121,14 @@ def direction(old: str, new: str) -> str:
 
 
 def subject_of(path: str) -> tuple[str, str]:
-    """What a lock file is of, and its base, from its path."""
+    """Return what a lock file is of, and its base (empty for a wheel), from its path."""
     _, folder, file = path.split("/")
     name = file.removesuffix(".lock")
     if folder == "bases":
         return "the torch layer", name
     if folder != "wheels":
         return folder, name
-    build = name.endswith(".build")
-    package, _, base = name.removesuffix(".build").rpartition(".")
-    return f"{_OF_WHEELS[1] if build else _OF_WHEELS[0]}{package}", base
+    return f"{_OF_WHEEL}{name}", ""
 
 
 def change_value(change: LockChange) -> dict[str, Any]:
@@ -159,14 +157,16 @@ def change_lines(changes: Iterable[LockChange]) -> list[str]:
         if change.nothing and not change.redeclared:
             same.setdefault(change.base, []).append(change.subject)
             continue
-        lines.append(f"{change.subject} on {change.base}: {_summary(change)}")
+        lines.append(f"{change.subject}{_on(change.base)}: {_summary(change)}")
         lines += [f"  {line}" for line in _details(change)]
     for base, subjects in same.items():
-        named = [one for one in subjects if not one.startswith(_OF_WHEELS)]
-        wheels = len({one.rpartition(" ")[2] for one in subjects if one.startswith(_OF_WHEELS)})
-        shown = [*named, *([_count(wheels, "wheel")] if wheels else [])]
-        lines.append(f"nothing changed on {base}: {', '.join(shown)}")
+        shown = subjects if base else [_count(len(subjects), "wheel")]
+        lines.append(f"nothing changed{_on(base)}: {', '.join(shown)}")
     return lines
+
+
+def _on(base: str) -> str:
+    return f" on {base}" if base else ""
 
 
 def _summary(change: LockChange) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from stackyard.build import catalog, dockerfile, mirrors
 from stackyard.build.locks import resolve
@@ -68,7 +69,9 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     bases = [base] if base else locked_bases(project, stack)
     locks: dict[str, str] = {}
     for name in bases:
-        locks |= resolve_on(project, names, name, say)
+        locks |= resolve_on(project, names, name, say, locks)
+    for path in {lock.wheel_lock_path(wheel) for wheel in definitions.wheels} & set(locks):
+        locks[path] = lock.extended(locks[path], definitions.locks.get(path, ""))
     changes = tuple(
         compare_locks(path, definitions.locks.get(path), text)
         for path, text in sorted(locks.items())
@@ -126,8 +129,17 @@ def _stale_of(project: Project, stack: str, base: str) -> list[str]:
     ]  # fmt: skip
 
 
-def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say) -> dict[str, str]:
+def resolve_on(
+    project: Project,
+    names: Sequence[str],
+    base_name: str,
+    say: Say,
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
     """The locks of some stacks on one base as they would be made now, by path; nothing is written.
+
+    Args:
+        others: locks that were just made for other bases; wheels are locked once for all.
 
     Raises:
         CommandError: uv found no answer.
@@ -151,7 +163,8 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
     wheels = dict.fromkeys(w for name in names for w in fork.buildable(definitions, name))
     for wheel in wheels:
         say(base.name, f"resolving the build of {wheel}")
-        files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller)
+        path = lock.wheel_lock_path(wheel)
+        files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller, others.get(path, ""))
     for name in names:
         say(name, f"resolving on {base.name}")
         files |= resolve.lock_stack(

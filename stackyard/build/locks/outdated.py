@@ -13,7 +13,7 @@ from typing import Any
 from stackyard.build import catalog, mirrors
 from stackyard.build.builder import require_lock
 from stackyard.build.locks import locking, resolve, upstream
-from stackyard.definitions import lock
+from stackyard.definitions import compat, lock
 from stackyard.definitions.project import Project
 from stackyard.system.errors import CommandError, NothingToRunOn, StackyardError, UsageError
 
@@ -59,12 +59,14 @@ def _of_stack(
 ) -> dict[str, Any]:
     base, stack = image.base, image.stack
     paths = [lock.base_lock_path(base.name), lock.lock_path(stack.name, base.name)]
-    paths += [lock.wheel_lock_path(name, base.name) for name in stack.builds]
     locked: dict[str, str] = {}
     allowed: dict[str, str] = {}
-    for path in paths:
-        locked |= lock.versions(lock.parse_lock(project.definitions.locks.get(path, "")))
-        allowed |= lock.versions(lock.parse_lock(then.get(path, "")))
+    for versions, texts in ((locked, project.definitions.locks), (allowed, then)):
+        for path in paths:
+            versions |= lock.versions(lock.parse_lock(texts.get(path, "")))
+        for name in stack.builds:
+            text = texts.get(lock.wheel_lock_path(name), "")
+            versions |= lock.versions(lock.some_of(text, {compat.canonical(name)}))
     written = upstream.direct(stack, base)
     wanted = upstream.told(locked, allowed, written)
     say(stack.name, f"asking for the newest of {len(wanted)} packages")

@@ -283,24 +283,40 @@ def _refuse_build(base: Base, name: str, version: str, caller: CallerSettings) -
     )  # fmt: skip
 
 
-def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:
-    """The sdist of one built package, and what its build needs and the base does not provide."""
-    command = f"invoke lock --base {base.name}"
-    inputs = lock.wheel_inputs(wheel, base)
+def lock_wheel(
+    wheel: Wheel, base: Base, caller: CallerSettings, others: str = ""
+) -> dict[str, str]:
+    """Lock the sdist of one built package, and what its build needs and the base lacks.
+
+    Args:
+        others: the lock as it was just made for other bases; what it holds is taken and kept.
+
+    Raises:
+        StackyardError: the bases need different versions, and there is one lock for all.
+    """
+    before = {item.name: item for item in lock.parse_lock(others)}
     sdist = compile_requirements(
         [f"{wheel.package}=={wheel.version}"], base=base, caller=caller, dependencies=False
     )
     given = base.provided
     wanted = [r for r in wheel.requires if canonicalize_name(Requirement(r).name) not in given]
-    needs = compile_requirements(wanted, base=base, caller=caller, exclude=given)
-    return {
-        lock.wheel_lock_path(wheel.package, base.name): lock.render_lock(
-            sdist, inputs=inputs, command=command
-        ),
-        lock.wheel_lock_path(wheel.package, base.name, "build"): lock.render_lock(
-            needs, inputs=inputs, command=command
-        ),
-    }
+    needs = compile_requirements(
+        wanted, base=base, caller=caller, exclude=given, preferred=lock.versions(before.values())
+    )
+    found = {item.name: item for item in (*sdist, *needs)}
+    for name, item in found.items():
+        if name in before and before[name].version != item.version:
+            raise StackyardError(
+                f"building {wheel.package} needs {name} {item.version} on {base.name}, and"
+                f" {before[name].version} on other bases",
+                why="one lock serves every base",
+                hint=f"name {name} with a version that suits all under `requires` in"
+                f" images/wheels/{wheel.package}.yml",
+            )
+    text = lock.render_lock(
+        {**before, **found}.values(), inputs=lock.wheel_inputs(wheel), command=lock.WHEEL_COMMAND
+    )
+    return {lock.wheel_lock_path(wheel.package): text}
 
 
 def lock_stack(

@@ -99,15 +99,13 @@ class Fork:
 
     def _declared(self, package: str, image: ResolvedImage, locks: dict[str, str]) -> ResolvedWheel:
         """A package that otherwise comes as a wheel; the lock of its build joins `locks`."""
-        base = image.base.name
-        path = lock.wheel_lock_path(package, base, "build")
+        path = lock.wheel_lock_path(package)
         text = self.definitions.locks.get(path, "")
-        inputs = lock.wheel_inputs(self.definitions.wheels[package], image.base)
-        if lock.locked_inputs(text) != inputs:
+        if lock.locked_inputs(text) != lock.wheel_inputs(self.definitions.wheels[package]):
             raise UsageError(
-                f"building {package} from source has no lock on {base}",
+                f"building {package} from source has no lock",
                 why=f"{path} is {'of another definition' if text else 'not there'}",
-                hint=f"invoke lock {image.stack.name} --base {base}",
+                hint=f"invoke lock {image.stack.name}",
             )
         locks[path] = text
         versions = {name: s.value for name, s in {**image.provided, **image.packages}.items()}

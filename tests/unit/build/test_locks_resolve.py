@@ -48,6 +48,33 @@ def test_a_build_on_a_base_that_provides_nothing_is_locked_whole(uv):
     assert uv[0][1][1:] == (["setuptools==80.0.0", "numpy==2.4.6"], [])
 
 
+def test_a_wheels_lock_is_the_union_of_what_its_build_needs_on_every_base(uv):
+    wheel = samples.wheel(requires=("numpy==2.4.6",))
+    pins = {"beta": "beta==3.0 --hash=sha256:" + "1" * 64, "numpy": "numpy==2.4.6"}
+
+    def on(base, others=""):
+        before, uv[1]["text"] = len(uv[0]), "\n".join(pins.values())
+        (text,) = resolve.lock_wheel(wheel, base, NOBODY, others).values()
+        return text, uv[0][before:]
+
+    first, _ = on(samples.base())
+    del pins["numpy"]  # the other base has it
+    both, ran = on(samples.carried(), first)
+    assert both == first
+    assert lock.versions(lock.parse_lock(both)) == {"beta": "3.0", "numpy": "2.4.6"}
+    assert len(ran) == 2
+
+
+def test_bases_that_need_different_versions_for_a_build_are_told_to_pin_one(uv):
+    others = samples.locked("beta==3.0", "packaging==25.0")
+    uv[1]["text"] = "packaging==26.3"
+    with pytest.raises(StackyardError) as caught:
+        resolve.lock_wheel(samples.wheel(), samples.pulled(), NOBODY, others)
+    said = "building beta needs packaging 26.3 on gpu, and 25.0 on other bases"
+    assert (caught.value.what, caught.value.why) == (said, "one lock serves every base")
+    assert "images/wheels/beta.yml" in caught.value.hint
+
+
 def lock_on(base, **changes):
     stack = samples.stack(fixes=(), **changes)
     return resolve.lock_stack(stack, base, {}, base.provided, NOBODY)
