@@ -75,7 +75,7 @@ def test_the_same_packages_from_other_declarations_are_said():
     assert change.nothing
     assert change.redeclared
     assert change_lines([change]) == [
-        "toy on cpu: the same packages, from other declarations than before"
+        "toy on cpu: the same packages, from changed definitions"
     ]
 
 
