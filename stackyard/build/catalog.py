@@ -35,7 +35,7 @@ class ResolvedWheel:
     """Describe a package built from source on this base, with the fixes that apply to it.
 
     Attributes:
-        source: the users' own tree, which replaces the locked sdist.
+        source: the users' own tree, which is built in place of the locked sdist.
     """
 
     wheel: Wheel

@@ -37,7 +37,7 @@ def dockerfile_path(stack: str, base: str) -> str:
 
 
 def render_files(image: ResolvedImage) -> dict[str, str]:
-    """Render every file of one image, by path from the project's root."""
+    """Every rendered file of one image, by path from the project's root."""
     stack, base = image.stack.name, image.base.name
     own = frozenset(canonicalize_name(w.wheel.package) for w in image.wheels if w.source)
     files = {
@@ -50,12 +50,12 @@ def render_files(image: ResolvedImage) -> dict[str, str]:
 
 
 def fixes_path(stack: str, base: str) -> str:
-    """Return the path of the fixes for installed packages, as data for `apply_fixes.py`."""
+    """Where the fixes applied to the installed packages lie, as data for `apply_fixes.py`."""
     return f"images/{stack}/{base}.fixes.json"
 
 
 def wheel_fixes_path(wheel: ResolvedWheel, base: str) -> str:
-    """Return the path of the fixes for one sdist, which are applied before its build."""
+    """Where the fixes applied to one sdist before its build lie."""
     return f"images/wheels/{wheel.wheel.package}.{base}.fixes.json"
 
 

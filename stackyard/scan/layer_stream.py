@@ -16,7 +16,7 @@ _H = TypeVar("_H", bound="_Header")
 
 
 class Readable(Protocol):
-    """Offer content that is read once, without seeking."""
+    """Content that is read once, forwards."""
 
     def read(self, size: int, /) -> bytes:
         """Read as many bytes as asked for, fewer at the end only."""

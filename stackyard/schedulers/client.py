@@ -111,7 +111,7 @@ class SlurmCluster:
         self._site = site
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
-        """Write one batch script."""
+        """One script."""
         files = slurm.render(job, self._site)
         new_folder(folder, lambda part: _write(part, files))
         return (
@@ -177,7 +177,7 @@ class KubernetesCluster:
         return kubernetes.render(job, self._site, keys=keys)
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
-        """Write a file for each object; only its owner can read the one with keys."""
+        """A file for each object; one with keys is its owner's alone."""
         files = self._files(job)
         told: list[str] = []
 
@@ -282,7 +282,7 @@ def new_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a folder on the same file system, which only its owner can enter until it is moved."""
+    """A folder on the same file system, which only its owner can enter until it is moved."""
     with (
         tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as holder,
         cleanup.undoing(cleanup.PATH, holder),

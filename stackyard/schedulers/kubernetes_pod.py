@@ -15,7 +15,7 @@ from stackyard.schedulers.kubernetes_start import OWN_KEYS, SCRIPT, SHARED_KEYS,
 
 CONTAINER = "train"
 RUN_LABEL = "stackyard.run"
-# The same as on one machine (`mesh.nodes`): sshd needs them to become the user who logs in.
+# As on one machine (`mesh.nodes`): what sshd needs to become the user who logs in.
 CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
 _INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 _READABLE, _PRIVATE = 0o555, 0o400

@@ -36,11 +36,11 @@ class ClusterArguments(Work):
 
     Attributes:
         engine: `slurm` or `kubernetes`.
-        per_node: training processes on each node; derived from `gpus` where that is above 0.
-        gpus: GPUs of the whole job; 0 for CPU ranks, -1 for the base's own device.
-        site: path of the cluster's settings; empty for `SITE_FILE`, if that exists.
-        name: name of the job; empty for one made of the program's name and the time.
-        others: arguments that do not apply to a cluster, by their flag; true where given.
+        per_node: training processes on each node; with `gpus` above 0, these decide.
+        gpus: of the whole job; 0 for CPU ranks, -1 for what the base is for.
+        site: the settings of the cluster; empty for `SITE_FILE`, if that is there.
+        name: of the job; empty for one made of what runs and the time.
+        others: arguments that make no sense on a cluster, by their flag; true where given.
     """
 
     engine: str

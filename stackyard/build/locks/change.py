@@ -48,8 +48,8 @@ class LockChange:
     """Describe the difference between a lock and the one before it.
 
     Attributes:
-        subject: the thing that is locked: a stack, the torch layer or the image of a base, a wheel,
-            or a wheel's build.
+        subject: what the lock is of: a stack, the torch layer or the image of a base, a wheel, or a
+            wheel's build.
         first: there was no lock before.
         redeclared: its definitions (packages, fixes, base) have changed.
     """
@@ -121,7 +121,7 @@ def direction(old: str, new: str) -> str:
 
 
 def subject_of(path: str) -> tuple[str, str]:
-    """Return the subject and the base of a lock file, from its path."""
+    """What a lock file is of, and its base, from its path."""
     _, folder, file = path.split("/")
     name = file.removesuffix(".lock")
     if folder == "bases":

@@ -130,7 +130,7 @@ def _stale_of(project: Project, stack: str, base: str) -> list[str]:
 
 
 def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say) -> dict[str, str]:
-    """Resolve the locks of some stacks on one base, by path, without writing them.
+    """The locks of some stacks on one base as they would be made now, by path; nothing is written.
 
     Raises:
         CommandError: uv found no solution.

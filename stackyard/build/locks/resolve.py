@@ -286,7 +286,7 @@ def _refuse_build(base: Base, name: str, version: str, caller: CallerSettings) -
 
 
 def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:
-    """Resolve a built package's sdist, and its build requirements that the base lacks."""
+    """The sdist of one built package, and what its build needs and the base does not provide."""
     command = f"invoke lock --base {base.name}"
     inputs = lock.wheel_inputs(wheel, base)
     sdist = compile_requirements(

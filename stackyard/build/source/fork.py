@@ -98,7 +98,7 @@ class Fork:
         )
 
     def _declared(self, package: str, image: ResolvedImage, locks: dict[str, str]) -> ResolvedWheel:
-        """Resolve a package that is usually a ready wheel; add its build's lock to `locks`."""
+        """A package that otherwise comes as a wheel; the lock of its build joins `locks`."""
         base = image.base.name
         path = lock.wheel_lock_path(package, base, "build")
         text = self.definitions.locks.get(path, "")

@@ -81,7 +81,7 @@ def _bounded(packed: io.BufferedIOBase, limit: int) -> tuple[bytes, str]:
     parts: list[bytes] = []
     left = limit
     try:
-        # Not `read`, which would drop the readable bytes before damaged ones.
+        # Not `read`, which gives nothing of what stands before something broken.
         while left and (part := packed.read1(min(BLOCK, left))):
             parts.append(part)
             left -= len(part)
