@@ -93,7 +93,7 @@ class Caller:
         return found | {"a password" for secret in self.credentials if secret.encode() in data}
 
     def traces(self, text: str) -> list[str]:
-        """Return all that a text contains of the caller's: `names`, and certificates."""
+        """What a text gives away: `names`, and certificates."""
         data = text.encode("utf-8", errors="replace")
         given = self.certificates.intersection(parse_certificates(data))
         return sorted(self.names(data) | {fingerprint(der) for der in given})

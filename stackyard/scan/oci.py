@@ -42,7 +42,7 @@ def is_digest(text: str) -> bool:
 
 
 def is_tag(text: str) -> bool:
-    """Say if a text is a valid tag."""
+    """Whether a text can be a tag."""
     return bool(_TAG.fullmatch(text))
 
 

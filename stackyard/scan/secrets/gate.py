@@ -35,8 +35,8 @@ class Finding:
     """Report one thing that must not be in an image.
 
     Attributes:
-        rule: the rule of `scan.secrets.rules.RULES` that it breaks.
-        path: the file, `archive!/member` in a compressed one; or a key of the configuration.
+        rule: which of `scan.secrets.rules.RULES` it breaks.
+        path: the file, `archive!/member` in a compressed one; or a place of the configuration.
         what: what it is, with a fingerprint, never the secret.
         secret: true if it forbids publication; otherwise it is only untidy.
     """
