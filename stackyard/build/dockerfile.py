@@ -1,7 +1,7 @@
-"""A resolved image to the files that build it: Dockerfile and recorded fixes, as text.
+"""Render the files that build a resolved image: its Dockerfile and its fixes.
 
-Owns what goes into the templates; the order of layers is the template's. It must not know where
-the engine, the caller's settings or the clock are.
+Owns the values of the template, which itself owns the order of layers. It must not know the
+engine, the caller's settings or the clock.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from stackyard.system import template
 UV_VERSION = "0.13.9"
 TOOLS = f"ghcr.io/astral-sh/uv:{UV_VERSION}"
 _SHELL = ("/bin/bash", "-euo", "pipefail", "-c")
-# Images may have bash read a file before every script (NVIDIA's do): it is not written for -eu.
+# NVIDIA's images set BASH_ENV: bash reads that file before every script, and it fails under -eu.
 _PULLED_SHELL = ("/usr/bin/env", "-u", "BASH_ENV", *_SHELL)
 SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
 
 
 def image_tag(stack: str, base: str) -> str:
-    """The image's local name."""
+    """Return the image's local name."""
     return f"stackyard/{stack}:{base}"
 
 
 def dockerfile_path(stack: str, base: str) -> str:
-    """Where the rendered Dockerfile lies, from the project's root."""
+    """Return the path of the rendered Dockerfile from the project's root."""
     return f"images/{stack}/{base}.Dockerfile"
 
 
@@ -73,7 +73,7 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "text_packages": image.common.text_packages,
         "build_system": image.build_system,
         "system": image.system,
-        # Packages of another distribution are unpacked, with what they need and the base lacks.
+        # Packages of another distribution are unpacked, with the dependencies that the base lacks.
         "install_system": "unpack_system" if image.base.unpack else "apt_install",
         "unpack_with": image.base.unpack_with if image.base.unpack else (),
         "shell": _PULLED_SHELL if image.base.pulled else _SHELL,
@@ -94,7 +94,7 @@ def _values(image: ResolvedImage) -> dict[str, object]:
 
 def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, object]:
     wheel, base = resolved.wheel, image.base
-    # A base's own torch is there in every stage; a layer's is lent to the wheels that want it.
+    # A base's own torch is in every stage; one from a layer is mounted for the wheels that need it.
     lent = wheel.torch and bool(base.torch)
     site = f"/usr/local/lib/python{base.python}/dist-packages" if lent else ""
     env = {"TORCH_SITE": site} if lent else {}
@@ -114,7 +114,7 @@ def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, ob
 
 
 def _own(image: ResolvedImage) -> list[str]:
-    """Packages built from the users' own source, and of those that fixes take from requirements."""
+    """Return the packages built from users' sources, and those that fixes replace or drop."""
     packages = [w.wheel.package for w in image.wheels if w.source]
     if not packages:
         return []
@@ -122,7 +122,7 @@ def _own(image: ResolvedImage) -> list[str]:
 
 
 def replaced_requirements(fixes: Iterable[Fix]) -> set[str]:
-    """Distributions that fixes bring in another version than is asked for, or leave out."""
+    """Return the distributions whose requirements fixes override or exclude."""
     remedies = [fix.remedy for fix in fixes]
     named = [*(o for r in remedies for o in r.override), *(e for r in remedies for e in r.exclude)]
     return {canonicalize_name(re.split(r"[^A-Za-z0-9._-]", name)[0]) for name in named}
@@ -138,10 +138,10 @@ def _is_work(fix: Fix, stage: str) -> bool:
 
 
 def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> str:
-    """Fixes of a stage as `apply_fixes.py` reads them.
+    """Return the fixes of a stage as JSON for `apply_fixes.py`.
 
     Args:
-        own: packages that are the users' own trees, where a fix need not find what a release has.
+        own: packages from the users' own trees, where a fix need not match as in a release.
     """
     found = [
         {

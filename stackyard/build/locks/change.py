@@ -1,7 +1,7 @@
-"""What a new lock changes: packages that came, went or moved, and those that are other files.
+"""Compare two versions of a lock: packages added, removed or moved, and changed files.
 
-Owns the comparison and its words. Pure: it is given both texts. Which locks there are and what
-becomes of them is `build.locks.locking`'s.
+Owns the comparison and its text. Pure: both texts are arguments. It must not find or write locks:
+`build.locks.locking` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_WHEEL = "the wheel of "
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """One package at another version; `way` is `up`, `down`, or `to` where PEP 440 sees none."""
+    """Describe a package with a new version; `way` is the result of `direction`."""
 
     name: str
     old: str
@@ -30,10 +30,10 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehashed:
-    """The same version, but not the same files.
+    """Describe a package with the same version, but other files.
 
     Attributes:
-        gone: hashes that the lock had and the index no longer offers: yanked or uploaded again.
+        gone: hashes that the index no longer offers: files were yanked or uploaded again.
         new: hashes of files that were added to the release.
     """
 
@@ -45,13 +45,13 @@ class Rehashed:
 
 @dataclass(frozen=True, kw_only=True)
 class LockChange:
-    """One lock against the one before it.
+    """Describe the difference between a lock and the one before it.
 
     Attributes:
         subject: what the lock is of: a stack, the torch layer or the image of a base, or a wheel.
         base: empty for a wheel, whose lock serves every base.
         first: there was no lock before.
-        redeclared: it was made from other declarations (packages, fixes, base) than before.
+        redeclared: its definitions (packages, fixes, base) have changed.
     """
 
     path: str
@@ -66,7 +66,7 @@ class LockChange:
 
     @property
     def nothing(self) -> bool:
-        """Whether the same packages with the same hashes are locked."""
+        """Say if both locks hold the same packages with the same hashes."""
         return not (self.first or self.added or self.removed or self.moved or self.rehashed)
 
 
@@ -110,7 +110,7 @@ def compare_locks(path: str, old: str | None, new: str) -> LockChange:
 
 
 def direction(old: str, new: str) -> str:
-    """Which way a version went, by PEP 440: `up`, `down`, or `to` where it orders none."""
+    """Return `up` or `down` by PEP 440, or `to` where it orders neither before the other."""
     try:
         before, after = Version(old), Version(new)
     except InvalidVersion:
@@ -132,7 +132,7 @@ def subject_of(path: str) -> tuple[str, str]:
 
 
 def change_value(change: LockChange) -> dict[str, Any]:
-    """A change as data, for `--json`."""
+    """Return a change as data, for `--json`."""
     return {
         "lock": change.path,
         "of": change.subject,
@@ -150,7 +150,7 @@ def change_value(change: LockChange) -> dict[str, Any]:
 
 
 def change_lines(changes: Iterable[LockChange]) -> list[str]:
-    """All changes for people: those that say something in full, the others in one line."""
+    """Return all changes as text: changed locks in detail, the others in one line a base."""
     lines: list[str] = []
     same: dict[str, list[str]] = {}
     for change in changes:
@@ -173,7 +173,7 @@ def _summary(change: LockChange) -> str:
     if change.first:
         return f"locked for the first time, {_count(len(change.added), 'package')}"
     if change.nothing:
-        return "the same packages, from other declarations than before"
+        return "the same packages, from changed definitions"
     counted = (
         (len(change.added), "added"),
         (len(change.removed), "removed"),
@@ -187,7 +187,7 @@ def _summary(change: LockChange) -> str:
 
 def _details(change: LockChange) -> list[str]:
     if change.first and change.subject == _IMAGE:
-        return []  # hundreds, and nobody asked for one of them
+        return []  # hundreds of packages that nobody has chosen
     return [
         *(f"added    {name} {version}" for name, version in change.added.items()),
         *(f"removed  {name} {version}" for name, version in change.removed.items()),

@@ -1,6 +1,7 @@
-"""`invoke outdated`: asks the caller's package index what is newer than the locks.
+"""Ask the caller's package index for releases newer than the locks (`invoke outdated`).
 
-Owns the questions, which are those of `invoke lock` and one more. Nothing is written.
+Owns the queries: those of `invoke lock`, and the newest release of each package. It must not write
+anything.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from stackyard.definitions.project import Project
 from stackyard.system.errors import CommandError, NothingToRunOn, StackyardError, UsageError
 
 Say = Callable[[str, str], None]
-# What uv says when nothing answers, whatever the reason below.
+# uv's messages when no index answers.
 _SILENT = re.compile(
     r"failed to fetch|dns error|error sending request|connect(ion)? (error|refused)|timed out"
     r"|network (was|is) disabled|could not connect|client error",
     re.IGNORECASE,
 )
-# An index that answers, and says no: a package that it lacks, or a login.
+# uv's message when an index answers, but refuses: a missing package, or a login.
 _ANSWERED = re.compile(r"HTTP status (client|server) error", re.IGNORECASE)
 
 
 def outdated(project: Project, stack: str, base_name: str, say: Say) -> list[dict[str, Any]]:
-    """What moved upstream, by stack: its base and its packages.
+    """Return the newer releases for each stack, with its base.
 
     Raises:
         UsageError: a stack has no lock on the base.

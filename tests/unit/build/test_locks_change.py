@@ -79,9 +79,7 @@ def test_the_same_packages_from_other_declarations_are_said():
     change = compare_locks(PATH, text("alpha==1"), text("alpha==1", inputs=REMADE))
     assert change.nothing
     assert change.redeclared
-    assert change_lines([change]) == [
-        "toy on cpu: the same packages, from other declarations than before"
-    ]
+    assert change_lines([change]) == ["toy on cpu: the same packages, from changed definitions"]
 
 
 def test_a_first_lock_names_what_it_holds():

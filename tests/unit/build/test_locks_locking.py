@@ -194,7 +194,7 @@ def test_another_image_is_read_and_what_was_locked_on_the_old_one_is_named(tree)
     assert tree.surveyed == ["registry.example/far:1", "registry.example/far:2"]
     assert made.stale == {"images/other/far.lock": "invoke lock other --base far"}
     assert [line for line in change_lines(made.changes) if "image" in line] == [
-        "the image on far: the same packages, from other declarations than before"
+        "the image on far: the same packages, from changed definitions"
     ]
 
 

@@ -169,5 +169,5 @@ def test_a_tag_is_never_the_stacks_own():
         with pytest.raises(UsageError, match="is an image of stackyard's own"):
             require_tag(tag, "toy", "cpu", others)
     for tag in ("A B", "x:y:z", "-x"):
-        with pytest.raises(UsageError, match="is no image's name"):
+        with pytest.raises(UsageError, match="is not a valid name"):
             require_tag(tag, "toy", "cpu")
