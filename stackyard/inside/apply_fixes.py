@@ -5,13 +5,13 @@ at all while the record's `fixed` pattern shows that upstream (or an earlier pas
 it already. Any other count fails the build. Runs in image builds: standard library only.
 It must not fetch, install or execute anything.
 
-    python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES
+    python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES [--only ID...]
 
 FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
-"count", "fixed"}], "add": {file: text}}. Paths are relative to the root; patterns are multi-line
-`re` patterns; "add" may be missing. A rule with "own" is for the users' own tree, whose version may
-differ, so a text that a release has several times may occur more or fewer times. Nothing is written
-until every pattern and file of every fix has been checked.
+"count", "fixed"}], "add": {file: text}}; an empty file (/dev/null) holds no fix. Paths are relative
+to the root; patterns are multi-line `re` patterns; "add" may be missing. A rule with "own" is for
+the users' own tree, whose version may differ, so a text that a release has several times may occur
+more or fewer times. Nothing is written until every pattern and file of every fix has been checked.
 """
 
 from __future__ import annotations
@@ -64,6 +64,18 @@ def is_done(text: str, rule: dict[str, Any]) -> bool:
     new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
     found = re.findall(rule["pattern"], new, flags=re.MULTILINE)
     return len(found) == len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
+
+
+def chosen(fixes: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Return the fixes of these ids, in their own order; all of them where none is named.
+
+    Raises:
+        FixMismatch: naming every id that no fix has.
+    """
+    unknown = [name for name in names if all(fix["id"] != name for fix in fixes)]
+    if unknown:
+        raise FixMismatch("\n".join(f"fix {name}: not in the file of fixes" for name in unknown))
+    return [fix for fix in fixes if not names or fix["id"] in names]
 
 
 def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
@@ -131,9 +143,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("fixes", type=Path)
     parser.add_argument("--stage", choices=("source", "installed"), required=True)
     parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", default=[], metavar="ID")
     options = parser.parse_args(argv)
     try:
-        said = apply_all(json.loads(options.fixes.read_text()), options.stage, options.root)
+        fixes = chosen(json.loads(options.fixes.read_text() or "[]"), options.only)
+        said = apply_all(fixes, options.stage, options.root)
     except FixMismatch as error:
         print(error, file=sys.stderr)
         print(
