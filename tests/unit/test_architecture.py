@@ -8,6 +8,7 @@ import ast
 import functools
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import pytest
 
@@ -259,6 +260,12 @@ def test_the_picture_of_the_rooms_is_of_todays_imports(allow_processes):
         check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+
+
+def test_tests_of_every_room_are_collected(pytestconfig):
+    """pytest has names of folders that it passes over; one of them was a room's."""
+    passed_over = pytestconfig.getini("norecursedirs")
+    assert not [one for one in ROOMS if any(fnmatch(one, pattern) for pattern in passed_over)]
 
 
 def test_imports_have_no_cycle():
