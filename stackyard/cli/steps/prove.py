@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -18,9 +18,11 @@ from rich.table import Table
 
 from stackyard.build import catalog
 from stackyard.build.builder import Builder, Built
+from stackyard.build.choice import decide
 from stackyard.build.locks import resolve
+from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import EXIT_CODES, chosen_stacks, run
+from stackyard.cli.options.trainings import ProveRequest
 from stackyard.definitions.project import Project, load_project
 from stackyard.mesh import nodes
 from stackyard.report import records
@@ -35,20 +37,16 @@ BASE = "cpu"
 _WORKERS = 4  # more only compete for memory: a witness is a process that imports torch
 
 
-def prove(
-    stack: str, fix: str, base: str, *, record_them: bool, page: bool, check: bool, as_json: bool
-) -> int:
-    """`invoke prove [STACK] [--fix ID] [--base BASE] [--record] [--page [--check]]`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        if check and not page:
-            raise UsageError("--check compares a page", hint="invoke prove --page --check")
-        if page:
-            return _page(project, terminal, check=check)
-        return prove_all(project, stack, fix, base or BASE, terminal, record_them=record_them)
-
-    return run(command, as_json=as_json)
+def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
+    """Prove fixes and limits, or write the page of what is proven."""
+    project = load_project()
+    if asked.check and not asked.page:
+        raise UsageError("--check compares a page", hint="invoke prove --page --check")
+    if asked.page:
+        return _page(project, terminal, check=asked.check)
+    return prove_all(
+        project, asked.stack, asked.fix, asked.base or BASE, terminal, record_them=asked.record
+    )
 
 
 def prove_all(
@@ -61,7 +59,7 @@ def prove_all(
     """
     definitions = project.definitions
     plan.require_known(definitions, fix)
-    catalog.choose("base", base, definitions.bases)
+    stacks = decide(project, stack, base).stacks
     everywhere = [
         catalog.resolve(definitions, one, other)
         for one in sorted(definitions.stacks)
@@ -71,13 +69,13 @@ def prove_all(
     limits = list(definitions.limits.values())
     names = [
         name
-        for name in chosen_stacks(project, stack)
+        for name in stacks
         if not fix or plan.proofs(catalog.resolve(definitions, name, base), limits, fix)[0]
     ]
     if not names:
         raise UsageError(
             f"{fix} has nothing to prove in {'any stack' if stack == 'all' else stack} on {base}",
-            why=_why_nowhere(project, stack, fix, base),
+            why=_why_nowhere(project, stacks, fix, base),
             hint=f"invoke prove --fix {fix}, or another --base",
         )
     reports = []
@@ -97,9 +95,9 @@ def prove_all(
     return answer, EXIT_CODES[answer["outcome"]]
 
 
-def _why_nowhere(project: Project, stack: str, fix: str, base: str) -> str:
+def _why_nowhere(project: Project, stacks: Sequence[str], fix: str, base: str) -> str:
     reasons = []
-    for name in chosen_stacks(project, stack):
+    for name in stacks:
         image = catalog.resolve(project.definitions, name, base)
         elsewhere = plan.proofs(image, project.definitions.limits.values(), fix)[1]
         reasons += [f"{name}: {why}" for why in elsewhere.values()]

@@ -21,10 +21,12 @@ from rich.table import Table
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
+from stackyard.build.choice import decide, require_count
 from stackyard.build.locks import resolve
-from stackyard.cli import source
+from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import EXIT_CODES, chosen_stacks, run, show_diagnoses
+from stackyard.cli.options.trainings import BenchRequest
+from stackyard.cli.steps import diagnose
 from stackyard.cli.tables import outcome_text
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
@@ -32,7 +34,7 @@ from stackyard.mesh import nodes
 from stackyard.report import records, vouch
 from stackyard.report.bench import bench_report, headings, render_page, rows
 from stackyard.system.engine import Engine
-from stackyard.system.errors import StackyardError, UsageError
+from stackyard.system.errors import StackyardError
 from stackyard.validate import gpu_run
 from stackyard.validate.bench import play
 from stackyard.validate.bench.definition import Peak
@@ -48,94 +50,51 @@ ROUNDS = 2
 LEFT = ("side", "ratio", f"of all after {START}")
 
 
-def bench(
-    stack: str,
-    base: str,
-    gpus: int,
-    rounds: int,
-    updates: int,
-    sides: str,
-    counts: str,
-    *,
-    as_json: bool,
-    image: str = "",
-) -> int:
-    """`invoke bench [STACK] --gpus N [--base BASE] [--rounds R] [--updates U] [--sides A,B] ...`.
-
-    `--counts 1,4` plays on these numbers of ranks only; `--image` names an image by tag or id.
-    """
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        given = source.named_here(project, image, stack, base)
-        names = [given.image.stack.name] if given else chosen_stacks(project, stack)
-        typed = "invoke bench" if stack == "all" else f"invoke bench {stack}"
-        typed += f" --image {image}" if image else ""
-        _require_number(gpus, typed)
-        numbers = read_counts(counts, gpus or CPU_RANKS)
+def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
+    """Bench the stacks that were asked for; the worst outcome decides the exit code."""
+    project = load_project()
+    typed = "invoke bench" if asked.stack == "all" else f"invoke bench {asked.stack}"
+    typed += f" --image {asked.image}" if asked.image else ""
+    gpus = require_count(asked.gpus, typed, needed="bench")
+    numbers = read_counts(asked.counts, gpus or CPU_RANKS)
+    if gpus:
+        host.require_gpus(gpus, typed)
+    chosen = decide(
+        project, asked.stack, asked.base, gpus=gpus, image=asked.image, image_here=True, typed=typed
+    )
+    names, base = list(chosen.stacks), chosen.base.name
+    plans = _plans(project, asked, names, gpus, numbers)
+    peaks = load_peaks(project.root)
+    with Engine() as held:
+        gpu_plan = None
         if gpus:
-            host.require_gpus(gpus, typed)
-        chosen = given.image.base.name if given else project.base_for(base, gpus)
-        _require_base(project, chosen, gpus, typed)
-        plans = _plans(project, names, gpus, rounds or ROUNDS, updates, sides, numbers)
-        peaks = load_peaks(project.root)
-        with Engine() as held:
-            gpu_plan = None
-            if gpus:
-                gpu_plan = gpu_run.make_plan(held, gpus, 1, "", f"{typed} --gpus 0")
-                gpu_run.require_fit(gpu_plan, chosen, project.definitions.bases)
-            there = [given] if given else None
-            images = there or Builder(project, held, terminal.say).build_all(names, chosen)
-            nodes.sweep(held)
-            values = [
-                _bench_one(project, held, built, plans[name], peaks, gpu_plan, terminal)
-                for name, built in zip(names, images, strict=True)
-            ]
-        for value in values:
-            _show(value, terminal)
-            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
-        answer = records.together(values)
-        return answer, EXIT_CODES[answer["outcome"]]
-
-    return run(command, as_json=as_json)
-
-
-def _require_number(gpus: int, typed: str) -> None:
-    if gpus < 0:
-        hint = f"{typed} --gpus 2, or --gpus 0 for a tiny size on CPU ranks"
-        raise UsageError(
-            "say how many GPUs the bench is to use", why="--gpus is missing", hint=hint
-        )
-
-
-def _require_base(project: Project, base: str, gpus: int, typed: str) -> None:
-    found = project.definitions.bases.get(base)
-    wanted = "cuda" if gpus else "cpu"
-    if found is not None and found.device != wanted:  # the builder says which bases there are
-        fitting = [b.name for b in project.definitions.bases.values() if b.device == wanted]
-        raise UsageError(
-            f"base {base!r} is for {found.device} ranks, --gpus {gpus} asks for {wanted}",
-            hint=f"{typed} --gpus {gpus} --base {fitting[0]}" if fitting else "",
-        )
+            gpu_plan = gpu_run.make_plan(held, gpus, 1, "", f"{typed} --gpus 0")
+            gpu_run.require_fit(gpu_plan, base, project.definitions.bases)
+        there = [chosen.there] if chosen.there else None
+        images = there or Builder(project, held, terminal.say).build_all(names, base)
+        nodes.sweep(held)
+        values = [
+            _bench_one(project, held, built, plans[name], peaks, gpu_plan, terminal)
+            for name, built in zip(names, images, strict=True)
+        ]
+    for value in values:
+        _show(value, terminal)
+        terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
+    answer = records.together(values)
+    return answer, EXIT_CODES[answer["outcome"]]
 
 
 def _plans(
-    project: Project,
-    names: list[str],
-    gpus: int,
-    rounds: int,
-    updates: int,
-    sides: str,
-    counts: Sequence[int],
+    project: Project, asked: BenchRequest, names: list[str], gpus: int, counts: Sequence[int]
 ) -> dict[str, BenchPlan]:
-    named = [name.strip() for name in sides.split(",") if name.strip()]
+    named = [name.strip() for name in asked.sides.split(",") if name.strip()]
     return {
         name: make_plan(
             load_bench(project.root, name),
             "cuda" if gpus else "cpu",
             gpus or CPU_RANKS,
-            rounds=rounds,
-            updates=updates,
+            rounds=asked.rounds or ROUNDS,
+            updates=asked.updates,
             named=named,
             counts=counts,
         )
@@ -282,7 +241,7 @@ def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
     for check in value["checks"]:
         checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))
     terminal.table(checks)
-    show_diagnoses(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
+    diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
     for label, tail in value["last_lines"].items():
         shown = "\n".join(tail.splitlines()[-40:])
         terminal.text(f"{value['stack']}: last lines of {label}:\n{shown}")

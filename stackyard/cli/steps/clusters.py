@@ -10,16 +10,16 @@ import contextlib
 import shutil
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stackyard.cli import commands
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import run as command_run
-from stackyard.cli.main import show_diagnoses
+from stackyard.cli.options.runs import LEASE, ExportRequest, LogsRequest, RunningRequest, RunRequest
+from stackyard.cli.steps import diagnose
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.launch.job import Job
 from stackyard.schedulers.client import Cluster, State, Submitted, cluster_of
@@ -53,22 +53,44 @@ class Lines:
         return "\n".join(line["text"] for line in self.kept)
 
 
-def export(given: ClusterArguments, out: str, *, as_json: bool) -> int:
+def arguments_of(
+    asked: RunRequest | ExportRequest, engine: str, *, others: Mapping[str, object] | None = None
+) -> ClusterArguments:
+    """Return a request as jobs for clusters are made of it."""
+    return ClusterArguments(
+        engine=engine, stack=asked.stack, nodes=asked.nodes or 0, per_node=asked.per_node,
+        gpus=asked.gpus, base=asked.base, image=asked.image, site=asked.site, name=asked.name,
+        others=others or {}, example=asked.example, words=asked.words, launcher=asked.launcher,
+        settings=asked.set, save=asked.save, folder=asked.folder,
+    )  # fmt: skip
+
+
+def only_on_hosts(asked: RunRequest) -> dict[str, object]:
+    """Return the options that make no sense on a cluster, by flag; true where given."""
+    return {
+        "--hosts": asked.hosts,
+        "--include": asked.include,
+        "--exclude": asked.exclude,
+        "--restarts": asked.restarts,
+        "--lease": asked.lease != LEASE,
+        "--mount": asked.mount,
+        "--despite": asked.despite,
+    }
+
+
+def export(terminal: Terminal, asked: ExportRequest) -> Answer:
     """`invoke export ENGINE STACK`: the files of a job, and what to type with them."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        made = make_cluster_job(load_project(), given, away=True)
-        folder = Path(out or made.job.name).resolve()
-        said = cluster_of(made.site).export(made.job, folder)
-        for note in made.notes:
-            terminal.note(note)
-        for line in said:
-            terminal.text(line)
-        files = sorted(path.name for path in folder.iterdir())
-        value = {"folder": str(folder), "files": files, "type": said, "notes": made.notes}
-        return {**_job_value(given.engine, made.job), **value}, 0
-
-    return command_run(command, as_json=as_json)
+    given = arguments_of(asked, asked.engine)
+    made = make_cluster_job(load_project(), given, away=True)
+    folder = Path(asked.out or made.job.name).resolve()
+    said = cluster_of(made.site).export(made.job, folder)
+    for note in made.notes:
+        terminal.note(note)
+    for line in said:
+        terminal.text(line)
+    files = sorted(path.name for path in folder.iterdir())
+    value = {"folder": str(folder), "files": files, "type": said, "notes": made.notes}
+    return {**_job_value(given.engine, made.job), **value}, 0
 
 
 def _job_value(engine: str, job: Job) -> dict[str, Any]:
@@ -76,43 +98,39 @@ def _job_value(engine: str, job: Job) -> dict[str, Any]:
     return {"on": engine, **{name: getattr(job, name) for name in names}}
 
 
-def run(given: ClusterArguments, out: str, *, detach: bool, as_json: bool) -> int:
+def run(terminal: Terminal, asked: RunRequest) -> Answer:
     """`invoke run STACK --on ENGINE`: submitted and followed to its end."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        made = make_cluster_job(load_project(), given, away=False)
-        for note in made.notes:
-            terminal.note(note)
-        lines = Lines(terminal)
-        ended = _attached(cluster_of(made.site), given, made.job, out, detach, lines, terminal)
-        value = {**_job_value(given.engine, made.job), **ended}
-        if detach:
-            return value, 0
-        passed = value["state"] == "done"
-        if not passed:
-            found = commands.diagnose_text(ROOT, lines.tail)["diagnoses"]
-            show_diagnoses(found, terminal.text)
-            value["diagnoses"] = found
-        return {"outcome": "passed" if passed else "failed", **value}, 0 if passed else 1
-
-    return command_run(command, as_json=as_json)
+    given = arguments_of(asked, asked.on, others=only_on_hosts(asked))
+    made = make_cluster_job(load_project(), given, away=False)
+    for note in made.notes:
+        terminal.note(note)
+    lines = Lines(terminal)
+    ended = _attached(cluster_of(made.site), given, made.job, asked, lines, terminal)
+    value = {**_job_value(given.engine, made.job), **ended}
+    if asked.detach:
+        return value, 0
+    passed = value["state"] == "done"
+    if not passed:
+        found = diagnose.recognised(ROOT, lines.tail)["diagnoses"]
+        diagnose.show(found, terminal.text)
+        value["diagnoses"] = found
+    return {"outcome": "passed" if passed else "failed", **value}, 0 if passed else 1
 
 
 def _attached(
     cluster: Cluster,
     given: ClusterArguments,
     job: Job,
-    out: str,
-    detach: bool,
+    asked: RunRequest,
     lines: Lines,
     terminal: Terminal,
 ) -> dict[str, Any]:
     submitted: Submitted | None = None
     try:
         with _uninterrupted():
-            submitted = cluster.submit(job, out)
-        _announce(given, job, submitted, detach, terminal)
-        if detach:
+            submitted = cluster.submit(job, asked.out)
+        _announce(given, job, submitted, asked.detach, terminal)
+        if asked.detach:
             return {"outcome": "running", "job": submitted.job}
         state = cluster.follow(
             submitted.job, job.nodes, lines, lambda text: terminal.say(job.name, text)
@@ -179,41 +197,29 @@ def _uninterrupted() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
-def status(engine: str, site: str, job: str, *, as_json: bool) -> int:
+def status(terminal: Terminal, asked: RunningRequest) -> Answer:
     """`invoke status --on ENGINE --job JOB`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        state = _cluster(engine, site, job).state(job)
-        terminal.text(_sentence(state))
-        for line in state.parts:
-            terminal.text(f"  {line}")
-        return {"on": engine, **asdict(state)}, 0
-
-    return command_run(command, as_json=as_json)
+    state = _cluster(asked.on, asked.site, asked.job).state(asked.job)
+    terminal.text(_sentence(state))
+    for line in state.parts:
+        terminal.text(f"  {line}")
+    return {"on": asked.on, **asdict(state)}, 0
 
 
-def logs(engine: str, site: str, job: str, *, follow: bool, as_json: bool) -> int:
+def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
     """`invoke logs --on ENGINE --job JOB [--follow]`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        lines = Lines(terminal)
-        state = _cluster(engine, site, job).logs(job, lines, follow=follow)
-        if follow:
-            terminal.text(_sentence(state))
-        return {"on": engine, **asdict(state), "lines": list(lines.kept)}, 0
-
-    return command_run(command, as_json=as_json)
-
-
-def stop(engine: str, site: str, job: str, *, as_json: bool) -> int:
-    """`invoke stop --on ENGINE --job JOB`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        state = _cluster(engine, site, job).cancel(job)
+    lines = Lines(terminal)
+    state = _cluster(asked.on, asked.site, asked.job).logs(asked.job, lines, follow=asked.follow)
+    if asked.follow:
         terminal.text(_sentence(state))
-        return {"on": engine, **asdict(state)}, 0
+    return {"on": asked.on, **asdict(state), "lines": list(lines.kept)}, 0
 
-    return command_run(command, as_json=as_json)
+
+def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
+    """`invoke stop --on ENGINE --job JOB`."""
+    state = _cluster(asked.on, asked.site, asked.job).cancel(asked.job)
+    terminal.text(_sentence(state))
+    return {"on": asked.on, **asdict(state)}, 0
 
 
 def _cluster(engine: str, site: str, job: str) -> Cluster:

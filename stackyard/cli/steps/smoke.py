@@ -9,9 +9,12 @@ from typing import Any
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
-from stackyard.cli import compare, source, tables
+from stackyard.build.choice import decide, require_count
+from stackyard.cli import tables
+from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import EXIT_CODES, chosen_stacks, run, show_diagnoses
+from stackyard.cli.options.trainings import SmokeRequest
+from stackyard.cli.steps import compare, diagnose
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
@@ -25,67 +28,48 @@ from stackyard.validate.smoke import Watcher
 GPU_RANKS = 2
 
 
-def smoke(
-    stack: str,
-    base: str,
-    gpus: int,
-    node_count: int,
-    placement: str,
-    *,
-    as_json: bool,
-    against: str = "",
-    image: str = "",
-) -> int:
-    """`invoke smoke [STACK] --gpus N [--nodes N] [--placement NAME] ...`.
-
-    Args:
-        against: an earlier report to compare with.
-        image: by tag or id, in place of the stack's own.
-    """
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        given = source.named_here(project, image, stack, base)
-        names = [given.image.stack.name] if given else chosen_stacks(project, stack)
-        typed = "invoke smoke" if stack == "all" else f"invoke smoke {stack}"
-        typed += f" --image {image}" if image else ""
-        if gpus > 0:
-            host.require_gpus(gpus, typed)
-        count = _node_count(gpus, node_count, placement, typed)
-        chosen = given.image.base.name if given else project.base_for(base, gpus)
-        _require_device(project, names, chosen, gpus, typed)
-        earlier = compare.earlier_reports(against, project, names, chosen, gpus)
-        with Engine() as held:
-            plan = None
-            if gpus:
-                plan = gpu_run.make_plan(held, gpus, count, placement, f"{typed} --gpus 0")
-                gpu_run.require_fit(plan, chosen, project.definitions.bases)
-                _explain_placement(plan, terminal)
-            there = [given] if given else None
-            reports = _smoke_each(project, held, names, chosen, count, plan, terminal, there)
-        terminal.table(tables.phase_table(reports))
-        terminal.table(tables.smoke_table(reports))
-        for value in reports:
-            _explain(value, terminal)
-            terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
-        code = compare.hold_against(project, earlier, reports, terminal)
-        answer = records.together(reports)
-        return answer, EXIT_CODES[answer["outcome"]] or code
-
-    return run(command, as_json=as_json)
+def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
+    """Smoke the stacks that were asked for; the worst outcome decides the exit code."""
+    project = load_project()
+    typed = "invoke smoke" if asked.stack == "all" else f"invoke smoke {asked.stack}"
+    typed += f" --image {asked.image}" if asked.image else ""
+    gpus = require_count(asked.gpus, typed, needed="smoke")
+    count = node_count(gpus, asked.nodes, asked.placement, typed)
+    if gpus:
+        host.require_gpus(gpus, typed)
+    chosen = decide(
+        project, asked.stack, asked.base, gpus=gpus, image=asked.image, image_here=True,
+        cpu_ranks_anywhere=True, typed=typed,
+    )  # fmt: skip
+    names, base = list(chosen.stacks), chosen.base.name
+    require_smokes(project, names, chosen.device)
+    earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
+    with Engine() as held:
+        plan = None
+        if gpus:
+            plan = gpu_run.make_plan(held, gpus, count, asked.placement, f"{typed} --gpus 0")
+            gpu_run.require_fit(plan, base, project.definitions.bases)
+            _explain_placement(plan, terminal)
+        there = [chosen.there] if chosen.there else None
+        reports = _smoke_each(project, held, names, base, count, plan, terminal, there)
+    terminal.table(tables.phase_table(reports))
+    terminal.table(tables.smoke_table(reports))
+    for value in reports:
+        _explain(value, terminal)
+        terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
+    code = compare.hold_against(project, earlier, reports, terminal)
+    answer = records.together(reports)
+    return answer, EXIT_CODES[answer["outcome"]] or code
 
 
-def _node_count(gpus: int, nodes_: int, placement: str, typed: str) -> int:
-    """Containers of the run: 2 on CPU ranks; on GPUs one, unless told otherwise.
+def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int:
+    """Return the containers of a run: 2 on CPU ranks; on GPUs one, unless told otherwise.
 
     Raises:
         UsageError: the numbers fit no smoke; says what to type.
     """
-    if gpus < 0:
-        hint = f"{typed} --gpus 0 (CPU) or --gpus 2"
-        raise UsageError("say how many GPUs the run is to use", why="--gpus is missing", hint=hint)
     if gpus == 0:
-        if nodes_ not in (0, 2):
+        if nodes_ not in (None, 2):
             raise UsageError(
                 f"a CPU smoke runs on 2 nodes, not on {nodes_}",
                 why="its layouts compare 1 process with 2 nodes of one rank each",
@@ -100,28 +84,21 @@ def _node_count(gpus: int, nodes_: int, placement: str, typed: str) -> int:
             why="its layouts compare 1 rank with 2: that is what one verdict can hold together",
             hint=f"{typed} --gpus {GPU_RANKS}",
         )
+    if nodes_ is not None and nodes_ < 1:
+        raise UsageError(f"--nodes must be at least 1, not {nodes_}", hint=f"{typed} --gpus 2")
     return nodes_ or 1
 
 
-def _require_device(project: Project, names: list[str], base: str, gpus: int, typed: str) -> None:
-    """See that the base has what the ranks need, and that each stack has such a smoke.
+def require_smokes(project: Project, names: list[str], device: str) -> None:
+    """See that each stack has a smoke on ranks of this device.
 
-    CPU ranks train on any base: an image for GPUs can be tried where there is none.
+    Raises:
+        UsageError: one has none.
     """
-    found = project.definitions.bases.get(base)
-    if found is None:
-        return  # the builder says which bases there are
-    wanted = "cuda" if gpus else "cpu"
-    if gpus and found.device != wanted:
-        fitting = [b.name for b in project.definitions.bases.values() if b.device == wanted]
-        raise UsageError(
-            f"base {base!r} is for {found.device} ranks, --gpus {gpus} asks for {wanted}",
-            hint=f"{typed} --gpus {gpus} --base {fitting[0]}" if fitting else "",
-        )
     for name in names:
-        if project.definitions.stacks[name].smoke_on(wanted) is None:
+        if project.definitions.stacks[name].smoke_on(device) is None:
             raise UsageError(
-                f"{name} has no smoke on {'GPUs' if gpus else 'CPU ranks'}",
+                f"{name} has no smoke on {'GPUs' if device == 'cuda' else 'CPU ranks'}",
                 hint=f"images/{name}/stack.yml, smoke.gpus, says what it trains there",
             )
 
@@ -184,7 +161,7 @@ def _explain(value: dict[str, Any], terminal: Terminal) -> None:
         known = next((n for (w, o), n in by_reason.items() if w == why and o != outcome), None)
         said = f"as {known[0]} says" if known and outcome == "not run" else why
         terminal.text(f"{value['stack']}: {', '.join(names)} {outcome}: {said}")
-    show_diagnoses(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
+    diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
     if value["outcome"] == "failed":
         for layout, tail in value["last_lines"].items():
             if tail:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from stackyard.build import catalog, dockerfile
 from stackyard.build.source import fit
 from stackyard.build.source.fork import fork_of
-from stackyard.cli.source import all_fixes
+from stackyard.cli.steps.source import all_fixes
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Fix
 from stackyard.launch.job import Job

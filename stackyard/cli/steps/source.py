@@ -14,14 +14,17 @@ from typing import Any
 
 from stackyard.build import catalog
 from stackyard.build.builder import Builder, Built
-from stackyard.build.catalog import ResolvedImage, choose
+from stackyard.build.catalog import ResolvedImage
+from stackyard.build.choice import decide
 from stackyard.build.source import fit, fork, reading
 from stackyard.build.source import tree as source_tree
 from stackyard.build.source.fork import Fork
-from stackyard.build.source.naming import Source, beginnings, parse_asked, require_labels
+from stackyard.build.source.naming import Source, beginnings, parse_asked
 from stackyard.build.source.tree import Tree
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import run
+from stackyard.cli.options.images import BuildRequest
+from stackyard.cli.steps.build import base_of_smoke
 from stackyard.definitions.project import Project, load_project
 from stackyard.definitions.spec import Fix
 from stackyard.system import cleanup, process
@@ -31,26 +34,12 @@ from stackyard.system.errors import BuildError, UsageError, shown
 _APPLY = Path(__file__).resolve().parent.parent / "inside" / "apply_fixes.py"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceArguments:
-    """What `invoke build STACK --source ...` was given."""
-
-    stack: str
-    base: str = ""
-    sources: tuple[str, ...] = ()
-    despite: tuple[str, ...] = ()
-    tag: str = ""
-    again: bool = False
-    fresh: bool = False
-    offline: str = ""
-
-    @property
-    def typed(self) -> str:
-        """The command as it could be typed again, without its tag."""
-        words = [f"--source {shown(text)}" for text in self.sources]
-        words += [f"--despite {name}" for name in self.despite]
-        based = [f"--base {self.base}"] if self.base else []
-        return " ".join(["invoke build", self.stack, *based, *words])
+def typed_again(given: BuildRequest) -> str:
+    """Return the command as it could be typed again, without its tag."""
+    words = [f"--source {shown(text)}" for text in given.source]
+    words += [f"--despite {name}" for name in given.despite]
+    based = [f"--base {given.base}"] if given.base else []
+    return " ".join(["invoke build", given.stack, *based, *words])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,35 +55,31 @@ class Prepared:
     repaired: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def build(given: SourceArguments, *, as_json: bool) -> int:
+def build(terminal: Terminal, given: BuildRequest) -> Answer:
     """`invoke build STACK --source [PACKAGE=]PATH_OR_GIT[@REV]`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        require_one(given)
-        name = choose("stack", given.stack, project.definitions.stacks)
-        base = choose("base", given.base or project.default_base, project.definitions.bases)
-        prepared = prepare(project, replace(given, stack=name, base=base), terminal)
-        with Engine() as held:
-            bundle = Path(given.offline) if given.offline else None
-            builder = Builder(project, held, terminal.say, bundle, fresh=given.fresh)
-            try:
-                built = builder.build(name, base, again=given.again, fork=prepared.fork)
-            except BuildError as error:
-                raise explained(error, prepared, given) from error
-        _show(built, prepared, terminal)
-        return {"images": [_row(built, prepared)]}, 0
-
-    return run(command, as_json=as_json)
+    project = load_project()
+    require_one(given)
+    chosen = decide(project, given.stack, given.base or base_of_smoke())
+    name, base = chosen.stack, chosen.base.name
+    prepared = prepare(project, replace(given, stack=name, base=base), terminal)
+    with Engine() as held:
+        bundle = Path(given.offline) if given.offline else None
+        builder = Builder(project, held, terminal.say, bundle, fresh=given.fresh)
+        try:
+            built = builder.build(name, base, again=given.again, fork=prepared.fork)
+        except BuildError as error:
+            raise explained(error, prepared, given) from error
+    _show(built, prepared, terminal)
+    return {"images": [_row(built, prepared)]}, 0
 
 
-def require_one(given: SourceArguments) -> None:
+def require_one(given: BuildRequest) -> None:
     """See that sources go with one stack, and that what only they have is not given without.
 
     Raises:
         UsageError: they do not.
     """
-    if not given.sources:
+    if not given.source:
         flag = "--tag" if given.tag else "--despite"
         raise UsageError(f"{flag} belongs to a build of your own source",
                          hint=f"invoke build {given.stack} --source PATH_OR_GIT[@REV] {flag} ..."
@@ -104,7 +89,7 @@ def require_one(given: SourceArguments) -> None:
                          hint="invoke build STACK --source PATH_OR_GIT[@REV]")  # fmt: skip
 
 
-def prepare(project: Project, given: SourceArguments, terminal: Terminal) -> Prepared:
+def prepare(project: Project, given: BuildRequest, terminal: Terminal) -> Prepared:
     """Read the sources and see that they fit, as far as that shows before a build.
 
     Raises:
@@ -115,7 +100,7 @@ def prepare(project: Project, given: SourceArguments, terminal: Terminal) -> Pre
     sources: dict[str, Source] = {}
     trees: dict[str, Tree] = {}
     main = next(iter(image.stack.packages))
-    for text in given.sources:
+    for text in given.source:
         there = {part for part in beginnings(text) if Path(part).expanduser().is_dir()}
         asked = parse_asked(text, main, known, there)
         if asked.package in sources:
@@ -138,7 +123,7 @@ def prepare(project: Project, given: SourceArguments, terminal: Terminal) -> Pre
     repaired = {}
     for name, tree in trees.items():
         fit.require_met(sources[name], tree, image)
-        repaired[name] = check_fixes(all_fixes(image), name, tree, given.typed)
+        repaired[name] = check_fixes(all_fixes(image), name, tree, typed_again(given))
     return Prepared(fork=made, image=image, repaired=repaired)
 
 
@@ -173,10 +158,12 @@ def check_fixes(fixes: Sequence[Fix], package: str, tree: Tree, typed: str) -> l
     return fit.there_already(fit.answers(done.output))
 
 
-def explained(error: BuildError, prepared: Prepared, given: SourceArguments) -> Exception:
+def explained(error: BuildError, prepared: Prepared, given: BuildRequest) -> Exception:
     """A build's failure, in the words of what a user's tree can do about it."""
     package = prepared.fork.sources[0].package
-    wrong = fit.conflict(error.why, all_fixes(prepared.image), f"your {package}", given.typed)
+    wrong = fit.conflict(
+        error.why, all_fixes(prepared.image), f"your {package}", typed_again(given)
+    )
     if wrong is not None:
         return wrong
     lacking = fit.missing(error.why)
@@ -216,38 +203,3 @@ def _row(built: Built, prepared: Prepared) -> dict[str, Any]:
         "despite": list(prepared.fork.despite),
         "repaired_there": {name: list(there) for name, there in prepared.repaired.items()},
     }
-
-
-def named(project: Project, engine: Engine, reference: str, stack: str, base: str) -> Built:
-    """An image by its tag or id, seen to be of a stack and a base by its labels.
-
-    Args:
-        stack: `all` takes any; so does an empty base.
-
-    Raises:
-        UsageError: there is none, or it is another's.
-    """
-    info = engine.image(reference)
-    if info is None:
-        raise UsageError(f"--image: the engine has no image {shown(reference)!r}",
-                         hint="docker images 'stackyard/*' shows what it has")  # fmt: skip
-    require_labels(info.labels, reference, stack, base)
-    found = info.labels["stackyard.stack"], info.labels["stackyard.base"]
-    choose("stack", found[0], project.definitions.stacks)
-    choose("base", found[1], project.definitions.bases)
-    image = catalog.resolve(project.definitions, *found)
-    own = fork.fork_of(project.definitions, info.labels)
-    image = own.image(image) if own else image
-    return Built(image=image, tag=reference, info=info, seconds=0.0, made=False)
-
-
-def named_here(project: Project, image: str, stack: str, base: str) -> Built | None:
-    """Return the image that `--image` names on this machine's engine; None where it was not given.
-
-    Raises:
-        UsageError: there is none, or it is another's.
-    """
-    if not image:
-        return None
-    with Engine() as held:
-        return named(project, held, image, stack, base)

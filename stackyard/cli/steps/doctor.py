@@ -15,8 +15,8 @@ from stackyard.build import host
 from stackyard.build.base_image import free_bytes
 from stackyard.build.buildkit import find_client
 from stackyard.cli import tables
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import run
 from stackyard.definitions.project import load_project
 from stackyard.gpu import access, doctor, gpus
 from stackyard.gpu.doctor import Machine
@@ -24,22 +24,16 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
 
 
-def examine(*, as_json: bool) -> int:
+def examine(terminal: Terminal) -> Answer:
     """`invoke doctor`; exit code 1 when something is wrong."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project(locks_required=False)
-        bases = project.definitions.bases
-        default = bases.get(project.default_base)
-        needed = (default.disk_bytes if default else 0) or host.NEEDED_BYTES
-        findings = doctor.examine(read_machine(needed), bases.values())
-        terminal.table(tables.findings_table(findings))
-        state = doctor.worst(findings)
-        return {"state": state, "findings": [asdict(f) for f in findings]}, int(
-            state == doctor.WRONG
-        )
-
-    return run(command, as_json=as_json)
+    project = load_project(locks_required=False)
+    bases = project.definitions.bases
+    default = bases.get(project.default_base)
+    needed = (default.disk_bytes if default else 0) or host.NEEDED_BYTES
+    findings = doctor.examine(read_machine(needed), bases.values())
+    terminal.table(tables.findings_table(findings))
+    state = doctor.worst(findings)
+    return {"state": state, "findings": [asdict(f) for f in findings]}, int(state == doctor.WRONG)
 
 
 def read_machine(needed: int) -> Machine:

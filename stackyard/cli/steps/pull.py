@@ -13,12 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stackyard.build.catalog import choose
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.hosts import HOSTS_FILE, load_fleet
-from stackyard.cli.main import run as command_run
-from stackyard.cli.release import PullArguments, find_signers, open_registry, seen_value
+from stackyard.cli.options.releases import PullRequest
 from stackyard.cli.release_view import progress_text, pull_table, seen_lines
+from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
+from stackyard.cli.steps.release import find_signers, open_registry, seen_value
+from stackyard.definitions.document import nearest
 from stackyard.definitions.project import load_project
 from stackyard.mesh.link import Link, on_each
 from stackyard.mesh.owner import sweep
@@ -40,42 +42,42 @@ from stackyard.system.errors import EngineError, ReleaseError, UsageError
 VIAS = ("hosts", "registry")
 
 
-def pull(given: PullArguments, *, as_json: bool) -> int:
+def pull(terminal: Terminal, given: PullRequest) -> Answer:
     """`invoke pull STACK`: a release onto all hosts, or onto this machine where there are none."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        name = choose("stack", given.stack, project.definitions.stacks)
-        base = choose("base", given.base or project.default_base, project.definitions.bases)
-        if given.via not in VIAS:
-            raise UsageError(f"--via is {' or '.join(VIAS)}, not {given.via!r}")
-        reference = given.release or f"{name}-{base}-latest"
-        signers = find_signers(given.signers)
-        with open_registry(project, given.from_, "--from") as registry:
-            found = verify.verify_release(registry, reference, signers)
-            if (found.release.stack, found.release.base) != (name, base):
-                raise UsageError(
-                    f"{reference} is {found.release.stack} on {found.release.base},"
-                    f" not {name} on {base}"
-                )
-            terminal.say(name, f"{found.release.name}, signed by {found.signer}")
-            seen = seen_value(registry, found, signers)
-            for why in seen["evidence_refused"]:
-                terminal.note(f"{found.release.name}: {why}")
-            for text in seen_lines(seen):
-                terminal.text(f"{found.release.name}: {text}")
-            if not given.hosts and not Path(HOSTS_FILE).is_file():
-                value, code = _pull_here(registry, found, given, terminal)
-            else:
-                with reached(load_fleet(given.hosts)) as hosts:
-                    value, code = _pull_hosts(registry, found, signers, hosts, given, terminal)
-            return {**value, **seen}, code
-
-    return command_run(command, as_json=as_json)
+    project = load_project()
+    chosen = decide(project, given.stack, given.base)
+    name, base = chosen.stack, chosen.base.name
+    if given.via not in VIAS:
+        raise UsageError(
+            f"--via is {' or '.join(VIAS)}, not {given.via!r}",
+            why=nearest(given.via, VIAS),
+            hint=f"invoke pull {name} --via hosts",
+        )
+    reference = given.release or f"{name}-{base}-latest"
+    signers = find_signers(given.signers)
+    with open_registry(project, given.from_, "--from") as registry:
+        found = verify.verify_release(registry, reference, signers)
+        if (found.release.stack, found.release.base) != (name, base):
+            raise UsageError(
+                f"{reference} is {found.release.stack} on {found.release.base},"
+                f" not {name} on {base}"
+            )
+        terminal.say(name, f"{found.release.name}, signed by {found.signer}")
+        seen = seen_value(registry, found, signers)
+        for why in seen["evidence_refused"]:
+            terminal.note(f"{found.release.name}: {why}")
+        for text in seen_lines(seen):
+            terminal.text(f"{found.release.name}: {text}")
+        if not given.hosts and not Path(HOSTS_FILE).is_file():
+            value, code = _pull_here(registry, found, given, terminal)
+        else:
+            with reached(load_fleet(given.hosts)) as hosts:
+                value, code = _pull_hosts(registry, found, signers, hosts, given, terminal)
+        return {**value, **seen}, code
 
 
 def _pull_here(
-    registry: Registry, found: Verified, given: PullArguments, terminal: Terminal
+    registry: Registry, found: Verified, given: PullRequest, terminal: Terminal
 ) -> tuple[Any, int]:
     """Onto this machine's engine, by digest."""
     entry, place = found.release, str(registry.repository)
@@ -126,7 +128,7 @@ def _take(engine: Engine, reference: str, found: Verified, place: str) -> None:
 
 
 def _pull_hosts(
-    registry: Registry, found: Verified, signers: Path, hosts: Reached, given: PullArguments,
+    registry: Registry, found: Verified, signers: Path, hosts: Reached, given: PullRequest,
     terminal: Terminal,
 ) -> tuple[Any, int]:  # fmt: skip
     entry = found.release
@@ -162,31 +164,27 @@ def _pull_hosts(
     return _told(found, progress, fetched, time.monotonic() - started, given, terminal)
 
 
-def prune(hosts_: str, keep: int, *, dry: bool, as_json: bool) -> int:
+def prune(terminal: Terminal, hosts_: str, keep: int, *, dry: bool) -> Answer:
     """`invoke prune`: old releases off all hosts."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        if keep < 1:
-            raise UsageError("--keep must be at least 1")
-        with reached(load_fleet(hosts_)) as hosts:
-            found, failed = pruning.prune(hosts.links, keep, really=not dry)
-        for host, images in sorted(found.items()):
-            names = [name for image in images for name in image.names if "@" not in name]
-            freed = sum(image.bytes for image in images)
-            verb = "would go" if dry else "are gone"
-            text = f"{len(images)} {verb}: {', '.join(names)} ({freed / 1e9:.1f} GB at most)"
-            terminal.text(f"{host}: {text if images else 'nothing is old'}")
-        for host, error in {**hosts.failed, **failed}.items():
-            terminal.text(f"{host}: {error.what}")
-        value = {host: [asdict(image) for image in images] for host, images in found.items()}
-        broken = sorted({**hosts.failed, **failed})
-        return {"removed": {} if dry else value, "old": value, "failed": broken}, 1 if broken else 0
-
-    return command_run(command, as_json=as_json)
+    if keep < 1:
+        raise UsageError(f"--keep must be at least 1, not {keep}", hint="invoke prune --keep 2")
+    with reached(load_fleet(hosts_)) as hosts:
+        found, failed = pruning.prune(hosts.links, keep, really=not dry)
+    for host, images in sorted(found.items()):
+        names = [name for image in images for name in image.names if "@" not in name]
+        freed = sum(image.bytes for image in images)
+        verb = "would go" if dry else "are gone"
+        text = f"{len(images)} {verb}: {', '.join(names)} ({freed / 1e9:.1f} GB at most)"
+        terminal.text(f"{host}: {text if images else 'nothing is old'}")
+    for host, error in {**hosts.failed, **failed}.items():
+        terminal.text(f"{host}: {error.what}")
+    value = {host: [asdict(image) for image in images] for host, images in found.items()}
+    broken = sorted({**hosts.failed, **failed})
+    return {"removed": {} if dry else value, "old": value, "failed": broken}, 1 if broken else 0
 
 
 def _each_pulls(
-    registry: Registry, found: Verified, hosts: Reached, given: PullArguments, terminal: Terminal
+    registry: Registry, found: Verified, hosts: Reached, given: PullRequest, terminal: Terminal
 ) -> dict[str, Progress]:
     """Every host pulls by itself, from the registry or a mirror of it (which is warmed first)."""
     entry, place = found.release, str(registry.repository)
@@ -213,7 +211,7 @@ def _each_pulls(
 
 def _told(
     found: Verified, progress: Mapping[str, Progress], fetched: int, seconds: float,
-    given: PullArguments, terminal: Terminal,
+    given: PullRequest, terminal: Terminal,
 ) -> tuple[Any, int]:  # fmt: skip
     entry = found.release
     failed = sorted(name for name, mark in progress.items() if mark.state == "failed")

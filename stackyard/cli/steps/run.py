@@ -9,17 +9,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
-from stackyard.build import dockerfile
-from stackyard.build.catalog import choose
-from stackyard.cli import commands, mount
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.hosts import load_fleet, plan_value, row
-from stackyard.cli.main import run as command_run
-from stackyard.cli.main import show_diagnoses
+from stackyard.cli.options.runs import JobRequest, RunRequest, UpRequest
 from stackyard.cli.run_view import RunView, runs_table
+from stackyard.cli.steps import diagnose, mount
+from stackyard.cli.steps.hosts import load_fleet, plan_value, row
 from stackyard.definitions import job_source
 from stackyard.definitions.examples import Example, Where
 from stackyard.definitions.job_source import Work, load_example, require_work
@@ -30,85 +28,64 @@ from stackyard.mesh import runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.jobs import JOBS, select
 from stackyard.mesh.mounts import require_there, together, with_mounts
-from stackyard.mesh.node_plan import HOST_NETWORK, StandingPlan, Wanted, require_name
+from stackyard.mesh.node_plan import StandingPlan, Wanted, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import UsageError
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpArguments:
-    """What `invoke up` was given; `run` takes the same for a mesh of its own."""
-
-    stack: str
-    hosts: str = ""
-    name: str = ""
-    base: str = ""
-    gpus: int = -1
-    network: str = HOST_NETWORK
-    lease: float = 60.0
-    days: float = 7.0
-    image: str = ""
-    mounts: tuple[str, ...] = ()
+def work_of(asked: JobRequest) -> Work:
+    """Return what is to run, as jobs are made of it."""
+    return Work(
+        example=asked.example, words=asked.words, launcher=asked.launcher, settings=asked.set,
+        save=asked.save, folder=asked.folder,
+    )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunArguments(Work):
-    """What `invoke run` was given beside that."""
-
-    per_node: int = 1
-    include: str = ""
-    exclude: str = ""
-    detach: bool = False
-    restarts: int = 0
-    despite: tuple[str, ...] = ()
-
-
-def up(arguments: UpArguments, *, as_json: bool) -> int:
+def up(terminal: Terminal, arguments: UpRequest) -> Answer:
     """`invoke up STACK`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        fleet = load_fleet(arguments.hosts)
-        wanted = wanted_of(project, arguments, fleet)
-        fleet = with_mounts(fleet, wanted.mounts)
-        with reached(fleet) as hosts:
-            started = time.monotonic()
-            run, warnings = runs.up(hosts, wanted, lambda text: terminal.say(wanted.run, text))
-            for warning in warnings:
-                terminal.note(f"{warning.host}: {warning.what}")
-        seconds = time.monotonic() - started
-        terminal.done(wanted.run, f"{len(run.plan.nodes)} nodes are up in {seconds:.1f} s")
-        terminal.table(runs_table([row(run, None)]))
-        return {**plan_value(run.plan), "seconds": round(seconds, 2)}, 0
-
-    return command_run(command, as_json=as_json)
+    project = load_project()
+    fleet = load_fleet(arguments.hosts)
+    wanted = wanted_of(project, arguments, fleet)
+    fleet = with_mounts(fleet, wanted.mounts)
+    with reached(fleet) as hosts:
+        started = time.monotonic()
+        run, warnings = runs.up(hosts, wanted, lambda text: terminal.say(wanted.run, text))
+        for warning in warnings:
+            terminal.note(f"{warning.host}: {warning.what}")
+    seconds = time.monotonic() - started
+    terminal.done(wanted.run, f"{len(run.plan.nodes)} nodes are up in {seconds:.1f} s")
+    terminal.table(runs_table([row(run, None)]))
+    return {**plan_value(run.plan), "seconds": round(seconds, 2)}, 0
 
 
-def wanted_of(project: Project, arguments: UpArguments, fleet: Fleet) -> Wanted:
+def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
     """What a mesh of this stack asks of its hosts.
 
     Raises:
         UsageError: there is no such stack or base, or the name cannot be one.
     """
-    stack = choose("stack", arguments.stack, project.definitions.stacks)
-    base_name = project.base_for(arguments.base, 0 if arguments.gpus == 0 else 1)
-    base = project.definitions.bases[choose("base", base_name, project.definitions.bases)]
-    if arguments.gpus == 0 and base.device != "cpu":
-        raise UsageError(f"base {base.name} is for GPUs, --gpus 0 asks for CPU ranks")
+    typed = f"invoke up {arguments.stack}"
+    chosen = decide(
+        project, arguments.stack, arguments.base, gpus=arguments.gpus, image=arguments.image,
+        typed=typed,
+    )  # fmt: skip
+    stack = chosen.stack
     if not 0 < arguments.days <= 90:
-        raise UsageError("--days must be more than 0 and at most 90")
+        what = f"--days must be more than 0 and at most 90, not {arguments.days:g}"
+        raise UsageError(what, hint=f"{typed} --days 7")
     if arguments.lease < 2:
-        raise UsageError("--lease must be at least 2 seconds")
+        what = f"--lease must be at least 2 seconds, not {arguments.lease:g}"
+        raise UsageError(what, hint=f"{typed} --lease 60")
     return Wanted(
         run=require_name(arguments.name or stack),
         stack=stack,
-        base=base.name,
-        tag=arguments.image or dockerfile.image_tag(stack, base.name),
+        base=chosen.base.name,
+        tag=chosen.tag,
         named=bool(arguments.image),
-        mounts=tuple(mount.parse_all(project, stack, arguments.mounts, fleet)),
-        device=base.device,
+        mounts=tuple(mount.parse_all(project, stack, arguments.mount, fleet)),
+        device=chosen.device,
         images={},
         network=arguments.network,
         lease=arguments.lease,
@@ -117,28 +94,22 @@ def wanted_of(project: Project, arguments: UpArguments, fleet: Fleet) -> Wanted:
     )
 
 
-def run(arguments: UpArguments, wanted: RunArguments, *, as_json: bool) -> int:
+def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     """`invoke run STACK --example NAME` or `-- COMMAND`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        fleet = load_fleet(arguments.hosts)
-        asked = wanted_of(project, arguments, fleet)
-        fleet = with_mounts(fleet, asked.mounts)
-        example = load_example(project.root, asked.stack, wanted.example)
-        require_work(wanted, asked.stack, project.root, f"invoke run {asked.stack}")
-        with reached(fleet) as hosts:
-            mesh = standing.find(hosts.links)[0].get(asked.run)
-            _require_mesh(mesh, asked, wanted, hosts)
-            ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal)
-        return _conclude(ended, wanted, terminal)
-
-    return command_run(command, as_json=as_json)
+    project = load_project()
+    fleet = load_fleet(wanted.hosts)
+    asked = wanted_of(project, wanted.mesh, fleet)
+    fleet = with_mounts(fleet, asked.mounts)
+    example = load_example(project.root, asked.stack, wanted.example)
+    require_work(work_of(wanted), asked.stack, project.root, f"invoke run {asked.stack}")
+    with reached(fleet) as hosts:
+        mesh = standing.find(hosts.links)[0].get(asked.run)
+        _require_mesh(mesh, asked, wanted, hosts)
+        ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal)
+    return _conclude(ended, wanted, terminal)
 
 
-def _require_mesh(
-    mesh: Standing | None, asked: Wanted, wanted: RunArguments, hosts: Reached
-) -> None:
+def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunRequest, hosts: Reached) -> None:
     """See that a mesh that is up is of this stack, and that one is up where it is needed."""
     if mesh is not None:
         again = f"invoke up {asked.stack} --name {asked.run}"
@@ -169,7 +140,7 @@ def _attempts(
     up_already: Standing | None,
     asked: Wanted,
     example: Example | None,
-    wanted: RunArguments,
+    wanted: RunRequest,
     terminal: Terminal,
 ) -> Ended:
     """Run; and while nodes are lost and restarts are left, again on the nodes that are left."""
@@ -201,7 +172,7 @@ def _attempts(
 
 
 def make_job(
-    plan: StandingPlan, example: Example | None, wanted: RunArguments, nodes: int, per_node: int
+    plan: StandingPlan, example: Example | None, wanted: RunRequest, nodes: int, per_node: int
 ) -> Job:
     """What is to run in a mesh, from an example or from the user's own command.
 
@@ -223,7 +194,9 @@ def make_job(
     usual = ""
     if example is None and not wanted.launcher:
         usual = load_project().definitions.stacks[plan.stack].smoke.launcher
-    return job_source.make_job(wanted, example, where, root=ROOT, stack=plan.stack, usual=usual)
+    return job_source.make_job(
+        work_of(wanted), example, where, root=ROOT, stack=plan.stack, usual=usual
+    )
 
 
 def _run(
@@ -231,7 +204,7 @@ def _run(
     hosts: Reached,
     mesh: Standing,
     example: Example | None,
-    wanted: RunArguments,
+    wanted: RunRequest,
     asked: Wanted,
     terminal: Terminal,
     lost: Collection[str],
@@ -282,7 +255,7 @@ def fused_warnings(job: Event) -> list[str]:
         return []  # the training is over: what a rank wrote does not fail it now
 
 
-def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[Any, int]:
+def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
     job = ended.job
     warnings = fused_warnings(job)
     value = {
@@ -301,8 +274,8 @@ def _conclude(ended: Ended, wanted: RunArguments, terminal: Terminal) -> tuple[A
     elif not ended.passed:
         reason = job["reason"] or f"the launcher ended with exit code {job['code']}"
         terminal.text(f"{job['name']} failed: {reason}")
-        found = commands.diagnose_text(ROOT, terminal.tail)["diagnoses"]
-        show_diagnoses(found, terminal.text)
+        found = diagnose.recognised(ROOT, terminal.tail)["diagnoses"]
+        diagnose.show(found, terminal.text)
     else:
         seconds = float(job["ended"]) - float(job["started"])
         terminal.text(f"{job['name']} is done: {len(job['ranks'])} ranks, {seconds:.1f} s")

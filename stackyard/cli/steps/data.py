@@ -8,78 +8,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stackyard.build.builder import Builder
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import run
+from stackyard.cli.options.trainings import DataRequest
 from stackyard.data import dataset
 from stackyard.data import encoding as data_run
+from stackyard.definitions.document import nearest
 from stackyard.definitions.project import load_project
 from stackyard.mesh import nodes
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataArguments:
-    """What was typed."""
-
-    stack: str
-    base: str = ""
-    out: str = ""
-    input: list[str] = field(default_factory=list)
-    valid: list[str] = field(default_factory=list)
-    test: list[str] = field(default_factory=list)
-    tokenizer: str = ""
-    vocab: str = ""
-    merges: str = ""
-    split: str = ""
-    key: str = ""
-    encoding: str = "utf-8"
-    bad_lines: str = "fail"
-    keep_blank: bool = False
-    append_eod: bool = True
-    eod: str = ""
-    unk: str = "<unk>"
-    seq_length: int = 0
-    workers: int = 0
-
-
-def data(typed: DataArguments, *, as_json: bool) -> int:
+def data(terminal: Terminal, typed: DataRequest) -> Answer:
     """`invoke data STACK --input FILE --out FOLDER [...]`."""
+    project = load_project()
+    if typed.stack not in dataset.STACKS:
+        what = f"there is no form of data for a stack {typed.stack!r}"
+        why = nearest(typed.stack, dataset.STACKS)
+        raise UsageError(what, why=why, hint=f"one of {', '.join(dataset.STACKS)}")
+    request, out = _request(typed)
+    workers = len(os.sched_getaffinity(0)) if typed.workers is None else typed.workers
+    if workers < 1:
+        raise UsageError(
+            f"--workers is a number of processes, 1 or more, not {workers}", hint="--workers 2"
+        )
+    chosen = decide(project, typed.stack, typed.base, gpus=0, cpu_ranks_anywhere=True)
+    with Engine() as held:
+        built = Builder(project, held, terminal.say).build(chosen.stack, chosen.base.name)
+        nodes.sweep(held)
+        done = data_run.prepare(
+            held,
+            built.info.id,
+            request,
+            out,
+            workers,
+            say=lambda text: terminal.say(typed.stack, text),
+            note=terminal.note,
+        )
+    _show(done, out, terminal)
+    return {"out": str(out), **done["about"]}, 0
 
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        project = load_project()
-        if typed.stack not in dataset.STACKS:
-            what = f"there is no form of data for a stack {typed.stack!r}"
-            raise UsageError(what, hint=f"one of {', '.join(dataset.STACKS)}")
-        request, out = _request(typed)
-        workers = typed.workers or len(os.sched_getaffinity(0))
-        if workers < 1:
-            raise UsageError("--workers is a number of processes, 1 or more")
-        base = project.base_for(typed.base, 0)
-        with Engine() as held:
-            built = Builder(project, held, terminal.say).build(typed.stack, base)
-            nodes.sweep(held)
-            done = data_run.prepare(
-                held,
-                built.info.id,
-                request,
-                out,
-                workers,
-                say=lambda text: terminal.say(typed.stack, text),
-                note=terminal.note,
-            )
-        _show(done, out, terminal)
-        return {"out": str(out), **done["about"]}, 0
 
-    return run(command, as_json=as_json)
-
-
-def _request(typed: DataArguments) -> tuple[dataset.Request, Path]:
+def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
     """What was typed, as one request.
 
     Raises:
@@ -94,7 +70,7 @@ def _request(typed: DataArguments) -> tuple[dataset.Request, Path]:
     out = Path(typed.out).expanduser().absolute()
     data_run.require_free(out)
     inputs = {
-        role: data_run.find_inputs(names, option)
+        role: data_run.find_inputs(list(names), option)
         for role, names, option in (
             ("train", typed.input, "--input"),
             ("valid", typed.valid, "--valid"),

@@ -11,25 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from stackyard.cli import tables
+from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import EXIT_CODES, run
 from stackyard.definitions.project import Project
 from stackyard.report import comparison, comparison_view, records, smokes
 from stackyard.report.earlier import read_report
 from stackyard.system.errors import UsageError
 
 
-def compare(before: str, after: str, *, as_json: bool) -> int:
+def compare(terminal: Terminal, before: str, after: str) -> Answer:
     """`invoke compare REPORT REPORT`: the earlier one first."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        old = read_report(Path(before))
-        new = read_report(Path(after), stack=old["stack"])
-        value = comparison.compare(old, new)
-        show(value, terminal)
-        return value, EXIT_CODES[value["outcome"]]
-
-    return run(command, as_json=as_json)
+    old = read_report(Path(before))
+    new = read_report(Path(after), stack=old["stack"])
+    value = comparison.compare(old, new)
+    show(value, terminal)
+    return value, EXIT_CODES[value["outcome"]]
 
 
 def show(value: dict[str, Any], terminal: Terminal) -> None:

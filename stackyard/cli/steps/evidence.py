@@ -6,13 +6,13 @@ signature counts for is `report.vouch`'s, what evidence counts for `release.veri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.main import run as command_run
-from stackyard.cli.release import SIGNERS, find_signers, open_registry, signer_name
+from stackyard.cli.options.releases import EvidenceRequest
+from stackyard.cli.steps.release import SIGNERS, find_signers, open_registry, signer_name
 from stackyard.definitions.project import load_project
 from stackyard.release import publish, verify
 from stackyard.release.registry import Registry, manifest_descriptor
@@ -23,39 +23,22 @@ from stackyard.system import signing
 from stackyard.system.errors import RegistryError, ReleaseError
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvidenceArguments:
-    """Hold the arguments of `invoke evidence`."""
-
-    file: str
-    sign: bool = False
-    key: str = ""
-    add: bool = False
-    release: str = ""
-    to: str = ""
-    signers: str = ""
-
-
-def show(given: EvidenceArguments, *, as_json: bool) -> int:
+def show(terminal: Terminal, given: EvidenceRequest) -> Answer:
     """`invoke evidence FILE [--sign [--key FILE]] [--add --to REGISTRY/NAME [--release NAME]]`."""
-
-    def command(terminal: Terminal) -> tuple[Any, int]:
-        signed = sign(given, terminal) if given.sign else ""
-        signers = find_signers(given.signers)
-        if given.add:
-            project = load_project()
-            with open_registry(project, given.to, "--to") as registry:
-                value = add(given, registry, signers, terminal)
-        elif signed:
-            value = {}
-        else:
-            value = look(given, signers, terminal).value()
-        return {"file": given.file, **({"signer": signed} if signed else {}), **value}, 0
-
-    return command_run(command, as_json=as_json)
+    signed = sign(given, terminal) if given.sign else ""
+    signers = find_signers(given.signers)
+    if given.add:
+        project = load_project()
+        with open_registry(project, given.to, "--to") as registry:
+            value = add(given, registry, signers, terminal)
+    elif signed:
+        value = {}
+    else:
+        value = look(given, signers, terminal).value()
+    return {"file": given.file, **({"signer": signed} if signed else {}), **value}, 0
 
 
-def sign(given: EvidenceArguments, terminal: Terminal) -> str:
+def sign(given: EvidenceRequest, terminal: Terminal) -> str:
     """Sign a file in its place; return the line of the key.
 
     Raises:
@@ -76,7 +59,7 @@ def sign(given: EvidenceArguments, terminal: Terminal) -> str:
     return line
 
 
-def look(given: EvidenceArguments, signers: Path, terminal: Terminal) -> Vouched:
+def look(given: EvidenceRequest, signers: Path, terminal: Terminal) -> Vouched:
     """Verify a file and say what it shows.
 
     Raises:
@@ -90,7 +73,7 @@ def look(given: EvidenceArguments, signers: Path, terminal: Terminal) -> Vouched
 
 
 def add(
-    given: EvidenceArguments, registry: Registry, signers: Path, terminal: Terminal
+    given: EvidenceRequest, registry: Registry, signers: Path, terminal: Terminal
 ) -> dict[str, Any]:
     """Attach a file to a standing release, when it is of its image.
 

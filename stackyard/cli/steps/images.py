@@ -1,12 +1,11 @@
-"""The commands, from arguments to a result: what `tasks.py` calls and prints.
+"""`invoke list`, `show`, `render`, `base`, `bundle` and `engine`: from a request to what is shown.
 
-Owns the order of the project's steps for each command. Terminal output goes through
-`cli.console`; exit codes are chosen in `cli.main`. As there, what only one command needs
-is imported by it.
+Owns the order of the project's steps for each. What only one of them needs is imported by it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -15,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from stackyard.build import catalog, dockerfile
-from stackyard.definitions.project import Project
+from stackyard.build.choice import decide
+from stackyard.cli import tables
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.images import BundleRequest
+from stackyard.definitions.project import Project, load_project
 from stackyard.report import records
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
@@ -70,7 +74,7 @@ def load_report(root: Path, stack: str, base: str, kind: str) -> dict[str, Any] 
     return found
 
 
-def show(project: Project, stack: str, base: str) -> dict[str, Any]:
+def show_value(project: Project, stack: str, base: str) -> dict[str, Any]:
     """Everything about one stack on one base: every value and where it came from."""
     image = catalog.resolve(project.definitions, stack, base)
 
@@ -98,21 +102,7 @@ def show(project: Project, stack: str, base: str) -> dict[str, Any]:
     }
 
 
-def diagnose_text(root: Path, text: str) -> dict[str, Any]:
-    """The known failures recognised in a text, and how many are known.
-
-    Raises:
-        DefinitionError: their definitions are wrong.
-    """
-    from stackyard.definitions.load import load_failures
-    from stackyard.validate.diagnose import diagnose, diagnosis_value
-
-    failures = load_failures(root)
-    found = [diagnosis_value(diagnosis) for diagnosis in diagnose(text, failures.values())]
-    return {"known": len(failures), "diagnoses": found}
-
-
-def render(project: Project, stack: str, *, check: bool) -> list[str]:
+def render_files(project: Project, stack: str, *, check: bool) -> list[str]:
     """Write (or with `check` compare) every rendered file; the paths that differ."""
     from stackyard.build.locks import resolve
 
@@ -203,3 +193,81 @@ def make_bundle(
         "bytes": made.bytes_by_folder(),
         "digest": made.digest,
     }
+
+
+def list_images(terminal: Terminal) -> Answer:
+    """`invoke list`."""
+    with contextlib.ExitStack() as stack:
+        held = _engine_or_none(stack)
+        found = list_all(load_project(locks_required=False), held)
+    terminal.table(tables.image_table(found["images"]))
+    for stack_name, summary in {r["stack"]: r["summary"] for r in found["images"]}.items():
+        terminal.text(f"stack {stack_name}: {summary}")
+    for base in found["bases"]:
+        never = f" (never built: {base['never_built']})" if base["never_built"] else ""
+        terminal.text(f"base {base['base']}: {base['summary']}, {base['reference']}{never}")
+    if found["engine"] is None:
+        terminal.note("no container engine answers: what is built is not known")
+    return found, 0
+
+
+def _engine_or_none(stack: contextlib.ExitStack) -> Engine | None:
+    try:
+        return stack.enter_context(Engine())
+    except StackyardError:
+        return None
+
+
+def show(terminal: Terminal, stack: str, base: str) -> Answer:
+    """`invoke show STACK`."""
+    project = load_project(locks_required=False)
+    chosen = decide(project, stack, base)
+    found = show_value(project, chosen.stack, chosen.base.name)
+    terminal.table(tables.plan_table(found))
+    if found["never_built"]:
+        terminal.text(f"never built: {found['never_built']}")
+    return found, 0
+
+
+def render(terminal: Terminal, stack: str, *, check: bool) -> Answer:
+    """`invoke render [--check]`."""
+    changed = render_files(load_project(locks_required=False), stack, check=check)
+    for path in changed:
+        terminal.text(f"{'differs' if check else 'written'}: {path}")
+    if check and changed:
+        terminal.note("rendered files are not what the definitions say; type: invoke render")
+    elif not changed:
+        terminal.text("every rendered file is as the definitions say")
+    return {"changed": changed}, 1 if check and changed else 0
+
+
+def base(terminal: Terminal, name: str) -> Answer:
+    """`invoke base NAME`."""
+    with Engine() as held:
+        made = make_base(load_project(), held, name, terminal.say)
+    done = "made" if made["made"] else "is current"
+    terminal.done(name, f"{made['reference']} {done} ({made['size_bytes'] / 1e9:.2f} GB)")
+    return made, 0
+
+
+def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
+    """`invoke bundle [STACK] --base BASE`."""
+    project = load_project()
+    chosen = decide(project, asked.stack, asked.base).base.name
+    path = Path(asked.out or f"stackyard-{chosen}.bundle.tar")
+    made = make_bundle(project, asked.stack, chosen, path, terminal.say)
+    parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in made["bytes"].items())
+    total = f"{made['files']} files, {made['size_bytes'] / 1e6:.1f} MB"
+    terminal.done(chosen, f"{path}: {total} ({parts})")
+    return made, 0
+
+
+def engine(terminal: Terminal) -> Answer:
+    """`invoke engine`: find, install or start a container engine."""
+    from stackyard.build import host
+
+    host.ensure_engine(lambda text: terminal.say("engine", text))
+    with Engine() as found:
+        facts = found.facts()
+    terminal.text(f"engine {facts['engine']} on {facts['os']}, {facts['cpus']} CPUs")
+    return facts, 0
