@@ -77,7 +77,11 @@ def require_engine(name: str) -> str:
             " and (but for logs) --job",
         )
     if name not in ENGINES:
-        raise UsageError(f"{shown(name)!r} is not an engine", why=nearest(name, ENGINES))
+        raise UsageError(
+            f"{shown(name)!r} is not an engine",
+            why=nearest(name, ENGINES),
+            hint="invoke export slurm or kubernetes, or --on one of them",
+        )
     return name
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from stackyard.build.catalog import resolve
 from stackyard.build.dockerfile import render_files
-from stackyard.cli import commands
+from stackyard.cli.steps import images
 from stackyard.definitions.project import ROOT, load_project
 
 PROJECT = load_project(locks_required=False)
@@ -24,7 +24,7 @@ def test_committed_files_are_what_is_rendered(stack, base):
 
 
 def test_the_check_of_the_command_line_agrees():
-    assert commands.render(PROJECT, "all", check=True) == []
+    assert images.render_files(PROJECT, "all", check=True) == []
 
 
 def test_no_rendered_file_is_left_over():
@@ -49,9 +49,9 @@ def test_a_changed_a_missing_and_a_current_file_are_told_apart(tmp_path):
         (tmp_path / path).write_text(files[path])
     (tmp_path / changed).write_text("by hand\n")
     stack, base = IMAGES[0]
-    only = commands.Project(
+    only = images.Project(
         root=tmp_path,
-        definitions=commands.catalog.Definitions(
+        definitions=images.catalog.Definitions(
             **{
                 **vars(PROJECT.definitions),
                 "stacks": {stack: PROJECT.definitions.stacks[stack]},
@@ -60,7 +60,7 @@ def test_a_changed_a_missing_and_a_current_file_are_told_apart(tmp_path):
         ),
         default_base=base,
     )
-    assert commands.render(only, "all", check=True) == [missing, changed]
+    assert images.render_files(only, "all", check=True) == [missing, changed]
     assert (tmp_path / changed).read_text() == "by hand\n"
-    assert sorted(commands.render(only, "all", check=False)) == [missing, changed]
-    assert commands.render(only, "all", check=True) == []
+    assert sorted(images.render_files(only, "all", check=False)) == [missing, changed]
+    assert images.render_files(only, "all", check=True) == []

@@ -243,8 +243,10 @@ def render(terminal: Terminal, stack: str, *, check: bool) -> Answer:
 
 def base(terminal: Terminal, name: str) -> Answer:
     """`invoke base NAME`."""
+    project = load_project()
+    catalog.choose("base", name, project.definitions.bases)
     with Engine() as held:
-        made = make_base(load_project(), held, name, terminal.say)
+        made = make_base(project, held, name, terminal.say)
     done = "made" if made["made"] else "is current"
     terminal.done(name, f"{made['reference']} {done} ({made['size_bytes'] / 1e9:.2f} GB)")
     return made, 0

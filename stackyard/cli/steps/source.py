@@ -31,7 +31,7 @@ from stackyard.system import cleanup, process
 from stackyard.system.engine import Engine
 from stackyard.system.errors import BuildError, UsageError, shown
 
-_APPLY = Path(__file__).resolve().parent.parent / "inside" / "apply_fixes.py"
+_APPLY = Path(__file__).resolve().parents[2] / "inside" / "apply_fixes.py"
 
 
 def typed_again(given: BuildRequest) -> str:
