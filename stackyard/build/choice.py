@@ -54,6 +54,7 @@ def decide(
     base: str = "",
     *,
     gpus: int | None = None,
+    gpus_for: str = "",
     image: str = "",
     image_here: bool = False,
     cpu_ranks_anywhere: bool = False,
@@ -63,6 +64,7 @@ def decide(
 
     Args:
         stack: its name; `all` is every one.
+        gpus_for: what cannot be without a number of GPUs, in a word.
         image_here: the image is to be one that this machine's engine holds.
         cpu_ranks_anywhere: ranks without GPUs may train on a base for GPUs.
         typed: how the command begins, for what to type instead.
@@ -70,7 +72,12 @@ def decide(
     Raises:
         UsageError: something is not there, or does not fit the rest.
     """
-    require_count(gpus, typed)
+    if gpus is None and gpus_for:
+        raise UsageError(
+            f"say how many GPUs the {gpus_for} is to use",
+            why="--gpus is missing",
+            hint=f"{typed} --gpus 0 (CPU ranks), or --gpus 2",
+        )
     there = None
     if image and image_here:
         with Engine() as engine:
@@ -91,26 +98,6 @@ def decide(
     return Choice(
         stacks=stacks, base=found, gpus=gpus, device=device, image=image, there=there
     )  # fmt: skip
-
-
-def require_count(gpus: int | None, typed: str, *, needed: str = "") -> int:
-    """Return the number of GPUs that was typed; 0 where none was, and none is needed.
-
-    Args:
-        needed: what must have a number, in words.
-
-    Raises:
-        UsageError: it is missing, or no number of GPUs.
-    """
-    hint = f"{typed} --gpus 0 (CPU ranks), or --gpus 2".lstrip()
-    if gpus is not None and gpus < 0:
-        what = f"--gpus takes a number of GPUs, 0 or more, not {gpus}"
-        raise UsageError(what, why="0 is CPU ranks", hint=hint)
-    if gpus is None and needed:
-        raise UsageError(
-            f"say how many GPUs the {needed} is to use", why="--gpus is missing", hint=hint
-        )
-    return gpus or 0
 
 
 def held_image(project: Project, engine: Engine, reference: str, stack: str, base: str) -> Built:

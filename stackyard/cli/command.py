@@ -50,21 +50,21 @@ class _Declared:
     default: Any
 
     def argument(self) -> Argument:
-        """Return it as invoke's parser takes it."""
+        """Return it as the parser takes it."""
         name = self.name.strip("_").replace("_", "-")
-        # A positional with a default is one that invoke would never fill: the parser does.
-        default = None if self.option.positional else self.default
-        made = Argument(
+        default = None if self.default is MISSING else self.default
+        positional = self.option.positional
+        return parser.OwnArgument(
             names=(name, self.option.short) if self.option.short else (name,),
             attr_name=self.name if self.name != name else None,
             kind=self.kind,
-            default=[] if self.kind is list else default,
+            # One with a default of invoke's own would never take a word.
+            default=[] if self.kind is list else None if positional else default,
             help=self.option.help,
-            positional=self.option.positional,
+            positional=positional,
+            usual=default,
+            least=self.option.least,
         )
-        if self.option.positional and self.default is not MISSING:
-            parser.make_optional(made, self.default)
-        return made
 
 
 def _declared(name: str, kind: Any, default: Any) -> _Declared:

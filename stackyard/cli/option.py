@@ -16,12 +16,14 @@ class Option:
         positional: it may be given without its name.
         short: its letter; options have none unless people expect one.
         words: it takes what stands behind `--`, and has no name of its own.
+        least: the least number that it takes.
     """
 
     help: str
     positional: bool = False
     short: str = ""
     words: bool = False
+    least: float | None = None
 
 
 _CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
@@ -41,7 +43,7 @@ PlainHosts = Annotated[
     str, Option("hosts.yml, names by comma, or ssh:PATTERN; without any: this machine")
 ]
 RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
-Lease = Annotated[float, Option("seconds that a run goes on without being heard of")]
+Lease = Annotated[float, Option("seconds that a run goes on without being heard of", least=2)]
 On = Annotated[str, Option(_CLUSTER)]
 Site = Annotated[str, Option("with --on: the cluster's settings (site.yml, if it is there)")]
 Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]

@@ -31,9 +31,17 @@ HELP = ("--help", "-h")
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
-def make_optional(argument: Argument, default: Any) -> None:
-    """Let a positional be left out, with a value for it."""
-    argument.usual = default  # type: ignore[attr-defined]
+class OwnArgument(Argument):
+    """Take one option of a command, with what invoke's arguments lack.
+
+    Attributes:
+        usual: the value of a positional that is left out; None where it must be given.
+        least: the least number that it takes.
+    """
+
+    def __init__(self, *, usual: Any = None, least: float | None = None, **named: Any) -> None:
+        super().__init__(**named)
+        self.usual, self.least = usual, least
 
 
 def on_this_line(task: str, argument: str) -> Any:
@@ -83,6 +91,8 @@ def _patched_handle(machine: Any, token: str) -> None:
             argument.value = ""  # help is asked for, the task will not run
     if _ends_positionals(machine, token):
         _fill(task)
+    if machine.waiting_for_flag_value and (token in HELP or token.startswith("--")):
+        _patched_flag(machine)  # as where the line ends
     _refuse_twice(task, token)
     try:
         _handle(machine, token)
@@ -106,6 +116,8 @@ def _patched_complete(machine: Any) -> None:
             why = "\n".join(f"{name.upper()}: {told[name]}" for name in missing)
             words = " ".join(name.upper() for name in told)
             raise refused(what, why=why, hint=f"invoke {task.name} {words}")
+        for argument in task.args.values():
+            _require_least(task, argument)
     _complete(machine)
     if task is not None:
         _LINE[task.name] = {argument.name: argument.value for argument in task.args.values()}
@@ -172,6 +184,15 @@ def _refuse_twice(task: Any, token: str) -> None:
     if flag is not None and flag.takes_value and flag.kind is not list and flag.raw_value:
         what = f"--{flag.names[0]} is given twice"
         raise refused(what, why=f"first as {shown(str(flag.raw_value))!r}", hint="name it once")
+
+
+def _require_least(task: Any, argument: Any) -> None:
+    least = getattr(argument, "least", None)
+    if least is None or argument.raw_value is None or argument.value >= least:
+        return
+    what = f"--{argument.names[0]} takes {_NUMBERS[argument.kind]}, {least} or more"
+    hint = f"invoke {task.name} -h"
+    raise refused(f"{what}, not {argument.value:g}", why=argument.help or "", hint=hint)
 
 
 def _no_command(word: str, contexts: Any) -> Exit:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from invoke.collection import Collection
+from invoke.exceptions import ParseError
 from invoke.program import Program
 
 from stackyard import __version__
@@ -39,8 +40,15 @@ class Stackyard(Program):
     """Run commands from any folder inside the checkout that this package belongs to."""
 
     def parse_core(self, argv: list[str] | None) -> None:
-        """Read options of the program; bytecode stays on, which invoke turns off."""
-        super().parse_core(argv)
+        """Read options of the program; bytecode stays on, which invoke turns off.
+
+        Raises:
+            Exit: one of them is wrong.
+        """
+        try:
+            super().parse_core(argv)
+        except (ParseError, ValueError) as error:
+            raise parser.refused(str(error), hint="stackyard --help") from None
         sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
     def execute(self) -> None:

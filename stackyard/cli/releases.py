@@ -45,7 +45,7 @@ def pull(terminal: Terminal, asked: PullRequest) -> Answer:
 def prune(
     terminal: Terminal,
     hosts: Annotated[str, Option("hosts.yml, names by comma, or ssh:PATTERN")] = "",
-    keep: Annotated[int, Option("how many releases of each stack and base stay")] = 2,
+    keep: Annotated[int, Option("how many releases of each stack and base stay", least=1)] = 2,
     dry: Annotated[bool, Option("only say what would go")] = False,
 ) -> Answer:
     """Remove old releases from hosts; what a container uses stays."""

@@ -74,5 +74,5 @@ class PullRequest:
     via: Annotated[str, Option("hosts: they pass it on; registry: each pulls by itself")] = "hosts"
     mirror: Annotated[str, Option("HOST:PORT of the site's own mirror: each pulls from there")] = ""
     max_unavailable: Annotated[
-        int, Option("how many hosts may fail without the command failing")
+        int, Option("how many hosts may fail without the command failing", least=0)
     ] = 0

@@ -29,7 +29,9 @@ class DoctorRequest:
     hosts: Annotated[str, Option(f"look at hosts instead: {HOSTS}")] = ""
     stack: Annotated[str, Option("with --hosts: whose image is looked for")] = ""
     base: Base = ""
-    gpus: Annotated[int | None, Option("with --hosts: 0 looks for the image for CPU ranks")] = None
+    gpus: Annotated[
+        int | None, Option("with --hosts: 0 looks for the image for CPU ranks", least=0)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class UpRequest:
     name: RunName = ""
     base: Base = ""
     gpus: Annotated[
-        int | None, Option("0: CPU ranks; else the GPUs that the hosts' entries name")
+        int | None, Option("0: CPU ranks; else the GPUs that the hosts' entries name", least=0)
     ] = None
     network: Annotated[
         str, Option("host, or a network that spans the hosts (an overlay), by name")
@@ -78,14 +80,16 @@ class RunRequest(JobRequest):
     name: RunName = ""
     gpus: Annotated[
         int | None,
-        Option("0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job"),
+        Option(
+            "0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job", least=0
+        ),
     ] = None
     examples: Annotated[bool, Option("which there are: name, what, ranks, note")] = False
     write: Annotated[
         str, Option("instead of running: a folder to make with a copy of the example to edit")
     ] = ""
     per_node: Annotated[
-        int, Option("CPU ranks on each node; nodes with GPUs have one for each")
+        int, Option("CPU ranks on each node; nodes with GPUs have one for each", least=1)
     ] = 1
     include: Annotated[str, Option("nodes and slots that take part, as in node1:0,1@node2:0")] = ""
     exclude: Annotated[str, Option("nodes and slots that do not")] = ""
@@ -93,11 +97,11 @@ class RunRequest(JobRequest):
         bool, Option("leave it running; invoke logs, status and stop reach it from anywhere")
     ] = False
     restarts: Annotated[
-        int, Option("start again this often when a node is lost, on those that are left")
+        int, Option("start again this often when a node is lost, on those that are left", least=0)
     ] = 0
     lease: Lease = LEASE
     on: On = ""
-    nodes: Annotated[int | None, Option("with --on: how many nodes take part")] = None
+    nodes: Annotated[int | None, Option("with --on: how many nodes take part", least=1)] = None
     site: Site = ""
     image: Annotated[
         str,
@@ -131,9 +135,13 @@ class ExportRequest(JobRequest):
 
     engine: Annotated[str, Option("slurm or kubernetes", positional=True)]
     stack: Stack
-    nodes: Annotated[int | None, Option("how many nodes take part")] = None
-    per_node: Annotated[int, Option("training processes on each node: GPUs, or CPU ranks")] = 1
-    gpus: Annotated[int | None, Option("GPUs of the whole job; 0 trains on CPU ranks")] = None
+    nodes: Annotated[int | None, Option("how many nodes take part", least=1)] = None
+    per_node: Annotated[
+        int, Option("training processes on each node: GPUs, or CPU ranks", least=1)
+    ] = 1
+    gpus: Annotated[int | None, Option("GPUs of the whole job; 0 trains on CPU ranks", least=0)] = (
+        None
+    )
     image: Annotated[str, Option("the image, as the cluster names it")] = ""
     site: Annotated[str, Option("the cluster's settings (site.yml, if it is there)")] = ""
     name: Annotated[str, Option("the job's name (what runs and the time, unless given)")] = ""

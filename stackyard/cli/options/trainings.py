@@ -12,10 +12,12 @@ class SmokeRequest:
 
     stack: Stacks = "all"
     base: Base = ""
-    gpus: Annotated[int | None, Option("GPUs of the whole run; 0 trains on CPU ranks")] = None
-    nodes: Annotated[int | None, Option("containers of the run (1 with GPUs, 2 on CPU ranks)")] = (
+    gpus: Annotated[int | None, Option("GPUs of the whole run; 0 trains on CPU ranks", least=0)] = (
         None
     )
+    nodes: Annotated[
+        int | None, Option("containers of the run (1 with GPUs, 2 on CPU ranks)", least=1)
+    ] = None
     placement: Annotated[
         str, Option("how several containers share a host's GPUs (docs/gpus.md); the best one")
     ] = ""
@@ -32,10 +34,13 @@ class BenchRequest:
     stack: Stacks = "all"
     base: Base = ""
     gpus: Annotated[
-        int | None, Option("the most GPUs of one training; 0 plays a tiny size on CPU ranks")
+        int | None,
+        Option("the most GPUs of one training; 0 plays a tiny size on CPU ranks", least=0),
     ] = None
-    rounds: Annotated[int, Option("how often every side is played (2)")] = 0
-    updates: Annotated[int, Option("optimizer updates of one training (the definition's)")] = 0
+    rounds: Annotated[int | None, Option("how often every side is played (2)", least=1)] = None
+    updates: Annotated[
+        int | None, Option("optimizer updates of one training (the definition's)", least=1)
+    ] = None
     sides: Annotated[
         str, Option("which sides to play, by comma (docs/bench.md), and what they are held against")
     ] = ""
@@ -96,6 +101,9 @@ class DataRequest:
     eod: Annotated[str, Option("which one (<|endoftext|>, or the tokenizer's own)")] = ""
     unk: Annotated[str, Option("the word for what is not in --vocab")] = "<unk>"
     seq_length: Annotated[
-        int, Option("tokens of a sample: every split must hold one; accelerate's are cut (1024)")
+        int,
+        Option(
+            "tokens of a sample: every split must hold one; accelerate's are cut (1024)", least=1
+        ),
     ] = 0
-    workers: Annotated[int | None, Option("processes (one a core)")] = None
+    workers: Annotated[int | None, Option("processes (one a core)", least=1)] = None

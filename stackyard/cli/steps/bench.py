@@ -21,7 +21,7 @@ from rich.table import Table
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
-from stackyard.build.choice import decide, require_count
+from stackyard.build.choice import decide
 from stackyard.build.locks import resolve
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
@@ -55,13 +55,14 @@ def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
     project = load_project()
     typed = "invoke bench" if asked.stack == "all" else f"invoke bench {asked.stack}"
     typed += f" --image {asked.image}" if asked.image else ""
-    gpus = require_count(asked.gpus, typed, needed="bench")
+    chosen = decide(
+        project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="bench", image=asked.image,
+        image_here=True, typed=typed,
+    )  # fmt: skip
+    gpus = chosen.gpus or 0
     numbers = read_counts(asked.counts, gpus or CPU_RANKS)
     if gpus:
         host.require_gpus(gpus, typed)
-    chosen = decide(
-        project, asked.stack, asked.base, gpus=gpus, image=asked.image, image_here=True, typed=typed
-    )
     names, base = list(chosen.stacks), chosen.base.name
     plans = _plans(project, asked, names, gpus, numbers)
     peaks = load_peaks(project.root)
@@ -94,7 +95,7 @@ def _plans(
             "cuda" if gpus else "cpu",
             gpus or CPU_RANKS,
             rounds=asked.rounds or ROUNDS,
-            updates=asked.updates,
+            updates=asked.updates or 0,
             named=named,
             counts=counts,
         )

@@ -34,10 +34,6 @@ def data(terminal: Terminal, typed: DataRequest) -> Answer:
         raise UsageError(what, why=why, hint=f"one of {', '.join(dataset.STACKS)}")
     request, out = _request(typed)
     workers = len(os.sched_getaffinity(0)) if typed.workers is None else typed.workers
-    if workers < 1:
-        raise UsageError(
-            f"--workers is a number of processes, 1 or more, not {workers}", hint="--workers 2"
-        )
     chosen = decide(project, typed.stack, typed.base, gpus=0, cpu_ranks_anywhere=True)
     with Engine() as held:
         built = Builder(project, held, terminal.say).build(chosen.stack, chosen.base.name)

@@ -75,9 +75,6 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
     if not 0 < arguments.days <= 90:
         what = f"--days must be more than 0 and at most 90, not {arguments.days:g}"
         raise UsageError(what, hint=f"{typed} --days 7")
-    if arguments.lease < 2:
-        what = f"--lease must be at least 2 seconds, not {arguments.lease:g}"
-        raise UsageError(what, hint=f"{typed} --lease 60")
     return Wanted(
         run=require_name(arguments.name or stack),
         stack=stack,

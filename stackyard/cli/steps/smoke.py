@@ -9,7 +9,7 @@ from typing import Any
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
-from stackyard.build.choice import decide, require_count
+from stackyard.build.choice import decide
 from stackyard.cli import tables
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
@@ -33,14 +33,14 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     project = load_project()
     typed = "invoke smoke" if asked.stack == "all" else f"invoke smoke {asked.stack}"
     typed += f" --image {asked.image}" if asked.image else ""
-    gpus = require_count(asked.gpus, typed, needed="smoke")
+    chosen = decide(
+        project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="smoke", image=asked.image,
+        image_here=True, cpu_ranks_anywhere=True, typed=typed,
+    )  # fmt: skip
+    gpus = chosen.gpus or 0
     count = node_count(gpus, asked.nodes, asked.placement, typed)
     if gpus:
         host.require_gpus(gpus, typed)
-    chosen = decide(
-        project, asked.stack, asked.base, gpus=gpus, image=asked.image, image_here=True,
-        cpu_ranks_anywhere=True, typed=typed,
-    )  # fmt: skip
     names, base = list(chosen.stacks), chosen.base.name
     require_smokes(project, names, chosen.device)
     earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
@@ -84,8 +84,6 @@ def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int
             why="its layouts compare 1 rank with 2: that is what one verdict can hold together",
             hint=f"{typed} --gpus {GPU_RANKS}",
         )
-    if nodes_ is not None and nodes_ < 1:
-        raise UsageError(f"--nodes must be at least 1, not {nodes_}", hint=f"{typed} --gpus 2")
     return nodes_ or 1
 
 

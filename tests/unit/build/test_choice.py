@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from stackyard.build import choice
-from stackyard.build.choice import decide, require_count
+from stackyard.build.choice import decide
 from stackyard.definitions.project import Project, load_project
 from stackyard.system.errors import UsageError
 from tests.unit import samples
@@ -49,8 +49,8 @@ def test_all_is_every_stack():
          "invoke list shows every stack"),
         ("fairseq", "cup", {}, "there is no base 'cup'", "did you mean 'cpu'?",
          "invoke list shows every base"),
-        ("fairseq", "", {"gpus": -3}, "--gpus takes a number of GPUs, 0 or more, not -3",
-         "0 is CPU ranks", "go --gpus 0 (CPU ranks), or --gpus 2"),
+        ("fairseq", "", {"gpus_for": "smoke"}, "say how many GPUs the smoke is to use",
+         "--gpus is missing", "go --gpus 0 (CPU ranks), or --gpus 2"),
         ("fairseq", "cpu", {"gpus": 2}, "base 'cpu' is for cpu ranks, --gpus 2 asks for GPUs", "",
          "go --gpus 2 --base cuda"),
         ("fairseq", "cpu", {"gpus": 2, "cpu_ranks_anywhere": True},
@@ -63,14 +63,6 @@ def test_what_does_not_fit_is_refused_with_what_to_type(stack, base, changes, wh
     with pytest.raises(UsageError) as caught:
         decide(PROJECT, stack, base, typed="go", **changes)
     assert (caught.value.what, caught.value.why, caught.value.hint) == (what, why, hint)
-
-
-def test_a_number_of_gpus_that_is_needed_is_asked_for():
-    assert [require_count(gpus, "go") for gpus in (None, 0, 2)] == [0, 0, 2]
-    assert require_count(0, "go", needed="smoke") == 0
-    with pytest.raises(UsageError, match="say how many GPUs the smoke is to use") as caught:
-        require_count(None, "go", needed="smoke")
-    assert caught.value.why == "--gpus is missing"
 
 
 class Held:

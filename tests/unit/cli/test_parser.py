@@ -13,22 +13,20 @@ def own_table(monkeypatch):
     parser.install()
 
 
-def context(name):
+def context(name, usual=None):
     arguments = [
-        Argument(names=("what",), positional=True, kind=str),
+        parser.OwnArgument(names=("what",), positional=True, usual=usual),
         Argument(names=("base", "b"), kind=str, default=""),
         Argument(names=("gpus",), kind=int),
         Argument(names=("again",), kind=bool, default=False),
     ]
-    if name == "make":
-        parser.make_optional(arguments[0], "all")
     return ParserContext(name=name, args=arguments)
 
 
 def parsed(*words):
     """What each task on the line was given, as (name, positional)."""
     help_flag = ParserContext(args=[Argument(names=("help", "h"), optional=True)])
-    made = Parser(initial=help_flag, contexts=[context("make"), context("other")])
+    made = Parser(initial=help_flag, contexts=[context("make", "all"), context("other")])
     return list(made.parse_argv(list(words)))
 
 

@@ -1,5 +1,6 @@
 """The console script: the same commands, from any folder inside the checkout."""
 
+import subprocess
 import sys
 
 import pytest
@@ -68,3 +69,27 @@ def test_another_checkout_is_not_taken_for_its_own(typed, tmp_path):
 def test_wrong_input_is_refused_alike(typed):
     code, _, said = typed("bulid")
     assert code == 2 and "did you mean 'build'?" in said
+    code, _, said = typed("--list-depth two --list")
+    assert code == 2 and said.startswith("error: ") and "stackyard --help" in said
+
+
+LIGHT = """
+import subprocess
+import sys
+from stackyard.cli import program
+program.collection().to_contexts()
+def rooms():
+    names = {name for name in sys.modules if name.startswith("stackyard.")}
+    return sorted({name.split(".")[1] for name in names})
+print(*rooms())
+from stackyard.cli.steps import build
+print(*rooms(), "rich" if "rich" in sys.modules else "")
+"""
+
+
+def test_a_command_does_not_wait_for_what_only_others_need(allow_processes):
+    words = [sys.executable, "-c", LIGHT]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    declared, build = done.stdout.splitlines()
+    assert declared.split() == ["cli", "system"]
+    assert build.split() == ["build", "cli", "definitions", "launch", "system"]

@@ -40,7 +40,6 @@ def test_a_smoke_on_cpu_ranks_may_begin():
         (0, None, "isolated", "--placement is about GPUs"),
         (4, None, "", "a smoke runs on 2 GPUs, not on 4"),
         (1, None, "", "a smoke runs on 2 GPUs, not on 1"),
-        (2, 0, "", "--nodes must be at least 1, not 0"),
     ],
 )
 def test_numbers_that_fit_no_smoke_are_refused(gpus, nodes, placement, what):
