@@ -11,16 +11,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import io
-import os
-import select
 import signal
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
@@ -29,14 +25,19 @@ from invoke.parser.argument import Argument
 from invoke.tasks import Task
 
 from stackyard.cli import parser
-from stackyard.cli.answer import Answer, error_value, say_error, say_json
+from stackyard.cli.answer import (
+    READER_GONE,
+    Answer,
+    error_value,
+    reader_gone,
+    say_error,
+    say_json,
+)
 from stackyard.cli.console import Terminal
 from stackyard.cli.option import Option
 from stackyard.system.errors import StackyardError
 
 JSON = "print the result as JSON, and nothing else, to standard output"
-# As a shell reports a process that SIGPIPE ended.
-READER_GONE = 128 + signal.SIGPIPE
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -149,23 +150,9 @@ def run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
     try:
         return _run(function, as_json=as_json)
     except BrokenPipeError:
-        if not _reader_gone():
+        if not reader_gone():
             raise
         return READER_GONE
-
-
-def _reader_gone() -> bool:
-    """Return whether nobody reads the output any more; the rest of it then goes nowhere."""
-    gone = False
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(io.UnsupportedOperation):
-            poll = select.poll()
-            poll.register(stream.fileno(), 0)
-            if any(event & select.POLLERR for _, event in poll.poll(0)):
-                with Path(os.devnull).open("wb") as nowhere:
-                    os.dup2(nowhere.fileno(), stream.fileno())
-                gone = True
-    return gone
 
 
 def _run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:

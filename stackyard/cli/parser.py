@@ -15,7 +15,14 @@ from invoke.parser import parser as invoke_parser
 from invoke.parser.argument import Argument
 from invoke.program import Program
 
-from stackyard.cli.answer import error_value, say_error, say_json, typed_json
+from stackyard.cli.answer import (
+    READER_GONE,
+    error_value,
+    reader_gone,
+    say_error,
+    say_json,
+    typed_json,
+)
 from stackyard.system.errors import UsageError, shown
 
 _LINE: dict[str, dict[str, Any]] = {}
@@ -148,7 +155,12 @@ def _patched_cleanup(program: Any) -> None:
     asked = program.args.help.value
     if isinstance(asked, str) and asked not in program.parser.contexts:
         raise _no_command(asked, program.parser.contexts)
-    _cleanup(program)
+    try:
+        _cleanup(program)
+    except BrokenPipeError:  # `invoke --list | head`
+        if not reader_gone():
+            raise
+        raise Exit(code=READER_GONE) from None
 
 
 def _fill(task: Any) -> None:

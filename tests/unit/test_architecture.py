@@ -43,7 +43,7 @@ PURE = [
     "validate.prove.judge", "validate.prove.plan", "validate.record", "report.bench",
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
-    "release.relay", "release.statement", "cli.answer", "cli.option", "cli.options.images",
+    "release.relay", "release.statement", "cli.option", "cli.options.images",
     "cli.options.releases", "cli.options.runs", "cli.options.trainings", "cli.parser",
 ]  # fmt: skip
 

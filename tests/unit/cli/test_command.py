@@ -11,7 +11,7 @@ import pytest
 from invoke.collection import Collection
 from invoke.program import Program
 
-from stackyard.cli import command, parser
+from stackyard.cli import answer, command, parser
 from stackyard.cli.option import Option
 from stackyard.definitions.project import ROOT
 from stackyard.system.errors import BuildError, NothingToRunOn, UsageError
@@ -197,7 +197,7 @@ def test_a_reader_that_goes_ends_a_command_without_a_traceback(stream, allow_pro
         getattr(child, stream).close()
         other = child.stderr if stream == "stdout" else child.stdout
         assert other.read() == b""
-    assert child.returncode == command.READER_GONE == 141
+    assert child.returncode == answer.READER_GONE == 141
 
 
 def test_another_broken_pipe_is_not_taken_for_the_readers(capsys):
