@@ -100,16 +100,16 @@ def _value(example: Example) -> dict[str, Any]:
 
 def write_example(terminal: Terminal, given: RunRequest) -> Answer:
     """`invoke run STACK --example NAME --write FOLDER`: a copy to edit, for the user's hosts."""
-    project = load_project()
-    fleet = load_fleet(given.hosts)
-    asked = wanted_of(project, given.mesh, fleet)
     unfit = [flag for flag, value in unfit_of(given).items() if value]
     if unfit or not given.example:
         why = ", ".join(unfit) or "no example is named"
         raise UsageError(
             f"--write writes a copy of an example for hosts: {why}",
-            hint=f"invoke run {asked.stack} --example NAME --hosts hosts.yml --write FOLDER",
+            hint=f"invoke run {given.stack} --example NAME --hosts hosts.yml --write FOLDER",
         )
+    project = load_project()
+    fleet = load_fleet(given.hosts)
+    asked = wanted_of(project, given.mesh, fleet)
     require_work(work_of(given), asked.stack, project.root, f"invoke run {asked.stack}")
     example = load_example(project.root, asked.stack, given.example)
     assert example is not None

@@ -60,6 +60,8 @@ WRONG = [
      "invoke up fairseq --gpus 2 --base cuda"),
     ("up fairseq --hosts a --gpus 0 --days 91", "--days must be more than 0 and at most 90", "",
      "invoke up fairseq --days 7"),
+    ("run fairseq --example a --write w --on slurm", "for hosts: --on", "",
+     "invoke run fairseq --example NAME --hosts hosts.yml --write FOLDER"),
     ("run fairseq --nodes 2 -- x", "no cluster is named", "", "add --on slurm"),
     ("export slrm fairseq --nodes 2 -- x", "'slrm' is not an engine", "did you mean 'slurm'?",
      "invoke export slurm"),
