@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from stackyard.build import base_image, buildkit, dockerfile, mirrors, recipe
+from stackyard.build import base_image, buildkit, catalog, dockerfile, mirrors, recipe
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base, Bootstrap, Common, Definitions
@@ -137,10 +137,14 @@ def write_context(project: Project, base: Base, context: Path, wheels: tuple[Pat
         StackyardError: the torch wheel is neither on the index nor in a local folder.
     """
     stacks = project.stacks("all")
-    fixes = {dockerfile.fixes_path(s, base.name): fixes_path(s) for s in stacks}
-    for source, target in {**{path: path for path in recipe.INSIDE}, **fixes}.items():
-        (context / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(project.root / source, context / target)
+    for path in recipe.INSIDE:
+        (context / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project.root / path, context / path)
+    (context / "fixes").mkdir()
+    for stack in stacks:
+        fixes = catalog.resolve(project.definitions, stack, base.name).fixes
+        text = dockerfile.fixes_json(fixes, "installed")
+        (context / fixes_path(stack)).write_text(text, encoding="utf-8")
     for written in DOCKERFILES.glob("*.Dockerfile"):
         shutil.copy2(written, context)
     write_requirements(project.root, base, context, stacks)

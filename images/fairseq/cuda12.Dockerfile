@@ -107,11 +107,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda12.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda12.build.lock,target=/mnt/wheel.build.lock \
-    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.cuda12.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,source=images/wheels/antlr4-python3-runtime.lock,target=/mnt/wheel.lock \
 . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock antlr4-python3-runtime > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /dev/null /wheels
 
 FROM base AS wheel-fairscale
 RUN --mount=type=tmpfs,target=/mnt \
@@ -123,11 +123,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/fairscale.cuda12.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/fairscale.cuda12.build.lock,target=/mnt/wheel.build.lock \
-    --mount=type=bind,source=images/wheels/fairscale.cuda12.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,source=images/wheels/fairscale.lock,target=/mnt/wheel.lock \
 . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock fairscale > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /dev/null /wheels
 
 FROM compiler AS wheel-fairseq
 RUN --mount=type=tmpfs,target=/mnt \
@@ -139,11 +139,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=apt.sources,target=/mnt/secrets/apt.sources \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/fairseq.cuda12.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/fairseq.cuda12.build.lock,target=/mnt/wheel.build.lock \
-    --mount=type=bind,source=images/wheels/fairseq.cuda12.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,source=images/wheels/fairseq.lock,target=/mnt/wheel.lock \
 . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock fairseq > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock cython numpy packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /dev/null /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.
 FROM torch AS packages
@@ -176,10 +176,11 @@ FROM packages AS image
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/fairseq/cuda12.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,source=images/fairseq/fixes.json,target=/mnt/fixes.json \
     . /mnt/build.sh \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+        --only fairscale-gather-optimizer-state fairseq-broadcast-weights-only fairseq-checkpoint-weights-only fairseq-ddp-cpu fairseq-encoder-fast-path fairseq-examples-mutable-defaults fairseq-fp16-copies fairseq-fsdp-one-process fairseq-fsdp-sharded-resume fairseq-fused-adam fairseq-fused-cross-entropy fairseq-fused-decoder-layer fairseq-hf-tokenizer fairseq-host-waits fairseq-hydra-omegaconf fairseq-initialize-defaults fairseq-mutable-defaults fairseq-numpy-aliases fairseq-torchaudio \
     && warm fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.eval_lm torch._dynamo torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.profiler._cupti_monitor torch.utils.serialization omegaconf._impl antlr4.LL1Analyzer hydra._internal.core_plugins.bash_completion hydra._internal.core_plugins.basic_launcher hydra._internal.core_plugins.basic_sweeper hydra._internal.core_plugins.file_config_source hydra._internal.core_plugins.fish_completion hydra._internal.core_plugins.importlib_resources_config_source hydra._internal.core_plugins.structured_config_source hydra._internal.core_plugins.zsh_completion
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 RUN --mount=type=tmpfs,target=/mnt \

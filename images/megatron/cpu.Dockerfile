@@ -68,11 +68,11 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=cache,target=/mnt/cache,sharing=shared,id=stackyard-python \
     --mount=type=bind,from=torch,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/wheels/deepspeed.cpu.lock,target=/mnt/wheel.lock \
-    --mount=type=bind,source=images/wheels/deepspeed.cpu.build.lock,target=/mnt/wheel.build.lock \
-    --mount=type=bind,source=images/wheels/deepspeed.cpu.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,source=images/wheels/deepspeed.lock,target=/mnt/wheel.lock \
 export CXXFLAGS='-g0 -DNDEBUG' && export DS_ACCELERATOR=cpu && export DS_BUILD_SHM_COMM=1 && export TORCH_SITE=/usr/local/lib/python3.11/dist-packages && . /mnt/build.sh \
-    && build_wheel /mnt/wheel.lock /mnt/wheel.build.lock /mnt/fixes.json /wheels
+    && some_of /mnt/wheel.lock deepspeed > /mnt/sdist.lock \
+    && some_of /mnt/wheel.lock packaging pip setuptools wheel > /mnt/build.lock \
+    && build_wheel /mnt/sdist.lock /mnt/build.lock /dev/null /wheels
 
 # The packages as they come. `invoke prove` starts from here to have each fix left out.
 FROM torch AS packages
@@ -103,10 +103,11 @@ FROM packages AS image
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
     --mount=type=bind,source=stackyard/inside/apply_fixes.py,target=/mnt/apply_fixes.py \
-    --mount=type=bind,source=images/megatron/cpu.fixes.json,target=/mnt/fixes.json \
+    --mount=type=bind,source=images/megatron/fixes.json,target=/mnt/fixes.json \
     . /mnt/build.sh \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+        --only deepspeed-fused-copies deepspeed-fused-norms deepspeed-numpy-layer-seed deepspeed-pipeline-grad-clip deepspeed-zero3-hooks \
     && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch.utils.serialization torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.datasets.helpers megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 RUN --mount=type=tmpfs,target=/mnt \

@@ -1,8 +1,8 @@
-"""A base made out of this machine's own CUDA and PyTorch, for machines that can pull none.
+"""Make a base from this machine's own CUDA and PyTorch, for machines that cannot pull one.
 
-Owns reading the machine and streaming its files into the engine; which files is
-`build.base_host_files`'. What it makes is for this machine and trials: it says that it is never to
-be published, and so does every image built on it.
+Owns reading the machine and streaming its files into the engine; `build.base_host_files` chooses
+the files. The base is for trials on this machine: its label, which every image built on it
+inherits, says that it must never be published.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ distributions = [
 print(json.dumps({"version": full, "prefixes": prefixes, "torch": torch, "why_no_torch": why,
                   "cuda": cuda, "environment": environment, "distributions": distributions}))
 """
-# A tar that ends early looks whole to the engine at times: the image has no name before its end.
+# The engine may take a tar that ends early for a complete one, so the image is named afterwards.
 _IMPORT = r"""
 set -uo pipefail
 client=$1 skeleton=$2
@@ -84,11 +84,11 @@ exit $code
 
 
 def ensure(engine: Engine, base: Base, find: Callable[[], Client], say: Say) -> ImageInfo:
-    """The host base, made unless the engine holds it as this machine would make it now.
+    """Return the host base; make it unless the engine holds one from the same files.
 
     Raises:
-        StackyardError: this machine is not what the base declares, or its files cannot be read.
-        EngineError: the engine has no room, or refuses.
+        StackyardError: this machine does not fit the base, or its files cannot be read.
+        EngineError: the engine has too little space, or refuses the image.
     """
     _require_machine(base)
     found = probe()
@@ -101,7 +101,7 @@ def ensure(engine: Engine, base: Base, find: Callable[[], Client], say: Say) -> 
         if held is not None and held.labels.get(STAMP_LABEL) == key:
             return held
         if held is not None:
-            say("the one that is here was made from something else; images on it keep it")
+            say("the existing base was made from other files; images on it keep it")
         rules = Rules(_host(base), left_behind(found, carried))
         names, size = collect(base, found, rules)
         say(f"importing {len(names)} files, {size / 1e9:.1f} GB; torch {found.torch}")
@@ -126,7 +126,7 @@ def _require_machine(base: Base) -> None:
     if (here.sysname, here.machine) != ("Linux", wanted):
         raise StackyardError(
             f"{base.name} is for {base.platform}; this machine is {here.sysname} {here.machine}",
-            hint="make it on the machine that it is to be a copy of",
+            hint="make it on the machine whose files it should hold",
         )
     if not running_as_root():
         raise StackyardError(
@@ -137,9 +137,9 @@ def _require_machine(base: Base) -> None:
 
 
 def _require_given(base: Base, say: Say, info: Path = Path("/var/lib/dpkg/info")) -> None:
-    """See that the system packages which a base is said to have are there.
+    """Require the system packages that a base is declared to have.
 
-    What of their programs somebody removed by hand is said: a build may not need it.
+    Programs of them that were removed by hand are only reported: a build may not need them.
     """
     missing = []
     for package in base.given_system:
@@ -163,7 +163,7 @@ def _require_given(base: Base, say: Say, info: Path = Path("/var/lib/dpkg/info")
 
 
 def probe() -> Found:
-    """What the python3 that is first on PATH is, and what is installed for it.
+    """Describe the first python3 on PATH, and the distributions that it has.
 
     Raises:
         StackyardError: there is none, or it does not answer.
@@ -171,7 +171,7 @@ def probe() -> Found:
     try:
         said = process.run(["python3", "-I", "-c", _PROBE], timeout=180)
     except StackyardError as error:
-        hint = "put the Python that has torch first on PATH, then again"
+        hint = "put the Python that has torch first on PATH, then try again"
         raise StackyardError("python3 does not answer", why=str(error), hint=hint) from error
     values = json.loads(said.output.splitlines()[-1])
     distributions = tuple(
@@ -188,7 +188,7 @@ def probe() -> Found:
 
 
 def collect(base: Base, found: Found, rules: Rules) -> tuple[list[str], int]:
-    """What is carried, folders before what is in them, and its bytes."""
+    """Return the paths to copy, folders before their contents, and their size in bytes."""
     names: dict[str, None] = {}
     size = 0
     for pattern in (*_host(base).paths, *found.prefixes):
@@ -202,7 +202,7 @@ def collect(base: Base, found: Found, rules: Rules) -> tuple[list[str], int]:
 
 
 def _folders(path: str, known: Container[str]) -> list[str]:
-    """The folders above a path that are not known yet, outermost first."""
+    """Return the folders above a path that are not in `known`, outermost first."""
     found: list[str] = []
     folder = path.rpartition("/")[0]
     while folder and folder not in known:
@@ -212,7 +212,7 @@ def _folders(path: str, known: Container[str]) -> list[str]:
 
 
 def _walk(root: Path, rules: Rules) -> Iterator[tuple[str, int]]:
-    """Files and links at and below a path, on its own file system, with their bytes."""
+    """Yield files and links at and below a path, on its file system, with their size in bytes."""
     start = root.lstat()
     if not stat.S_ISDIR(start.st_mode):
         if rules.takes(str(root)):
@@ -242,7 +242,7 @@ def _require_space(engine: Engine, size: int) -> None:
 
 
 def _import(client: Client, names: list[str], changes: list[str]) -> str:
-    """Stream files of this machine into the engine; the id of the image they make."""
+    """Stream files of this machine into the engine; return the id of the image."""
     listed = b"".join(os.fsencode(name[1:]) + b"\0" for name in names)
     with cleanup.folder("skeleton") as folder:
         missing = _make_skeleton(folder, set(names))
@@ -261,7 +261,7 @@ def _import(client: Client, names: list[str], changes: list[str]) -> str:
 
 
 def _make_skeleton(folder: Path, known: Container[str]) -> list[str]:
-    """Folders that every root has, made empty; the names of those that are not carried."""
+    """Make the folders that every root has; return the names of those that are not copied."""
     found: dict[str, None] = {}
     for name in SKELETON:
         found.update(dict.fromkeys(n[1:] for n in (*_folders(f"/{name}", ()), f"/{name}")))

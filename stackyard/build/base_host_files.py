@@ -1,7 +1,7 @@
-"""Which files of a machine make a base: what is carried, and what never is.
+"""Choose the files of a machine that make a base, and those that are never copied.
 
 Owns the choice, as rules over paths and over the distributions of one Python. It must not look at
-the machine: `build.base_host` does, and asks here.
+the machine: `build.base_host` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from packaging.utils import canonicalize_name
 from stackyard.definitions.spec import Base, HostBase
 from stackyard.system.errors import StackyardError
 
-# Whatever a definition allows: people's files, secrets, identity, logs, the driver, the engine.
+# Never copied, whatever a definition says: users' files, secrets, identity, logs, the driver and
+# the engine.
 NEVER = (
     "/home", "/root", "/tmp", "/var/tmp", "/run", "/var/log", "/proc", "/sys", "/dev", "/mnt",
     "/media", "/boot", "/lost+found", "/var/lib/docker", "/var/lib/containerd",
@@ -43,7 +44,7 @@ _STANDARD = ("/usr", "/bin", "/sbin")
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """One installed distribution of a Python, by its metadata.
+    """Describe one installed distribution, by its metadata.
 
     Attributes:
         requires: requirements as written, with their markers.
@@ -58,14 +59,14 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The python3 of a machine that a base is made of.
+    """Describe the python3 of a machine that a base is made of.
 
     Attributes:
-        version: of Python, in full.
-        prefixes: where it and what is installed for it lie.
-        torch: what torch says its version is; empty when it cannot be imported.
-        why_no_torch: what was said then.
-        cuda: CUDA that this torch was built for; empty for a CPU build.
+        version: full version of Python.
+        prefixes: folders of Python and of the packages installed for it.
+        torch: version that torch reports; empty when it cannot be imported.
+        why_no_torch: the error of that import.
+        cuda: version of CUDA that torch was built for; empty for a CPU build.
         environment: values of requirement markers.
     """
 
@@ -79,7 +80,7 @@ class Found:
 
 
 def closure(found: Found, roots: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Canonical names of the roots and of all they require, and those that are not installed."""
+    """Return the names of the roots and all they require: installed ones, and missing ones."""
     installed: dict[str, Distribution] = {}
     for one in found.distributions:
         installed.setdefault(canonicalize_name(one.name), one)
@@ -103,20 +104,20 @@ def closure(found: Found, roots: Iterable[str]) -> tuple[set[str], list[str]]:
 
 
 def left_behind(found: Found, carried: set[str]) -> frozenset[str]:
-    """Files of distributions that are not carried, and that no carried one has as well."""
+    """Return the files that belong only to distributions that are not copied."""
     mine: set[str] = set()
     others: set[str] = set()
     met: set[str] = set()
     for one in found.distributions:
         name = canonicalize_name(one.name)
-        # Of two of one name the first on the path is the one that is imported.
+        # Of two distributions with the same name, Python imports the first on its path.
         (mine if name in carried and name not in met else others).update(one.files)
         met.add(name)
     return frozenset(others - mine)
 
 
 class Rules:
-    """What is carried, asked path by path on the way down."""
+    """Decide for each path on the way down if it is copied."""
 
     def __init__(self, host: HostBase, behind: Iterable[str]) -> None:
         self._never = _matcher(NEVER)
@@ -125,23 +126,23 @@ class Rules:
         self._behind = frozenset(behind)
 
     def forbidden(self, root: str) -> bool:
-        """Whether a path lies at or below one that is never carried."""
+        """Say if a path, or one above it, is never copied."""
         path = PurePosixPath(root)
         return any(self._never(str(one)) for one in (path, *path.parents))
 
     def enters(self, folder: str) -> bool:
-        """Whether something below a folder may be carried."""
+        """Say if something below a folder may be copied."""
         return not self._never(folder) and not self._exclude(folder)
 
     def takes(self, path: str) -> bool:
-        """Whether a file or link is carried, out of a folder that was entered."""
+        """Say if a file or link in an entered folder is copied."""
         if self._never(path) or path in self._behind or _source(path) in self._behind:
             return False
         return self._keep(path) or not self._exclude(path)
 
 
 def _source(path: str) -> str:
-    """The module whose bytecode a file is; the file itself when it is none."""
+    """Return the source of a bytecode file; any other path unchanged."""
     folder, name = os.path.split(path)
     outer, last = os.path.split(folder)
     bytecode = last == "__pycache__" and name.endswith(".pyc")
@@ -149,7 +150,7 @@ def _source(path: str) -> str:
 
 
 def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a path fits: patterns from / on as a whole, others by its last name."""
+    """Return a test for paths; a pattern without a leading / matches the last name only."""
     whole: list[str] = []
     last: list[str] = []
     for pattern in patterns:
@@ -161,7 +162,7 @@ def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
 
 
 def search_path(path: str, roots: Iterable[str]) -> str:
-    """PATH of the image: what of the caller's PATH is carried, in its order."""
+    """Return the image's PATH: the folders of the caller's PATH that are copied, in order."""
     inside = (*_STANDARD, *roots)
     kept = [
         folder
@@ -172,22 +173,23 @@ def search_path(path: str, roots: Iterable[str]) -> str:
 
 
 def version_fits(have: str, declared: str) -> bool:
-    """Whether a version is what `provides` declares, which may say less: `2.5` for 2.5.1."""
+    """Say if a version is the declared one, which may be shorter: `2.5` fits 2.5.1."""
     return not declared or have == declared or have.startswith((f"{declared}.", f"{declared}+"))
 
 
 def require(base: Base, found: Found) -> set[str]:
-    """See that a machine's Python is what the base declares; the distributions to carry, by name.
+    """Require the Python that a base declares; return the names of the distributions to copy.
 
     Raises:
-        StackyardError: it has no torch, another Python, or lacks what the base provides.
+        StackyardError: there is no torch, the version is another one, or distributions that the
+            base provides are missing.
     """
     assert base.host is not None
     if not found.torch:
         raise StackyardError(
             "python3, the first on PATH, has no torch that can be imported",
             why=found.why_no_torch,
-            hint="put the Python that has it first on PATH (activate its environment), then again",
+            hint="put the Python that has it first on PATH (activate its environment)",
         )
     file = f"images/bases/{base.name}.yml"
     if not found.version.startswith(f"{base.python}."):
@@ -203,11 +205,11 @@ def require(base: Base, found: Found) -> set[str]:
         if rules.forbidden(prefix):
             raise StackyardError(
                 f"python3, the first on PATH, lies in {prefix}",
-                why="files of people, temporary files and the system's state are never carried",
-                hint="make its environment elsewhere, such as /opt",
+                why="users' files, temporary files and the system's state are never copied",
+                hint="make its environment elsewhere, such as in /opt",
             )
     carried, missing = closure(found, (*base.host.distributions, *base.provided))
-    wrong = [f"{name} is declared or required, and not installed" for name in missing]
+    wrong = [f"{name} is declared or required, but not installed" for name in missing]
     versions: dict[str, str] = {
         canonicalize_name(one.name): one.version for one in reversed(found.distributions)
     }
@@ -225,7 +227,7 @@ def require(base: Base, found: Found) -> set[str]:
 
 
 def stamp(base: Base, found: Found, carried: Iterable[str], path: str) -> str:
-    """Content address of a host base: its definition, and what was found here."""
+    """Return the content address of a host base: a hash of its definition and of what was found."""
     assert base.host is not None
     names = set(carried)
     parts = {

@@ -1,8 +1,7 @@
-"""What every build stands on: the bootstrapped base and the tools image, each made once.
+"""Make the bootstrapped base and the tools image that builds need, each only once.
 
-Owns making them and their content addresses. Both are found again by a tag that carries the
-hash of what they were made from; an interrupted making leaves nothing behind that is taken for
-a finished one.
+Owns making them and their content addresses. Both have a tag with the hash of their inputs. An
+image gets its tag only when it is complete, so an interruption leaves no broken one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from stackyard.build.bundle import Manifest
     from stackyard.build.mirrors import CallerSettings
 
-# Everything a bootstrap leaves that is not content: identity, keys, caches, logs.
+# Removes what a bootstrap leaves that is not content: identity, keys, caches, logs.
 _CLEAN = r"""
 set -eu
 rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/hostname
@@ -56,7 +55,7 @@ Say = Callable[[str], None]
 
 
 def base_key(base: Base, common: Common) -> str:
-    """Content address of a bootstrapped base: what it is made from and how."""
+    """Return the content address of a bootstrapped base: a hash of its inputs and scripts."""
     made = base.bootstrap
     assert made is not None
     parts = [made.suite, sorted({*made.packages, *common.system}), sorted(made.exclude)]
@@ -65,7 +64,7 @@ def base_key(base: Base, common: Common) -> str:
 
 
 def base_reference(base: Base, common: Common) -> str:
-    """The name under which the engine holds the base."""
+    """Return the name under which the engine holds the base."""
     if base.bootstrap is None:
         return base.image
     return f"{base.reference}-{base_key(base, common)[:12]}"
@@ -80,14 +79,14 @@ def ensure_base(
     *,
     fresh: bool = False,
 ) -> ImageInfo:
-    """The base image, bootstrapped or pulled if the engine does not hold it yet.
+    """Return the base image; bootstrap or pull it if the engine does not hold it yet.
 
     Args:
-        fresh: bootstrap it again, although it is there.
+        fresh: bootstrap it again, even if it exists.
 
     Raises:
-        NothingToRunOn: it is made from files of a machine, on demand only.
-        StackyardError: it cannot be made or pulled here; says what can.
+        NothingToRunOn: it is a host base, which is made on demand only.
+        StackyardError: it cannot be made or pulled here.
     """
     reference = base_reference(base, common)
     found = engine.image(reference)
@@ -120,7 +119,7 @@ def ensure_base(
 
 
 def _keep_the_same(engine: Engine, before: ImageInfo | None, reference: str) -> None:
-    """Where a base came out as it was, its old image stays: what stands on it is still current."""
+    """Keep the old image if a new base has the same layers, so images on it stay current."""
     made = engine.image(reference)
     if before is not None and made is not None and before.layers == made.layers:
         engine.tag(before.id, reference)
@@ -132,8 +131,8 @@ def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, sa
     if not shutil.which("mmdebstrap"):
         raise StackyardError(
             f"base {base.name!r} is bootstrapped with mmdebstrap, which is not installed",
-            hint="apt-get install mmdebstrap (Debian, Ubuntu), or use a machine that has it once"
-            " and carry the image over with docker save and docker load",
+            hint="apt-get install mmdebstrap (Debian, Ubuntu), or make the base on a machine that"
+            " has it, and copy the image with docker save and docker load",
         )
     packages = sorted({*made.packages, *common.system})
     command = [
@@ -147,7 +146,7 @@ def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, sa
         mirror: list[str] = []
         command.append(f"--customize-hook={_script(folder / 'clean', _CLEAN)}")
         if sources:
-            # They are the caller's: used here, and blanked in what is made.
+            # The caller's own sources: used here, but not left in the image.
             path = folder / "caller.sources"
             path.write_bytes(sources)
             mirror = [str(path)]
@@ -155,7 +154,7 @@ def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, sa
         say(f"bootstrapping {base.name}: {len(packages)} packages and what they need")
         process.run(
             [*command, made.suite, str(out), *mirror],
-            # Its own temporary files go where they are removed however this ends.
+            # Its temporary files go into our folder, which is removed in every case.
             env={"SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)},
             timeout=1200,
             on_line=say,
@@ -169,15 +168,15 @@ def _script(path: Path, text: str) -> Path:
 
 
 def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[str, str]]) -> str:
-    """A small local image with uv and those local wheels that the locks name; returns its name.
+    """Make a small local image with uv and the local wheels that locks name; return its name.
 
     Args:
-        wanted: names and versions that locks on this base hold.
+        wanted: names and versions in the locks on this base.
     """
     wheels = local_wheels(caller.wheel_folders, set(wanted))
     uv_binary = Path(uv.find_uv_bin())
-    # By name, version and size, not by time: every clone's tools are the same image, or BuildKit
-    # would take each clone's for new and build everything again. Contents are checked by the locks.
+    # By name, version and size, not by time: all clones must have the same tools image, or
+    # BuildKit would build everything again for each clone. The locks' hashes check the contents.
     stamp = [installed_version("uv"), *((p.name, p.stat().st_size) for p in (uv_binary, *wheels))]
     key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:12]
     reference = f"stackyard/tools:{key}"
@@ -194,7 +193,7 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
 
 
 def ensure_bundle(engine: Engine, path: Path, manifest: Manifest) -> str:
-    """The tools image of a bundle: uv, wheels, sources and packages; returns its name."""
+    """Make the tools image of a bundle: uv, wheels, sources and packages; return its name."""
     from stackyard.build import bundle  # what only a build without a network needs
 
     key = manifest.digest[:12]
@@ -216,7 +215,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def local_wheels(folders: Iterable[Path], wanted: set[tuple[str, str]]) -> list[Path]:
-    """The wheels below `folders` whose name and version are wanted, by file name."""
+    """Return the wheels in `folders` whose name and version are wanted, sorted by file name."""
     found: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -232,7 +231,7 @@ def local_wheels(folders: Iterable[Path], wanted: set[tuple[str, str]]) -> list[
 
 
 def free_bytes(folder: str) -> int | None:
-    """Free space where the engine keeps its data; None when that is not on this machine."""
+    """Return the free bytes where the engine keeps its data; None if not on this machine."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -240,5 +239,5 @@ def free_bytes(folder: str) -> int | None:
 
 
 def running_as_root() -> bool:
-    """Whether this process may install packages and start an engine."""
+    """Say if this process may install packages and start an engine."""
     return os.geteuid() == 0

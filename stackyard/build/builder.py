@@ -1,8 +1,8 @@
-"""From a stack's name to an image that is there: foundation, plan, build, all in one.
+"""Build a stack's image: make the base and tools, plan the build, run it.
 
-Owns what several builds share (base, tools, caller's settings, client) and that they may run at
-the same time. What is built is `build.recipe`'s, driving BuildKit `build.buildkit`'s;
-what only a build needs is imported when there is one.
+Owns what several builds share (base, tools, caller's settings, client), and running builds at the
+same time. `build.recipe` decides what is built, `build.buildkit` drives BuildKit; modules that
+only a build needs are imported when one runs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An image that is there: made now or found.
+    """Describe an image that was built now or existed already.
 
     Attributes:
-        tag: the name it was given; by now another command may have given it to a later image.
+        tag: its name; another command may have given the name to a later image since.
     """
 
     image: ResolvedImage
@@ -51,10 +51,10 @@ class Built:
 
 
 class Builder:
-    """Builds images of one project on one engine; what they share is had once.
+    """Build images of one project on one engine; prepare what they share only once.
 
     Images are built at the same time: BuildKit runs a step that several of them have only once,
-    and single-threaded steps of one fill the cores that another leaves idle.
+    and single-threaded steps of one use the cores that another leaves idle.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Builder:
     ) -> None:
         """Build with `offline`, a bundle, and no network; or with the caller's package sources.
 
-        With `fresh` from scratch: a base that is made here is made again, and every step runs.
+        With `fresh`, build from scratch: bootstrap the base again, and run every step.
         """
         self._project, self._engine, self._say = project, engine, say
         self._offline, self._fresh = offline, fresh
@@ -81,7 +81,7 @@ class Builder:
         self._callers: dict[str, mirrors.CallerSettings] = {}
 
     def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
-        """Build several stacks on one base, at the same time; in the order given.
+        """Build several stacks on one base at the same time; return them in the order given.
 
         Raises:
             StackyardError: the first failure, once every other build has ended.
@@ -91,7 +91,7 @@ class Builder:
             try:
                 wait(jobs)
             except BaseException:
-                # Interrupted: the builds end with their clients, and nothing of them is kept.
+                # Interrupted: stopping the docker clients ends their builds.
                 for job in jobs:
                     job.cancel()
                 process.stop_all()
@@ -101,13 +101,14 @@ class Builder:
     def build(
         self, stack: str, base: str, *, again: bool = False, fork: Fork | None = None
     ) -> Built:
-        """The image of a stack on a base; built only when its recipe has changed.
+        """Return the image of a stack on a base; build it only if its recipe has changed.
 
         Args:
+            again: build it in any case.
             fork: the users' own sources in place of releases.
 
         Raises:
-            NothingToRunOn: the base cannot be had here.
+            NothingToRunOn: the base is not available here.
             BuildError: a step failed.
         """
         started = time.monotonic()
@@ -127,7 +128,7 @@ class Builder:
         )
 
     def export(self, image: ResolvedImage, stages: str, more: Mapping[str, str], out: Path) -> None:
-        """Add stages to an image's Dockerfile and write the files of the last; no image is made.
+        """Add stages to an image's Dockerfile, and write the last stage's files to `out`.
 
         Args:
             more: further files of the build's context, by path.
@@ -160,7 +161,7 @@ class Builder:
         return fork.plan(made) if fork else made
 
     def _means(self, image: ResolvedImage) -> tuple[Client, str, mirrors.CallerSettings]:
-        """What drives a build, the image of its tools, and the caller's settings."""
+        """Return the docker client, the name of the tools image, and the caller's settings."""
         from stackyard.build.buildkit import find_client
 
         with self._shared:
@@ -175,7 +176,7 @@ class Builder:
         if image.base.unpack and self._offline is None:
             stack, base = image.stack.name, image.base.name
             raise UsageError(
-                f"{stack} on {base} is built from a bundle, and none was named",
+                f"{stack} on {base} is built from a bundle, but none was named",
                 why="the base's own package sources do not hold what is to be installed",
                 hint=f"invoke build {stack} --base {base} --offline FILE; invoke bundle --base"
                 f" {base} makes the file where there is a network",
@@ -201,10 +202,10 @@ class Builder:
         return self._tools[name]
 
     def _require_space(self, base: Base) -> None:
-        """See once, before anything is fetched, that there is room for images on a base.
+        """Check once, before anything is fetched, that there is space for images on a base.
 
         Raises:
-            EngineError: saying how much is missing.
+            EngineError: there is too little space; says how much is missing.
         """
         from stackyard.build import host
 
@@ -214,7 +215,7 @@ class Builder:
         self._roomy.add(base.name)
 
     def _needed_bytes(self, base: Base) -> int:
-        """Return what a build on a base still writes, at most: less where its layers are there."""
+        """Return how many bytes a build on a base writes at most; less if layers exist."""
         from stackyard.build import host
 
         needed = base.disk_bytes or host.NEEDED_BYTES
@@ -232,7 +233,7 @@ class Builder:
         return needed
 
     def _is_current(self, stack: str, base: str, reference: str, base_info: ImageInfo) -> bool:
-        """Whether the engine holds an image of a stack as it would be built now."""
+        """Say if the engine holds a stack's image with the recipe of today."""
         info = self._engine.image(dockerfile.image_tag(stack, base))
         recipe = info.labels.get(plan.RECIPE_LABEL) if info else None
         if not recipe:
@@ -241,7 +242,7 @@ class Builder:
         return image.locked and self._plan(image, reference, base_info).recipe == recipe
 
     def _require_sources(self, image: ResolvedImage) -> None:
-        """See that a build has what it takes: package sources, or a bundle that fits."""
+        """Check that a bundle, if one is named, is readable and fits the image."""
         from stackyard.build import bundle
 
         if self._offline is None:
@@ -265,7 +266,7 @@ class Builder:
 
     def _found_on(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
         """Check lock and sources, then return the base image and its name."""
-        require_lock(image)  # before gigabytes are pulled or made for a build that cannot be
+        require_lock(image)  # before gigabytes are pulled or made in vain
         with self._shared:
             self._require_sources(image)
             return self._foundation(image)
@@ -286,7 +287,8 @@ class Builder:
             self._require_space(base)
         caller = self._caller(image)
         try:
-            # A bootstrap leaves a core idle, and the tools (a torch wheel) take seconds to pack.
+            # At the same time: a bootstrap leaves a core idle, and packing a torch wheel takes
+            # seconds.
             with ThreadPoolExecutor(1) as beside:
                 tools = beside.submit(self._ensure_tools, image)
                 info = base_image.ensure_base(
@@ -302,10 +304,10 @@ class Builder:
 
 
 def require_lock(image: ResolvedImage) -> None:
-    """See that a stack has been locked on a base.
+    """Require a stack's lock on a base.
 
     Raises:
-        UsageError: it has not.
+        UsageError: there is none.
     """
     if image.locked:
         return
@@ -322,12 +324,12 @@ def require_lock(image: ResolvedImage) -> None:
 
 
 def short(step: str) -> str:
-    """A build step for one line: without its mounts."""
+    """Return a build step without its mounts, to be shown in one line."""
     return " ".join(word for word in step.split() if not word.startswith("--mount="))
 
 
 def cannot_have(project: Project, base_name: str, error: StackyardError) -> NothingToRunOn:
-    """Why a pulled base is not here, and which bases can be made instead."""
+    """Return the error for a base that cannot be pulled; it names bases that can be made."""
     base = project.definitions.bases[base_name]
     local = [b.name for b in project.definitions.bases.values() if b.bootstrap is not None]
     return NothingToRunOn(

@@ -1,7 +1,7 @@
-"""Execute a build plan with BuildKit, through whichever docker client can drive it.
+"""Execute a build plan with BuildKit, through a docker client that supports it.
 
-Owns finding that client and turning its progress into steps and errors. It must not decide what
-is built: the plan says everything.
+Owns finding that client and turning its output into steps and errors. It must not decide what is
+built: the plan does.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _ERROR = re.compile(r"^#(\d+) ERROR: (.*)$")
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A docker command line that builds with BuildKit."""
+    """Name a docker client that builds with BuildKit."""
 
     path: str
     buildx: bool
 
     @property
     def says(self) -> str:
-        """One line for people."""
+        """Return the client's path and mode, for people."""
         return f"{self.path} ({'buildx' if self.buildx else 'DOCKER_BUILDKIT=1'})"
 
 
 def find_client(path: str) -> Client:
-    """The first docker binary on PATH that can build with BuildKit.
+    """Find the first docker binary on PATH that can build with BuildKit.
 
     Raises:
-        EngineError: none can; says what each one lacks.
+        EngineError: there is none; says what each binary lacks.
     """
     tried: list[str] = []
     for folder in dict.fromkeys(path.split(os.pathsep)):
@@ -58,7 +58,7 @@ def find_client(path: str) -> Client:
         if buildx.code == 0:
             return Client(path=binary, buildx=True)
         match = re.search(r"version (\d+)\.", version)
-        # From 23 on the client leaves BuildKit to the buildx plugin; before, it has its own.
+        # Since version 23, the client needs the buildx plugin for BuildKit.
         if match and 18 < int(match.group(1)) < 23:
             return Client(path=binary, buildx=False)
         tried.append(f"{binary}: {version.strip()[:60]}: no buildx plugin")
@@ -81,10 +81,10 @@ def arguments(
     out: Path | None = None,
     fresh: bool = False,
 ) -> list[str]:
-    """The exact build command; secrets are files under `secrets`, values never in argv.
+    """Return the exact build command; secrets are files in `secrets`, never values in argv.
 
     Args:
-        out: folder for the files of the Dockerfile's last stage; None makes an image.
+        out: folder for the files of the Dockerfile's last stage; None to make an image.
     """
     words = [client.path, "buildx", "build"] if client.buildx else [client.path, "build"]
     if client.buildx and out is None:
@@ -115,17 +115,17 @@ def build(
     offline: bool = False,
     fresh: bool = False,
 ) -> str:
-    """Build the plan's image and name it; returns its id.
+    """Build and tag the plan's image; return its id.
 
-    The id is what this build made: the name may already be that of somebody else's later build.
+    The id is certain to be of this build: another build may have taken over the tag meanwhile.
 
     Args:
         tools: the image that steps take their tools from, and offline everything else.
-        offline: steps run without a network.
-        fresh: every step runs, whatever BuildKit remembers of earlier builds.
+        offline: run steps without a network.
+        fresh: run every step, whatever BuildKit has cached.
 
     Raises:
-        BuildError: naming the step, with its last lines.
+        BuildError: a step failed; names it, with its last lines.
     """
     with _secret_files(caller) as folder:
         words = arguments(plan, client, tools, caller, folder, offline=offline, fresh=fresh)
@@ -143,10 +143,10 @@ def export(
     *,
     offline: bool = False,
 ) -> None:
-    """Build the plan's Dockerfile and write the files of its last stage to `out`; no image is made.
+    """Build the plan's Dockerfile, and write the files of its last stage to `out`.
 
     Raises:
-        BuildError: naming the step, with its last lines.
+        BuildError: a step failed; names it, with its last lines.
     """
     with _secret_files(caller) as folder:
         words = arguments(plan, client, tools, caller, folder, offline=offline, out=out)
@@ -182,7 +182,7 @@ def _secret_files(caller: CallerSettings) -> Iterator[Path]:
 
 
 class Progress:
-    """Reads BuildKit's plain progress: which step runs, which one failed, what it said last."""
+    """Read BuildKit's plain progress: the steps, the failed one, and its last lines."""
 
     def __init__(self, on_step: Step) -> None:
         self._on_step = on_step
@@ -207,10 +207,10 @@ class Progress:
             self._said.setdefault(match.group(1), []).append(match.group(2))
 
     def failed_step(self) -> str:
-        """The name of the step that failed."""
+        """Return the name of the step that failed."""
         name = self._names.get(self._failed, "no step was reached")
         return re.sub(r"--mount=\S+\s*", "", name)[:200]
 
     def last_lines(self) -> str:
-        """What the failed step said last."""
+        """Return the last lines of the failed step's output."""
         return "\n".join(self._said.get(self._failed, [])[-25:])

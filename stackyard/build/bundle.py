@@ -1,13 +1,13 @@
-"""A bundle: everything that builds on one base take from a network, in one file.
+"""Write, check and read a bundle: all downloads that builds on one base need, in one file.
 
-Owns the file's format, its checks, and whether it fits what is to be built. It must not fetch
-anything: `build.bundle_fetch` does. In the file, a plain tar:
+Owns the file's format and the check that a bundle fits an image. It must not fetch anything:
+`build.bundle_fetch` does. The file is an uncompressed tar:
 
-    bundle.json   for which base, stacks and locks; sha256 and bytes of every other file
+    bundle.json   its base, stacks and locks; sha256 and size of every other file
     wheels/       every wheel that the locks name, for the base's Python and platform
     sdists/       the sources of packages that are built
     debs/         system and text packages
-    tool/         wheels of what Stackyard itself needs, uv among them, and their requirements.lock
+    tool/         wheels that Stackyard itself needs, uv among them, and their requirements.lock
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _UV = re.compile(r"tool/uv-[^/]*\.whl")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a bundle says of itself.
+    """Hold the content of a bundle's bundle.json.
 
     Attributes:
         locks: sha256 of each lock's text, by path from the project's root.
-        packages: names of the system and text packages that were asked for.
+        packages: names of the requested system and text packages.
         files: sha256 of each file, by its name in the bundle.
         sizes: bytes of each file.
     """
@@ -61,11 +61,11 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Content address of the whole bundle."""
+        """Return the content address of the whole bundle."""
         return hashlib.sha256(_text(self)).hexdigest()
 
     def bytes_by_folder(self) -> dict[str, int]:
-        """How much of the bundle is what."""
+        """Return the size of each of the bundle's folders, in bytes."""
         found: Counter[str] = Counter()
         for name, size in self.sizes.items():
             found[name.partition("/")[0]] += size
@@ -77,22 +77,22 @@ def _text(manifest: Manifest) -> bytes:
 
 
 def require_offline(base: Base) -> None:
-    """See that images on a base can be built without a network.
+    """Require a base whose images can be built without a network.
 
     Raises:
-        UsageError: they take system packages from package sources.
+        UsageError: its images install system packages from package sources.
     """
     if not base.unpack:
         raise UsageError(
             f"images on {base.name} cannot be built from a bundle",
             why="their system packages (a compiler among them) are installed from package sources",
-            hint="build it where there is a network and carry it over with docker save and docker"
-            " load; bases with `unpack` in their definition can be built from a bundle",
+            hint="build it where there is a network and copy it with docker save and docker load;"
+            " bases with `unpack` in their definition can be built from a bundle",
         )
 
 
 def lock_digests(images: Iterable[ResolvedImage]) -> dict[str, str]:
-    """sha256 of every lock that images are built from, by path."""
+    """Return the sha256 of every lock that images are built from, by path."""
     return {
         path: hashlib.sha256(text.encode()).hexdigest()
         for image in images
@@ -101,7 +101,7 @@ def lock_digests(images: Iterable[ResolvedImage]) -> dict[str, str]:
 
 
 def packages(images: Iterable[ResolvedImage]) -> tuple[str, ...]:
-    """Names of every system and text package that images are built from."""
+    """Return the names of all system and text packages that images are built from."""
     found: set[str] = set()
     for image in images:
         found |= {*image.system, *image.build_system, *image.base.unpack_with}
@@ -110,7 +110,7 @@ def packages(images: Iterable[ResolvedImage]) -> tuple[str, ...]:
 
 
 def write(out: Path, folder: Path, images: list[ResolvedImage]) -> Manifest:
-    """Pack what lies in `folder` (see `FOLDERS`) into a bundle; whole or not at all."""
+    """Pack the `FOLDERS` in `folder` into a bundle, atomically."""
     paths = {
         f"{name}/{path.name}": path
         for name in FOLDERS
@@ -153,17 +153,17 @@ def _sha256_of(path: Path) -> str:
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
-    """Add a file as root's, the same whenever it is made."""
+    """Add a file of root without a time, so that the same bytes give the same tar."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o755
     archive.addfile(member, file)
 
 
 def read(path: Path) -> Manifest:
-    """What a bundle holds, every byte of it checked.
+    """Read a bundle's manifest, and check the hash of every file in it.
 
     Raises:
-        UsageError: it is none, of another format, or damaged.
+        UsageError: it is not a bundle, or has another format, or is damaged.
     """
     with _opened(path) as archive:
         manifest = _manifest(path, archive)
@@ -227,10 +227,10 @@ def _damaged(path: Path, why: str) -> UsageError:
 
 
 def require_fit(path: Path, manifest: Manifest, image: ResolvedImage) -> None:
-    """See that a bundle was made for an image as it is declared and locked now.
+    """Check that a bundle fits an image as it is declared and locked now.
 
     Raises:
-        UsageError: naming what it was not made for.
+        UsageError: it does not; names every difference.
     """
     wrong = []
     if manifest.base != image.base.name:
@@ -252,7 +252,7 @@ def require_fit(path: Path, manifest: Manifest, image: ResolvedImage) -> None:
 
 
 def write_tools(path: Path, out: Path) -> None:
-    """The part of a bundle that build steps use, as the root file system of a tools image."""
+    """Write the part of a bundle that build steps use as the root of a tools image, a tar."""
     with _opened(path) as archive, tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as tools:
         for member, file in _files(archive):
             if _UV.fullmatch(member.name):

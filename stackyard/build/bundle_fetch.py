@@ -1,8 +1,8 @@
-"""Fetching what a bundle holds, where there is a network: wheels, sources, Debian packages.
+"""Fetch the content of a bundle, where there is a network: wheels, sources, Debian packages.
 
-Owns the commands of pip and apt that do it, for the base's Python and platform and never for this
-machine's. Everything is checked on the way: Python packages by the locks' hashes, system packages
-by their distribution's signatures. It must not decide what is needed: locks and definitions do.
+Owns the commands of pip and apt, for the base's Python and platform and not this machine's.
+Everything is verified: Python packages by the locks' hashes, system packages by their
+distribution's signatures. It must not decide what is needed: locks and definitions do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stackyard.build.bundle import Manifest
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.locks import resolve
 from stackyard.build.mirrors import CallerSettings, bare
-from stackyard.definitions import lock
+from stackyard.definitions import compat, lock
 from stackyard.definitions.lock import Locked
 from stackyard.definitions.spec import Base
 from stackyard.system import cleanup, process
@@ -34,11 +34,11 @@ Say = Callable[[str], None]
 def make(
     root: Path, images: list[ResolvedImage], out: Path, caller: CallerSettings, say: Say
 ) -> Manifest:
-    """Fetch what several images of one base are built from, and pack it.
+    """Fetch all that several images of one base are built from, and pack it.
 
     Args:
-        root: the project.
-        out: where the bundle is to lie; replaced whole.
+        root: the project's root.
+        out: path of the bundle; replaced atomically.
 
     Raises:
         StackyardError: something cannot be fetched; says what.
@@ -48,16 +48,15 @@ def make(
         for name in bundle.FOLDERS:
             (folder / name).mkdir()
         env = pip_environment(caller, folder)
-        texts = {path: text for image in images for path, text in image.locks.items()}
-        sources = {path: texts.pop(path) for path in _sdist_locks(images) & set(texts)}
-        for path, text in sorted(texts.items()):
+        wanted = folder / "wanted.lock"
+        for path, text in sorted(_wheel_locks(images).items()):
             if lock.parse_lock(text):
                 say(f"fetching what {path} names")
-                command = wheel_command(base, root / path, folder / "wheels", caller)
+                wanted.write_text(text, encoding="utf-8")
+                command = wheel_command(base, wanted, folder / "wheels", caller)
                 process.run(command, env=env, timeout=1200)
         say("fetching sources")
-        locked = [item for _, text in sorted(sources.items()) for item in lock.parse_lock(text)]
-        _fetch_sdists(base, locked, folder / "sdists", caller)
+        _fetch_sdists(base, _sdists(images), folder / "sdists", caller)
         say("fetching what Stackyard itself needs")
         _fetch_tool(root, base, folder, caller, env)
         names = bundle.packages(images)
@@ -67,16 +66,39 @@ def make(
         return bundle.write(out, folder, images)
 
 
-def _sdist_locks(images: list[ResolvedImage]) -> set[str]:
+def _wheel_locks(images: list[ResolvedImage]) -> dict[str, str]:
+    """Return the locks by path, those of packages built here without what is not installed."""
+    found = {path: text for image in images for path, text in image.locks.items()}
+    for path, (_, needs) in _built(images).items():
+        text = found[path]
+        others = {item.name for item in lock.parse_lock(text)} - set(needs)
+        found[path] = lock.without(text, others)
+    return found
+
+
+def _sdists(images: list[ResolvedImage]) -> list[Locked]:
+    locks = {path: text for image in images for path, text in image.locks.items()}
+    return [
+        item
+        for path, (package, _) in sorted(_built(images).items())
+        for item in lock.some_of(locks[path], {package})
+    ]
+
+
+def _built(images: list[ResolvedImage]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the packages built here by their lock's path: the name, and what the build needs."""
     return {
-        lock.wheel_lock_path(resolved.wheel.package, image.base.name)
+        lock.wheel_lock_path(built.wheel.package): (
+            compat.canonical(built.wheel.package),
+            built.needs,
+        )
         for image in images
-        for resolved in image.wheels
+        for built in image.wheels
     }
 
 
 def pip_environment(caller: CallerSettings, folder: Path) -> dict[str, str]:
-    """pip's settings: the caller's own, and its index when only uv was told of it."""
+    """Return the environment that gives pip the caller's index, also if only uv has it."""
     if "pip.conf" not in caller.secrets:
         return {}
     path = folder / "pip.conf"
@@ -86,7 +108,7 @@ def pip_environment(caller: CallerSettings, folder: Path) -> dict[str, str]:
 
 
 def wheel_command(base: Base, requirements: Path, out: Path, caller: CallerSettings) -> list[str]:
-    """The command that fetches locked wheels for a base's Python and platform."""
+    """Return the command that fetches locked wheels for a base's Python and platform."""
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     for wheels in caller.wheel_folders:
         words += ["--find-links", str(wheels)]
@@ -96,7 +118,7 @@ def wheel_command(base: Base, requirements: Path, out: Path, caller: CallerSetti
 
 
 def platforms(base: Base) -> list[str]:
-    """Platform tags of wheels that run on a base, the newest glibc first (pip compares exactly)."""
+    """Return all platform tags of a base, the newest glibc first: pip compares tags exactly."""
     machine = resolve.machine(base)
     newer = [f"manylinux_2_{minor}_{machine}" for minor in range(resolve.GLIBC, 4, -1)]
     old = [f"manylinux{year}_{machine}" for year in ("2014", "2010", "1")]
@@ -104,7 +126,7 @@ def platforms(base: Base) -> list[str]:
 
 
 def _fetch_sdists(base: Base, locked: list[Locked], out: Path, caller: CallerSettings) -> None:
-    """Sources by their address: pip would run every package's setup.py to look at it."""
+    """Fetch sources by their URL; `pip download` would run the setup.py of every package."""
     addresses = resolve.find_sdists(locked, base, caller) if locked else []
     wanted = {digest: item for item in locked for digest in item.hashes}
     for address in addresses:
@@ -120,10 +142,10 @@ def _fetch_sdists(base: Base, locked: list[Locked], out: Path, caller: CallerSet
 
 
 def download(address: str, caller: CallerSettings) -> bytes:
-    """The content behind an address, with the caller's certificates, proxies and index password.
+    """Download a URL with the caller's certificates, proxies and index password.
 
     Raises:
-        StackyardError: it cannot be had.
+        StackyardError: it cannot be downloaded.
     """
     certificates = caller.secrets.get("ca.pem", b"").decode()
     context = ssl.create_default_context(cadata=certificates or None)
@@ -137,7 +159,7 @@ def download(address: str, caller: CallerSettings) -> bytes:
 
 
 def authorization(address: str, caller: CallerSettings) -> dict[str, str]:
-    """The header for an address on the host of an index that the caller named with a password."""
+    """Return the Authorization header for the host of an index that has a password."""
     host = re.escape(urlsplit(address).netloc.rpartition("@")[2])
     settings = caller.secrets.get("uv.toml", b"").decode()
     found = re.search(rf'//([^/@"\s]+)@{host}/', settings)
@@ -150,7 +172,7 @@ def authorization(address: str, caller: CallerSettings) -> dict[str, str]:
 def _fetch_tool(
     root: Path, base: Base, folder: Path, caller: CallerSettings, env: dict[str, str]
 ) -> None:
-    """What the machine without a network needs to run this project, as the project locks it."""
+    """Fetch the project's own requirements, as locked, for the machine without a network."""
     pinned = lock.parse_lock((root / "requirements.lock").read_text(encoding="utf-8"))
     found = resolve.compile_requirements(
         [],
@@ -171,7 +193,7 @@ def _fetch_packages(
     if "apt.sources" not in caller.secrets:
         raise StackyardError(
             f"there are no package sources of {base.unpack} here",
-            why="they are taken from a machine that runs it, or from STACKYARD_APT_SOURCES",
+            why="they come from a machine that runs it, or from STACKYARD_APT_SOURCES",
             hint=f"make the bundle on {base.unpack}, or name a deb822 .sources file of it:"
             " STACKYARD_APT_SOURCES=FILE invoke bundle ...",
         )
@@ -185,7 +207,7 @@ def _fetch_packages(
 
 
 def apt_command(base: Base, folder: Path, *words: str) -> list[str]:
-    """apt-get with sources, lists and architecture of its own: nothing of this machine's counts."""
+    """Return an apt-get command with its own sources, lists and architecture, not the host's."""
     architecture = base.platform.rpartition("/")[2]
     options = {
         "APT::Architecture": architecture,

@@ -1,7 +1,7 @@
-"""Definitions to one resolved image: every value decided, and where it came from.
+"""Resolve a stack on a base to one image: every value, and its origin.
 
-Owns the decisions that depend on both a stack and a base: which fixes apply, which system
-packages are still to be installed, which environment results. It must not render or read files.
+Owns the decisions that depend on both a stack and a base: which fixes apply, which system packages
+must be installed, and the environment. It must not render or read files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from stackyard.definitions.document import nearest
 from stackyard.definitions.spec import Base, Common, Definitions, Fix, Stack, Wheel
 from stackyard.system.errors import UsageError
 
-# Parts of CUDA that people ask after, as NVIDIA's wheels are called.
+# NVIDIA's wheels of the parts of CUDA that `facts` reports.
 _CUDA_PART = re.compile(r"nvidia-(nccl|cudnn)-cu\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One resolved value with its origin, as `invoke show` prints it."""
+    """Hold one resolved value with its origin, as `invoke show` prints it."""
 
     value: str
     source: str
@@ -32,36 +32,40 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedWheel:
-    """A package built from source on this base, with the fixes that apply to it.
+    """Describe a package built from source on this base, with the fixes that apply to it.
 
     Attributes:
+        needs: distributions of its lock that its build installs: those that the base lacks.
         source: the users' own tree, which is built in place of the locked sdist.
     """
 
     wheel: Wheel
     fixes: tuple[Fix, ...]
     env: Mapping[str, str]
+    needs: tuple[str, ...] = ()
     source: Source | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedImage:
-    """A stack on a base, everything decided.
+    """Describe a stack on a base, fully resolved.
 
     Attributes:
-        fixes: the fixes that apply here.
+        declared: every fix that the stack names.
+        fixes: those that apply here.
         left_out: declared fixes that do not apply here, with the reason.
-        packages: every locked distribution of the stack's own, with its origin.
-        provided: distributions of the base that must be unchanged afterwards.
+        packages: every locked distribution of the stack itself, with its origin.
+        provided: distributions of the base that the build must not change.
         replaced: distributions of the base that the stack's lock has in another version.
         system: system packages that the base lacks.
-        build_system: those that compiling wheels needs and the base lacks.
-        locked: whether this combination has a lock (a base nobody has built yet has none).
+        build_system: system packages that compiling wheels needs and the base lacks.
+        locked: true if this combination has a lock; a base that nobody has built has none.
     """
 
     stack: Stack
     base: Base
     common: Common
+    declared: tuple[Fix, ...]
     fixes: tuple[Fix, ...]
     left_out: Mapping[str, str]
     packages: Mapping[str, Setting]
@@ -76,10 +80,10 @@ class ResolvedImage:
 
 
 def choose(kind: str, name: str, known: Mapping[str, object]) -> str:
-    """`name` if it is known.
+    """Return `name` if it is known.
 
     Raises:
-        UsageError: naming the nearest known one.
+        UsageError: it is not; names the nearest known one.
     """
     if name not in known:
         hint = f"invoke list shows every {kind}"
@@ -88,7 +92,7 @@ def choose(kind: str, name: str, known: Mapping[str, object]) -> str:
 
 
 def choose_base(definitions: Definitions, name: str) -> Base:
-    """Return the base of that name; a pulled one with the digest that its lock has.
+    """Return the base of that name; a pulled one with the digest in its lock.
 
     Raises:
         UsageError: there is none.
@@ -111,7 +115,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         for path in (
             lock.base_lock_path(base.name),
             lock.lock_path(stack.name, base.name),
-            *(lock.wheel_lock_path(w, base.name, k) for w in stack.builds for k in ("", "build")),
+            *(lock.wheel_lock_path(wheel) for wheel in stack.builds),
         )
         if path in definitions.locks
     }
@@ -132,6 +136,7 @@ def resolve(definitions: Definitions, stack_name: str, base_name: str) -> Resolv
         stack=stack,
         base=base,
         common=definitions.common,
+        declared=tuple(definitions.fixes[name] for name in stack.fixes),
         fixes=fixes,
         left_out=left_out,
         packages=packages,
@@ -167,7 +172,7 @@ def _packages(
 def resolve_wheel(
     definitions: Definitions, wheel: Wheel, base: Base, versions: Mapping[str, str]
 ) -> ResolvedWheel:
-    """A package that is built here, with the fixes of its source that apply to these versions."""
+    """Resolve a package that is built, with the fixes of its source for these versions."""
     fixes = tuple(
         definitions.fixes[name]
         for name in wheel.fixes
@@ -178,7 +183,14 @@ def resolve_wheel(
     env = dict(wheel.env)
     for fix in fixes:
         env |= fix.remedy.build_env
-    return ResolvedWheel(wheel=wheel, fixes=fixes, env=dict(sorted(env.items())))
+    locked = lock.parse_lock(definitions.locks.get(lock.wheel_lock_path(wheel.package), ""))
+    here = {canonicalize_name(wheel.package), *base.provided}
+    return ResolvedWheel(
+        wheel=wheel,
+        fixes=fixes,
+        env=dict(sorted(env.items())),
+        needs=tuple(item.name for item in locked if item.name not in here),
+    )
 
 
 def _provided(base: Base, locks: Mapping[str, str]) -> dict[str, Setting]:
@@ -208,7 +220,7 @@ def _fixes(
 
 
 def facts(image: ResolvedImage) -> dict[str, Setting]:
-    """Return what is known of an image's base: what it states, and what its lock says of CUDA."""
+    """Return the facts that an image's base declares, and the CUDA parts in its lock."""
     found = {n: Setting(value=f.value, source=f.source) for n, f in image.base.facts.items()}
     for name, setting in image.provided.items():
         part = _CUDA_PART.fullmatch(name)

@@ -1,7 +1,7 @@
-"""A resolved image to the files that build it: Dockerfile and recorded fixes, as text.
+"""Render the files that build a resolved image: its Dockerfile and its fixes.
 
-Owns what goes into the templates; the order of layers is the template's. It must not know where
-the engine, the caller's settings or the clock are.
+Owns the values of the template, which itself owns the order of layers. It must not know the
+engine, the caller's settings or the clock.
 """
 
 from __future__ import annotations
@@ -21,41 +21,44 @@ from stackyard.system import template
 UV_VERSION = "0.13.9"
 TOOLS = f"ghcr.io/astral-sh/uv:{UV_VERSION}"
 _SHELL = ("/bin/bash", "-euo", "pipefail", "-c")
-# Images may have bash read a file before every script (NVIDIA's do): it is not written for -eu.
+# NVIDIA's images set BASH_ENV: bash reads that file before every script, and it fails under -eu.
 _PULLED_SHELL = ("/usr/bin/env", "-u", "BASH_ENV", *_SHELL)
 SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
 
 
 def image_tag(stack: str, base: str) -> str:
-    """The image's local name."""
+    """Return the image's local name."""
     return f"stackyard/{stack}:{base}"
 
 
 def dockerfile_path(stack: str, base: str) -> str:
-    """Where the rendered Dockerfile lies, from the project's root."""
+    """Return the path of the rendered Dockerfile from the project's root."""
     return f"images/{stack}/{base}.Dockerfile"
 
 
 def render_files(image: ResolvedImage) -> dict[str, str]:
-    """Every rendered file of one image, by path from the project's root."""
+    """Return every rendered file of one image, by path from the project's root.
+
+    A stack's fixes are one file for all bases; the Dockerfile names those that it applies.
+    """
     stack, base = image.stack.name, image.base.name
     own = frozenset(canonicalize_name(w.wheel.package) for w in image.wheels if w.source)
-    files = {
-        dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image)),
-        fixes_path(stack, base): fixes_json(image.fixes, "installed", own),
-    }
+    files = {dockerfile_path(stack, base): template.render("Dockerfile.j2", _values(image))}
+    if applied(image.declared, "installed"):
+        files[fixes_path(stack)] = fixes_json(image.declared, "installed", own)
     for wheel in image.wheels:
-        files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source", own)
+        if applied(wheel.fixes, "source"):
+            files[wheel_fixes_path(wheel, base)] = fixes_json(wheel.fixes, "source", own)
     return files
 
 
-def fixes_path(stack: str, base: str) -> str:
-    """Where the fixes applied to the installed packages lie, as data for `apply_fixes.py`."""
-    return f"images/{stack}/{base}.fixes.json"
+def fixes_path(stack: str) -> str:
+    """Return where a stack's fixes of installed packages lie, as data for `apply_fixes.py`."""
+    return f"images/{stack}/fixes.json"
 
 
 def wheel_fixes_path(wheel: ResolvedWheel, base: str) -> str:
-    """Where the fixes applied to one sdist before its build lie."""
+    """Return where the fixes lie that are applied to one sdist before its build, if there are."""
     return f"images/wheels/{wheel.wheel.package}.{base}.fixes.json"
 
 
@@ -70,14 +73,15 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "text_packages": image.common.text_packages,
         "build_system": image.build_system,
         "system": image.system,
-        # Packages of another distribution are unpacked, with what they need and the base lacks.
+        # Packages of another distribution are unpacked, with the dependencies that the base lacks.
         "install_system": "unpack_system" if image.base.unpack else "apt_install",
         "unpack_with": image.base.unpack_with if image.base.unpack else (),
         "shell": _PULLED_SHELL if image.base.pulled else _SHELL,
         "replaced": image.replaced,
         "provided": [f"{n}=={v}" if v else n for n, v in sorted(image.base.provided.items())],
         "lock": lock.lock_path(stack, base),
-        "fixes": fixes_path(stack, base),
+        "fixes": fixes_path(stack),
+        "applied": applied(image.fixes, "installed"),
         "wheels": [_wheel_values(wheel, image) for wheel in image.wheels],
         "left_out": [entry.path for entry in image.common.left_out],
         "kept": [path for entry in image.common.left_out for path in entry.kept],
@@ -90,7 +94,7 @@ def _values(image: ResolvedImage) -> dict[str, object]:
 
 def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, object]:
     wheel, base = resolved.wheel, image.base
-    # A base's own torch is there in every stage; a layer's is lent to the wheels that want it.
+    # A base's own torch is in every stage; one from a layer is mounted for the wheels that need it.
     lent = wheel.torch and bool(base.torch)
     site = f"/usr/local/lib/python{base.python}/dist-packages" if lent else ""
     env = {"TORCH_SITE": site} if lent else {}
@@ -100,16 +104,17 @@ def _wheel_values(resolved: ResolvedWheel, image: ResolvedImage) -> dict[str, ob
         "package": wheel.package,
         "compiler": wheel.compiler,
         "torch_site": site,
-        "lock": lock.wheel_lock_path(wheel.package, base.name),
-        "build_lock": lock.wheel_lock_path(wheel.package, base.name, "build"),
-        "fixes": wheel_fixes_path(resolved, base.name),
+        "lock": lock.wheel_lock_path(wheel.package),
+        "pin": canonicalize_name(wheel.package),
+        "needs": resolved.needs,
+        "fixes": wheel_fixes_path(resolved, base.name) if applied(resolved.fixes, "source") else "",
         "env": {**resolved.env, **env},
         "source": archive_path(wheel.package) if resolved.source else "",
     }
 
 
 def _own(image: ResolvedImage) -> list[str]:
-    """Packages built from the users' own source, and of those that fixes take from requirements."""
+    """Return the packages built from users' sources, and those that fixes replace or drop."""
     packages = [w.wheel.package for w in image.wheels if w.source]
     if not packages:
         return []
@@ -117,17 +122,26 @@ def _own(image: ResolvedImage) -> list[str]:
 
 
 def replaced_requirements(fixes: Iterable[Fix]) -> set[str]:
-    """Distributions that fixes bring in another version than is asked for, or leave out."""
+    """Return the distributions whose requirements fixes override or exclude."""
     remedies = [fix.remedy for fix in fixes]
     named = [*(o for r in remedies for o in r.override), *(e for r in remedies for e in r.exclude)]
     return {canonicalize_name(re.split(r"[^A-Za-z0-9._-]", name)[0]) for name in named}
 
 
+def applied(fixes: Iterable[Fix], stage: str) -> list[str]:
+    """Return the ids of the fixes that are work for `apply_fixes.py` in a stage."""
+    return [fix.id for fix in fixes if _is_work(fix, stage)]
+
+
+def _is_work(fix: Fix, stage: str) -> bool:
+    return bool(fix.remedy.replace or fix.remedy.add) and fix.remedy.stage == stage
+
+
 def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> str:
-    """Fixes of a stage as `apply_fixes.py` reads them.
+    """Return the fixes of a stage as JSON for `apply_fixes.py`.
 
     Args:
-        own: packages that are the users' own trees, where a fix need not find what a release has.
+        own: packages from the users' own trees, where a fix need not match as in a release.
     """
     found = [
         {
@@ -147,6 +161,6 @@ def fixes_json(fixes: Iterable[Fix], stage: str, own: Collection[str] = ()) -> s
             **({"add": dict(fix.remedy.add)} if fix.remedy.add else {}),
         }
         for fix in fixes
-        if (fix.remedy.replace or fix.remedy.add) and fix.remedy.stage == stage
+        if _is_work(fix, stage)
     ]
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

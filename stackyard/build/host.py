@@ -1,7 +1,7 @@
-"""This machine: its GPUs, and a container engine made to run on it.
+"""Count this machine's GPUs, and make a container engine run on it.
 
-Owns what is looked up or changed on the host itself. It installs packages only where it may
-(Debian or Ubuntu, as root) and only when asked to (`invoke engine`).
+Owns all look-ups and changes on the host itself. It installs packages only on Debian or Ubuntu, as
+root, and only for `invoke engine`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stackyard.system import process
 from stackyard.system.engine import Engine
 from stackyard.system.errors import CommandError, EngineError, NothingToRunOn
 
-# A first build on a base that states nothing, and one that finds the layers of another stack.
+# Space (bytes) for a first build on a base that declares none, and for one on existing layers.
 NEEDED_BYTES = 12 * 2**30
 MORE_BYTES = 4 * 2**30
 _PACKAGES = {"docker.io": "dockerd", "mmdebstrap": "mmdebstrap"}
@@ -27,15 +27,15 @@ Say = Callable[[str], None]
 
 
 def gpu_count(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """NVIDIA GPUs that the driver shows on this machine."""
+    """Return the number of NVIDIA GPUs that the driver shows on this machine."""
     return len(list(driver.iterdir())) if driver.is_dir() else 0
 
 
 def require_gpus(wanted: int, command: str) -> None:
-    """See that `wanted` GPUs are here.
+    """Require `wanted` GPUs on this machine.
 
     Raises:
-        NothingToRunOn: saying what is missing and what to type.
+        NothingToRunOn: there are fewer.
     """
     found = gpu_count()
     if found < wanted:
@@ -49,10 +49,10 @@ def require_gpus(wanted: int, command: str) -> None:
 
 
 def ensure_engine(say: Say, *, log: Path = Path("/var/log/dockerd-stackyard.log")) -> None:
-    """Have an engine that answers and a client that builds, installing and starting if need be.
+    """Make sure that an engine answers and a client can build; install and start them if needed.
 
     Raises:
-        EngineError: not possible here; one sentence says what to type.
+        EngineError: that is not possible here; the hint says what to type.
     """
     missing = [p for p, program in _PACKAGES.items() if not _find(program)]
     if (missing and not _answers()) or "mmdebstrap" in missing:
@@ -66,13 +66,13 @@ def ensure_engine(say: Say, *, log: Path = Path("/var/log/dockerd-stackyard.log"
 
 
 def require_space(engine: Engine, needed: int = NEEDED_BYTES) -> None:
-    """See that there is room for images where the engine keeps them.
+    """Require free space where the engine keeps its images.
 
     Args:
-        needed: bytes that are to be written there.
+        needed: the number of bytes to be written.
 
     Raises:
-        EngineError: saying how much is missing.
+        EngineError: there is too little; says how much is missing.
     """
     folder = engine.data_folder()
     free = free_bytes(folder)
@@ -80,7 +80,7 @@ def require_space(engine: Engine, needed: int = NEEDED_BYTES) -> None:
         raise EngineError(
             f"{free / 2**30:.1f} GiB are free in {folder}, {needed / 2**30:.0f} are needed:"
             f" {(needed - free) / 2**30:.1f} GiB are missing",
-            hint="docker system prune removes what no container uses; or make room otherwise",
+            hint="docker system prune removes what no container uses; or free space otherwise",
         )
 
 
@@ -116,7 +116,7 @@ def _install(packages: list[str], say: Say) -> None:
             timeout=900,
         )
     except CommandError as error:
-        hint = f"apt-get install {' '.join(packages)} by hand shows the whole story"
+        hint = f"type apt-get install {' '.join(packages)} to see its whole output"
         raise EngineError(error.what, why=error.why, hint=hint) from error
 
 

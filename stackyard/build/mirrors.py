@@ -1,7 +1,7 @@
-"""The caller's package settings: what reaches a build as secrets and mounts, never a layer.
+"""Collect the caller's package settings for builds, as secrets and mounts, never in a layer.
 
-Owns the translation of pip's, uv's and apt's own settings. The parsing half is pure; `collect`
-is the edge that reads environment and files. It must not write anything anywhere.
+Owns the translation of pip's, uv's and apt's own settings. Only `collect` reads environment and
+files; the rest is pure. It must not write any file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stackyard.system import process
 
-# The later one wins, as for pip itself.
+# Later sections take precedence, as in pip itself.
 _PIP_SECTIONS = ("global", "install", ":env:")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "FTP_PROXY", "ALL_PROXY")
 _CA = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -24,13 +24,13 @@ _CA_DEFAULTS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bun
 
 @dataclass(frozen=True, kw_only=True)
 class CallerSettings:
-    """What a build is given besides its plan.
+    """Hold the settings that a build gets besides its plan.
 
     Attributes:
         secrets: contents by secret id (`ca.pem`, `uv.toml`, `pip.conf`, `apt.sources`).
-        wheel_folders: local folders that may hold wheels the locks name.
-        proxies: proxy variables, handed over as build arguments that no history records.
-        notes: settings that cannot be carried into a build, said openly.
+        wheel_folders: local folders that may hold wheels that locks name.
+        proxies: proxy variables, passed as build arguments that no image history records.
+        notes: messages about settings that builds cannot use.
     """
 
     secrets: Mapping[str, bytes]
@@ -40,7 +40,7 @@ class CallerSettings:
 
 
 def parse_pip_config(text: str) -> dict[str, str]:
-    """The output of `pip config list` as values by their last name; environment wins."""
+    """Parse the output of `pip config list`: values by option; the environment's win."""
     by_section: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         match = re.match(r"^([^.=\s]+)\.([^=]+)=(.*)$", line)
@@ -60,7 +60,7 @@ def parse_pip_config(text: str) -> dict[str, str]:
 def make_settings(
     env: Mapping[str, str], pip: Mapping[str, str], *, ca: bytes, apt_sources: bytes
 ) -> CallerSettings:
-    """Turn what was read into what a build is given."""
+    """Turn pip's, uv's and apt's settings into the settings of a build."""
     index = env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or pip.get("index-url", "")
     extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}"
     extras = [*extra.split(), *pip.get("extra-index-url", "").split()]
@@ -94,7 +94,7 @@ def make_settings(
 
 
 def bare(url: str) -> str:
-    """An address without the user and password it may hold."""
+    """Return a URL without user and password."""
     return re.sub(r"//[^/@]*@", "//", url)
 
 
@@ -127,14 +127,14 @@ def _ca_bundle(env: Mapping[str, str], pip: Mapping[str, str]) -> bytes:
 
 
 def host_distribution(os_release: str) -> str:
-    """`debian/bookworm` and the like, from the text of /etc/os-release."""
+    """Return the distribution as `debian/bookworm`, from the text of /etc/os-release."""
     values = dict(line.split("=", 1) for line in os_release.splitlines() if "=" in line)
     name = values.get("ID", "").strip('"')
     return f"{name}/{values.get('VERSION_CODENAME', '').strip(chr(34))}"
 
 
 def _apt_sources(env: Mapping[str, str], distribution: str) -> bytes:
-    """Sources for `distribution`: the named file, else the host's own when it runs the same."""
+    """Return apt sources: the named file, or the host's own if it runs `distribution`."""
     if env.get("STACKYARD_APT_SOURCES"):
         return Path(env["STACKYARD_APT_SOURCES"]).read_bytes()
     release = Path("/etc/os-release")

@@ -1,7 +1,7 @@
-"""A build as a value: context, arguments, labels, and the recipe's hash.
+"""Make the plan of a build: context, labels, and the recipe's hash.
 
-Owns the definition of "the same image": everything that decides the content, and nothing that
-does not (the clock, the machine, the caller's mirrors). Executing it is `build.buildkit`'s.
+Owns the definition of "the same image": everything that decides the content, and nothing else (no
+clock, machine or mirror of the caller). `build.buildkit` executes the plan.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RECIPE_LABEL = "stackyard.recipe"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """Everything an engine needs to build one image, but the caller's settings.
+    """Hold everything that an engine needs to build one image, except the caller's settings.
 
     Attributes:
         context: file contents by path inside the build context.
         recipe: hash of everything that decides the image's content.
-        blobs: files of the context that are no texts, by path; the recipe has their digests.
+        blobs: binary files of the context, by path; the recipe has their digests.
     """
 
     stack: str
@@ -49,7 +49,7 @@ class BuildPlan:
 
 
 def context_paths(image: ResolvedImage) -> tuple[str, ...]:
-    """The files of the project that take part in a build, besides the rendered ones."""
+    """Return the paths of the project's files in a build's context, besides rendered ones."""
     return tuple(sorted((*INSIDE, *image.locks)))
 
 
@@ -60,8 +60,8 @@ def make_plan(
 
     Args:
         files: contents of `context_paths(image)`.
-        base_image: reference that FROM will name.
-        base_digest: content address of that image.
+        base_image: the reference after FROM.
+        base_digest: the content address of that image.
     """
     stack, base = image.stack.name, image.base.name
     context = {**files, **dockerfile.render_files(image)}
@@ -83,14 +83,14 @@ def make_plan(
 
 
 def _labels(image: ResolvedImage, base_digest: str) -> dict[str, str]:
-    """What an image says of itself; OCI's names, too, or those of its base would speak for it."""
+    """Return an image's labels; OCI's are set, too, or the image would inherit its base's."""
     first = next(iter(image.stack.packages))
     return {
         "org.opencontainers.image.title": f"stackyard/{image.stack.name}",
         "org.opencontainers.image.version": image.stack.packages[first],
         "org.opencontainers.image.ref.name": f"{image.stack.name}-{image.base.name}",
         "org.opencontainers.image.base.name": image.base.reference,
-        # OCI's word means the manifest that was pulled; a base that is made here has none.
+        # OCI means the digest of the pulled manifest; a base that is made here has none.
         "org.opencontainers.image.base.digest": image.base.digest or base_digest,
         "stackyard.stack": image.stack.name,
         "stackyard.base": image.base.name,

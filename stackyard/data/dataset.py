@@ -1,7 +1,7 @@
-"""Text of the user's own as a stack's training data: what is asked for, as one value.
+"""Hold a request to make training data from users' text, as one value.
 
-Owns what the arguments of `invoke data` mean and the settings that the program in the container
-(images/data/prepare.py) is given. Pure: which files there are, the caller says.
+Owns the meaning of the arguments of `invoke data`, and the settings of the program in the container
+(images/data/prepare.py). It is pure: the caller says which files there are.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 from stackyard.system.errors import UsageError
 
 CHUNKS, LEAST, MOST = 64, 1 << 20, 64 << 20
-"""Into how many chunks the input is cut, and how many bytes one has at least and at most."""
+"""The number of chunks of the input, and the least and most bytes of one chunk."""
 SAMPLE = 1024
-"""Tokens of a sample where they are cut here (accelerate), unless told otherwise."""
+"""Default tokens of a sample for accelerate; the other stacks cut samples in their training."""
 BAD_LINES = ("fail", "skip", "replace")
 STACKS = ("fairseq", "megatron", "accelerate")
-# Read by nobody but the program: a file is where the container has it.
+# Paths in the container; only the program there uses them.
 INPUTS, VOCABULARY, WORK, PROGRAMS = "/data/input", "/data/vocabulary", "/data/work", "/srv/data"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """How text becomes numbers.
+    """Hold the vocabulary by which text becomes token ids.
 
     Attributes:
         kind: `words` (between white space, by a vocab.json or fairseq's dict.txt) or `tokenizer`.
         name: what the user typed.
-        files: on this machine, by the name that each has in the container.
+        files: paths on this machine, by the name that each file has in the container.
     """
 
     kind: str
@@ -42,14 +42,14 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One preparation of data.
+    """Hold what one preparation of data is asked for.
 
     Attributes:
         inputs: files by role, `train` at least, by the names that the user gave them.
         split: weights of train, valid and test, cut out of the train files; empty for none.
-        key: where lines are JSON objects, the text's key; empty for plain text.
+        key: the text's key where lines are JSON objects; empty for plain text.
         eod: the token that ends a document; empty for the vocabulary's own.
-        seq_length: tokens of a sample; 0 where the training decides.
+        seq_length: tokens of a sample; 0 for the default, or where the training decides.
     """
 
     stack: str
@@ -64,15 +64,15 @@ class Request:
     eod: str = ""
     unk: str = "<unk>"
     seq_length: int = 0
-    # Where each file of the inputs is in the container.
+    # The path in the container of each file of the inputs.
     places: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_split(text: str) -> tuple[float, ...]:
-    """`900,50,50` as weights of train, valid and test.
+    """Read `900,50,50` as weights of train, valid and test.
 
     Raises:
-        UsageError: it is not that.
+        UsageError: the text is not one to three weights, or train's is 0.
     """
     if not text:
         return ()
@@ -85,23 +85,23 @@ def parse_split(text: str) -> tuple[float, ...]:
     good = len(weights) == 3 and all(0 <= weight < float("inf") for weight in weights)
     if not good or not weights[0]:
         raise UsageError(
-            f"--split {text!r} cannot be", why="train, valid and test have a part each; train's"
-            " is more than nothing", hint=hint,
+            f"--split {text!r} is not valid", why="it takes at most three weights, 0 or more; that"
+            " of train, the first, must be above 0", hint=hint,
         )  # fmt: skip
     return weights
 
 
 def parse_encoding(text: str) -> str:
-    """An encoding in which a line's end is always the one byte, and means it.
+    """Return Python's name of an encoding in which the byte 0x0A is a line end and nothing else.
 
     Raises:
-        UsageError: there is none of that name, or lines cannot be cut in it.
+        UsageError: there is no such encoding, or text in it cannot be cut at line ends.
     """
     try:
         name = codecs.lookup(text).name
     except LookupError:
         raise UsageError(
-            f"--encoding {text!r} is no encoding", hint="utf-8, gb18030, big5, latin-1, ..."
+            f"--encoding {text!r} is not known", hint="utf-8, gb18030, big5, latin-1, ..."
         ) from None
     if name == "utf-8-sig":  # a mark at the beginning of UTF-8 is left out anyway
         return "utf-8"
@@ -113,16 +113,16 @@ def parse_encoding(text: str) -> str:
     if turning or not single:
         raise UsageError(
             f"--encoding {text}: files in it cannot be cut at line ends",
-            hint=f"iconv -f {text} -t utf-8 FILE > NEW, and then NEW",
+            hint=f"convert the files first: iconv -f {text} -t utf-8 FILE > NEW",
         )
     return name
 
 
 def require(request: Request) -> None:
-    """See that what is asked for fits together.
+    """Refuse a request whose options contradict each other.
 
     Raises:
-        UsageError: it does not.
+        UsageError: two options do not fit together, or the value of one is not known.
     """
     if request.bad_lines not in BAD_LINES:
         raise UsageError(
@@ -130,8 +130,8 @@ def require(request: Request) -> None:
         )
     if request.split and any(request.inputs.get(role) for role in ("valid", "test")):
         raise UsageError(
-            "--split and --valid or --test are two ways to say the same",
-            hint="one of them: parts of the input, or files of their own",
+            "--split cannot be given together with --valid or --test",
+            hint="--split cuts parts out of the input; --valid and --test name files of their own",
         )
     if request.seq_length < 0:
         raise UsageError("--seq-length is a number of tokens, 1 or more")
@@ -141,19 +141,19 @@ def require(request: Request) -> None:
             hint="leave --eod out (--no-append-eod leaves the end out)",
         )
     if request.eod and not request.append_eod:
-        raise UsageError("--eod and --no-append-eod contradict each other", hint="one of them")
+        raise UsageError("--eod and --no-append-eod contradict each other", hint="give one of them")
 
 
 def chunk_size(total: int) -> int:
-    """Bytes of text that a worker takes at a time, about; a killed run does so many again.
+    """Return about how many bytes of text a worker takes at a time; a killed run repeats as many.
 
-    It depends on the input alone: unfinished work fits, whoever goes on with it.
+    The number depends on the input alone, so that any later run can go on with unfinished work.
     """
     return min(max(total // CHUNKS, LEAST), MOST)
 
 
 def settings(request: Request, workers: int, chunk: int = LEAST) -> dict[str, Any]:
-    """What the program is given on its standard input."""
+    """Return the settings that the program reads on its standard input."""
     return {
         "stack": request.stack,
         "inputs": {
@@ -190,7 +190,7 @@ def _vocabulary_place(vocabulary: Vocabulary) -> str:
 
 
 def _told(request: Request) -> dict[str, Any]:
-    """What the data say of how they were made: nothing that depends on the machine."""
+    """Return what the data record of their making; nothing of it depends on the machine."""
     return {
         "inputs": {role: list(names) for role, names in request.inputs.items() if names},
         "split": list(request.split),
@@ -212,13 +212,13 @@ def identity(
     vocabulary: Mapping[str, bytes],
     programs: Mapping[str, bytes],
 ) -> str:
-    """A short name of what is made of the inputs, the same for any number of workers.
+    """Return a short name for the token ids of a request, the same for any number of workers.
 
-    Unfinished work goes under it, so that work of other settings is never taken for this. How the
-    numbers are then cut into splits and samples changes nothing of them.
+    Unfinished work lies under this name, so that work of other settings is never taken for it. The
+    split and the length of samples are not part of it, since they do not change token ids.
 
     Args:
-        programs: what makes them, which is not in the image.
+        programs: texts of the programs that make the data; they are not in the image.
     """
     told = {key: given[key] for key in _DECIDES}
     found = hashlib.sha256(json.dumps([told, image], sort_keys=True).encode())
@@ -228,7 +228,7 @@ def identity(
 
 
 def read_event(line: str) -> dict[str, Any]:
-    """One line of the program; empty when it is no event (a warning of some library)."""
+    """Read an event from one line of the program; return {} for others, such as warnings."""
     if not line.startswith('{"event": '):
         return {}
     try:
@@ -239,10 +239,10 @@ def read_event(line: str) -> dict[str, Any]:
 
 
 def progress_text(event: Mapping[str, Any], seconds: float) -> str:
-    """How far it is: share, bytes, rate of what is new, time left.
+    """Return the progress for people: share, bytes, rate of new text, time left, tokens.
 
     Args:
-        seconds: since the first chunk was begun.
+        seconds: time since the first chunk was begun.
     """
     done, total, kept = event["done"], event["total"], event["kept"]
     share = 100 * done / total if total else 100.0
@@ -255,7 +255,7 @@ def progress_text(event: Mapping[str, Any], seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes for people, as in `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

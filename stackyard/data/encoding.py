@@ -1,8 +1,8 @@
-"""Data prepared in a container of the stack, and put in their place whole or not at all.
+"""Prepare data in a container of the stack, and put them in their place whole or not at all.
 
-Owns the folder of unfinished work beside the target, the container (the inputs read-only, no
-network, the caller's user), and the rename at the end. What happens in the container is
-images/data/prepare.py's.
+Owns the folder of unfinished work beside the target, the container (read-only inputs, no network,
+the caller's user), and the rename at the end. The program in the container is
+images/data/prepare.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stackyard.system.process import last_lines
 
 Say = Callable[[str], None]
 _SECONDS = 30 * 24 * 3600
-"""A bound on one preparation: long beyond any."""
+"""The time limit of one preparation, far longer than any takes."""
 _PROGRAMS = ROOT / "images" / "data"
 _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -38,20 +38,20 @@ _BESIDE = (
 
 
 class DataError(StackyardError):
-    """The program in the container refused the text or the vocabulary."""
+    """Report that the program in the container refused the text or the vocabulary."""
 
     exit_code = 2
 
 
 def find_vocabulary(tokenizer: str, vocab: str, merges: str, stack: str) -> dataset.Vocabulary:
-    """The files behind --tokenizer, or --vocab with or without --merges.
+    """Return the vocabulary behind --tokenizer, or behind --vocab with or without --merges.
 
     Raises:
-        UsageError: there are none, or not those that belong together.
+        UsageError: a file is missing, or the options do not belong together.
     """
     if bool(tokenizer) == bool(vocab):
         raise UsageError(
-            "--tokenizer or --vocab, not both" if vocab else "say what makes numbers of the text",
+            "--tokenizer or --vocab, not both" if vocab else "--tokenizer or --vocab is missing",
             hint="--tokenizer FOLDER (Hugging Face), --vocab vocab.json (words between white space)"
             " or --vocab vocab.json --merges merges.txt (GPT-2)",
         )  # fmt: skip
@@ -96,20 +96,20 @@ def _file(name: str, option: str) -> str:
 
 
 def find_inputs(patterns: list[str], option: str) -> list[str]:
-    """The files behind what was typed; a pattern in quotes stands for its files in order of name.
+    """Return the files that the user named; a quoted pattern stands for its matches, sorted.
 
     Raises:
-        UsageError: there is no such file, it is empty, or cannot be read.
+        UsageError: a file does not exist, is empty, or cannot be read.
     """
     found: list[str] = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
         names = [str(path)]
         if not path.exists() and any(letter in pattern for letter in "*?["):
-            # As a shell does, and not Path.glob: nothing hidden, such as unfinished work.
+            # As in a shell and unlike Path.glob, hidden files (unfinished work) do not match.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
             if not names:
-                raise UsageError(f"{option} {pattern}: no file fits")
+                raise UsageError(f"{option} {pattern}: no file matches")
         found += names
     for name in found:
         path = Path(name)
@@ -131,10 +131,10 @@ def find_inputs(patterns: list[str], option: str) -> list[str]:
 
 
 def require_free(out: Path) -> None:
-    """See that nothing is where the data are to go.
+    """Refuse a target that exists, or that a finished folder cannot be renamed to.
 
     Raises:
-        UsageError: something is, or what is made could not be renamed to it.
+        UsageError: it is a link, the top of a file system, or anything but an empty folder.
     """
     if out.is_symlink():
         raise UsageError(f"--out {out} is a link", hint="name the folder itself")
@@ -145,7 +145,7 @@ def require_free(out: Path) -> None:
             hint=f"--out {out / 'data'}",
         )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"--out {out} is there already", hint="another --out, or remove it")
+        raise UsageError(f"--out {out} is there already", hint="give another, or remove it")
 
 
 def prepare(
@@ -161,12 +161,12 @@ def prepare(
     """Make the data; they appear at `out` when all is written.
 
     Args:
-        chunk: bytes that a worker takes at a time; 0 for what fits the input.
+        chunk: bytes that a worker takes at a time; 0 for a size that fits the input.
 
     Raises:
-        DataError: the text or the vocabulary is not what was said.
-        UsageError: somebody else is making the same.
-        StackyardError: it could not be written, or the container ended.
+        DataError: the program refused the text or the vocabulary.
+        UsageError: another command is making the same data, or `out` is taken.
+        StackyardError: the data could not be written, or the container ended.
     """
     total = sum(Path(name).stat().st_size for names in request.inputs.values() for name in names)
     given = dataset.settings(request, workers, chunk or dataset.chunk_size(total))
@@ -199,13 +199,13 @@ def _put(ready: Path, out: Path) -> None:
 
 
 def program_texts() -> dict[str, bytes]:
-    """The programs that make the data, by name: they come from here, not with the image."""
+    """Return the texts of the programs that make the data, by name; they are not in the image."""
     return {path.name: path.read_bytes() for path in sorted(_PROGRAMS.glob("*.py"))}
 
 
 @contextlib.contextmanager
 def _held(work: Path, out: Path) -> Iterator[Path]:
-    """The folder of unfinished work, which one command at a time has."""
+    """Lock the folder of unfinished work, so that one command at a time uses it."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
@@ -272,7 +272,7 @@ def _in_container(
 
 
 def _container(image: str, request: dataset.Request, work: Path, run: str) -> ContainerSpec:
-    """Inputs, vocabulary and programs to read, one folder to write, nothing else."""
+    """Return a container that reads inputs, vocabulary and programs, and writes one folder."""
     binds = {place: str(Path(name).resolve()) for name, place in request.places.items()}
     binds |= {f"{dataset.VOCABULARY}/{n}": path for n, path in request.vocabulary.files.items()}
     user, group = os.getuid(), os.getgid()
@@ -284,7 +284,7 @@ def _container(image: str, request: dataset.Request, work: Path, run: str) -> Co
         env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
         labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()},
         volumes={},
-        # root reads what others own by this, as it does outside; anybody else has none of it.
+        # root needs it to read other users' files, as it does outside; others get no capability.
         capabilities=("DAC_OVERRIDE",) if user == 0 else (),
         tmpfs={"/tmp": "rw,mode=1777,nosuid,nodev"},
         shm_bytes=64 << 20,

@@ -1,6 +1,6 @@
-"""Whether a fix belongs to what is being built: versions, Python and device.
+"""Decide by versions, Python and device whether a fix or a limit applies.
 
-Owns the comparison, by PEP 440; it must not read files or decide what to do about the answer.
+Owns the comparison, by PEP 440. It must not read files, or decide what to do about the answer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from packaging.version import InvalidVersion, Version
 
 from stackyard.definitions.spec import Fix, Limit
 
-_LONGEST = 200  # characters of a version or a specifier: more is not one
+_LONGEST = 200  # characters; no real version or specifier is longer
 
 
 def specifier_problem(specifier: str) -> str:
-    """Why `specifier` is not a PEP 440 specifier; empty when it is one."""
+    """Return why `specifier` is not a PEP 440 specifier; empty when it is one."""
     if len(specifier) > _LONGEST:
         return f"it has more than {_LONGEST} characters"
     try:
@@ -28,7 +28,7 @@ def specifier_problem(specifier: str) -> str:
 
 
 def version_problem(version: str) -> str:
-    """Why `version` is not an exact PEP 440 version; empty when it is one."""
+    """Return why `version` is not an exact PEP 440 version; empty when it is one."""
     if len(version) > _LONGEST:
         return f"it has more than {_LONGEST} characters"
     if version != version.strip():
@@ -41,24 +41,24 @@ def version_problem(version: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as locks have it."""
+    """Return a distribution's canonical name, as locks use it."""
     return str(canonicalize_name(name))
 
 
 def satisfies(version: str, specifier: str) -> bool:
-    """Whether a version (pre-releases and local versions included) satisfies a specifier."""
+    """Return whether a version, also a pre-release or a local one, satisfies a specifier."""
     return SpecifierSet(specifier).contains(Version(version), prereleases=True)
 
 
 def why_not(
     fix: Fix | Limit, versions: Mapping[str, str], *, python: str = "", device: str = ""
 ) -> str:
-    """Why a fix or a limit does not apply; empty when it does.
+    """Return why a fix or a limit does not apply; empty when it does.
 
     Args:
         versions: locked (or pinned) version of each distribution, by canonical name.
-        python: Python of the base, such as `3.11`; empty to leave it out of the question.
-        device: `cpu` or `cuda`; empty to leave it out of the question.
+        python: Python of the base, such as `3.11`; empty for any.
+        device: `cpu` or `cuda`; empty for any.
     """
     for package, specifier in fix.versions.items():
         version = versions.get(canonicalize_name(package))

@@ -1,7 +1,7 @@
-"""Strict reading of one YAML file: every problem, with its line, in one go.
+"""Read one YAML file strictly, and collect every problem with its line.
 
-Owns the rules of YAML here: no duplicate keys, no unknown keys, versions are quoted strings.
-It knows nothing of stacks, bases or fixes: `definitions.load` does.
+Owns the rules for all files: no duplicate keys, no unknown keys, versions are quoted strings.
+It must not know stacks, bases or fixes; `definitions.read` does.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from stackyard.system.errors import Problem
 
 _TAG = "tag:yaml.org,2002:"
 MAX_DEPTH = 32
-_COMPARED = 80  # characters: the time that comparing words takes grows faster than their length
+_COMPARED = 80  # characters; the time to compare words grows faster than their length
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 T = TypeVar("T")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` for the closest known word, or what is known when none is close."""
+    """Return `did you mean 'x'?` for the closest known word, or all known words if none is close.
+
+    Return `none is known` where there are no words to compare with.
+    """
     choices = sorted(choice for choice in known if len(choice) <= _COMPARED)
     close = difflib.get_close_matches(word[:_COMPARED], choices, n=1, cutoff=0.5)
     if close:
@@ -36,7 +39,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def pattern_problem(pattern: str) -> str:
-    """Why `pattern` is not a regular expression (of which Python is sure); empty when it is one."""
+    """Return why Python refuses a regular expression or warns of it; empty when it does neither."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -47,7 +50,7 @@ def pattern_problem(pattern: str) -> str:
 
 
 class Mapping:
-    """A YAML mapping being read: typed getters collect problems instead of raising.
+    """Read a YAML mapping through typed getters that collect problems instead of raising.
 
     Every key that a getter asked for counts as known; `done()` reports the others.
     """
@@ -82,54 +85,54 @@ class Mapping:
         self.problems.append(Problem(file=self.file, line=at, key=dotted, message=message))
 
     def keys(self) -> list[str]:
-        """The keys as written."""
+        """Return the keys as written."""
         return list(self._nodes)
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not null; asking makes it a known key."""
+        """Return whether the key is there and not null; asking makes it a known key."""
         self._asked.add(key)
         node = self._nodes.get(key)
         is_null = isinstance(node, yaml.ScalarNode) and node.tag == _TAG + "null"
         return node is not None and not is_null
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string; a missing key without default is a problem."""
+        """Read a string; as for all getters, a missing key without default is a problem."""
         return self._read(key, self._as_text, default, "")
 
     def single_line(self, key: str, default: str | None = None) -> str:
-        """A string of one line, fit for a line of a Dockerfile."""
+        """Read a string of one line, fit for a line of a Dockerfile."""
         return self._read(key, self._as_line, default, "")
 
     def word(self, key: str, default: str | None = None) -> str:
-        """One word, whatever YAML would read it as: `0` and `0,1` are text alike."""
+        """Read a scalar as it is written, whatever its YAML type; `0` and `0,1` are both text."""
         return self._read(key, self._as_word, default, "")
 
     def is_mapping(self, key: str) -> bool:
-        """Whether a key holds a mapping."""
+        """Return whether a key holds a mapping."""
         return isinstance(self._nodes.get(key), yaml.MappingNode)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number."""
+        """Read a whole number."""
         return self._read(key, self._as_integer, default, 0)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """true or false."""
+        """Read true or false."""
         return self._read(key, self._as_flag, default, False)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number."""
+        """Read a number."""
         return self._read(key, self._as_number, default, 0.0)
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A list of strings."""
+        """Read a list of strings."""
         return self._read(key, self._as_texts, default, ())
 
     def single_lines(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A list of strings of one line each."""
+        """Read a list of strings of one line each."""
         return self._read(key, self._as_lines, default, ())
 
     def env(self, key: str) -> dict[str, str]:
-        """Variables of an environment, by name; empty when absent."""
+        """Read the variables of an environment, by name; empty when absent."""
         outer = self.mapping(key)
         values = {name: outer.single_line(name) for name in outer.keys()} if outer else {}  # noqa: SIM118
         for name in values:
@@ -138,7 +141,7 @@ class Mapping:
         return values
 
     def table(self, key: str, default: dict[str, str] | None = None) -> dict[str, str]:
-        """A mapping of strings to strings."""
+        """Read a mapping of strings to strings."""
 
         def read(node: yaml.Node, at: str) -> dict[str, str]:
             inner = self._as_mapping(node, at)
@@ -149,13 +152,13 @@ class Mapping:
         return self._read(key, read, default, {})
 
     def mapping(self, key: str) -> Mapping | None:
-        """A nested mapping, or None when the key is absent (or wrong, which is recorded)."""
+        """Read a nested mapping; None when the key is absent or its value wrong (a problem)."""
         if not self.has(key):
             return None
         return self._read(key, lambda node, at: self._as_mapping(node, at), None, None)
 
     def mappings(self, key: str) -> list[Mapping]:
-        """A list of nested mappings; empty when absent."""
+        """Read a list of nested mappings; empty when absent."""
         if not self.has(key):
             return []
 
@@ -167,7 +170,7 @@ class Mapping:
         return self._read(key, read, None, [])
 
     def entries(self, key: str) -> dict[str, Mapping]:
-        """A mapping whose values are mappings, by name; empty when absent."""
+        """Read a mapping whose values are mappings, by name; empty when absent."""
         outer = self.mapping(key)
         found: dict[str, Mapping] = {}
         for name in outer.keys() if outer else []:
@@ -177,7 +180,7 @@ class Mapping:
         return found
 
     def one_of(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
-        """A string out of `choices`."""
+        """Read a string that is one of `choices`."""
         known = tuple(choices)
         value = self.text(key, default)
         if value and value not in known:
@@ -269,13 +272,13 @@ class Mapping:
 
 
 class _Wrong(Exception):
-    """A value of the wrong kind; becomes a Problem at its key."""
+    """Report a value of the wrong kind, which becomes a Problem at its key."""
 
 
 class _Loader(yaml.CSafeLoader):
-    """libyaml's parser, many times faster than PyYAML's own, kept from nesting without end.
+    """Parse with libyaml, many times faster than PyYAML's own parser, up to a bound of nesting.
 
-    It composes by recursion in C: a deep enough file would end the process, not raise.
+    libyaml's composer recurses in C, so a file that nests too deeply would kill the process.
     """
 
     def __init__(self, text: str) -> None:
@@ -283,14 +286,14 @@ class _Loader(yaml.CSafeLoader):
         self._depth = 0
 
     def descend_resolver(self, parent: yaml.Node | None, index: object) -> None:
-        """Called before a node is composed."""
+        """Count a node that is about to be composed, and refuse one that is nested too deeply."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             mark = parent.start_mark if parent is not None else None
             raise ComposerError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
 
     def ascend_resolver(self) -> None:
-        """Called when a node has been composed."""
+        """Forget a node that has been composed."""
         self._depth -= 1
 
 

@@ -1,8 +1,8 @@
-"""Trainings that come with a stack, ready to be run: images/<stack>/examples/<name>.yml.
+"""Turn an example, a training that comes with a stack, into a `Job`.
 
-Owns what one is and how it becomes a `Job`; `read_example` reads it. An example is what a user of
-the stack would type, on CPU ranks and on GPUs; a template is one in full size, as the notes of 2021
-had it, with a reduced one to try it with.
+Owns what an example is; `definitions.read.example` reads its file, images/<stack>/examples/*.yml.
+It is what a user of the stack would type, on CPU ranks and on GPUs. A template is an example in
+full size, as in the notes of 2021, with a reduced size to try it with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node", "groups
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What an example adds on one kind of device, or in one size."""
+    """Hold what an example adds on one kind of device, or in one size."""
 
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command before the training; none where the user sets the value `unless`."""
+    """Hold a command that runs before the training, unless the user sets the value `unless`."""
 
     run: tuple[str, ...]
     unless: str = ""
@@ -40,18 +40,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One training of a stack.
+    """Hold one example of a stack.
 
     Attributes:
         files: folders of the stack (below images/<stack>/) by their place in the nodes.
-        values: placeholders that `--set` changes, with what they are unless told otherwise; in
-            these, `{data}` and what else the place gives may stand.
-        devices: a device that is missing has no such example.
+        values: placeholders that `--set` changes, with their defaults; a default may contain the
+            placeholders of `GIVEN`, such as `{data}`.
+        devices: what the example adds on each device; it does not run on a missing one.
         sizes: `full` and `reduced`; the value `size` chooses. Reduced is for CPU ranks.
-        multiple: the ranks must be a multiple of it (a product of parallel sizes); how often it
-            goes into them is the placeholder `groups`.
-        parallel: names of values that it is the product of, too.
-        note: what it was in the notes of 2021.
+        multiple: the ranks must be a multiple of this times the values named by `parallel`; the
+            placeholder `groups` is the quotient.
+        parallel: names of values that are parallel sizes.
+        note: the example's name in the notes of 2021.
         home: the folder that `files` are below; empty for the stack's own.
     """
 
@@ -73,7 +73,7 @@ class Example:
 
     @property
     def ranks(self) -> str:
-        """How many it runs on, for people."""
+        """Return a phrase for people that says how many ranks it runs on."""
         names = " x ".join(self.parallel)
         product = self.multiple * math.prod(int(self.values[name]) for name in self.parallel)
         if product == 1:
@@ -83,10 +83,10 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where an example is to run.
+    """Hold where an example is to run.
 
     Attributes:
-        folder: of this job on the nodes; data and records go below it.
+        folder: the job's folder on the nodes; data and records go below it.
         save: where checkpoints go.
     """
 
@@ -107,12 +107,12 @@ def job_of(
     given: Mapping[str, str] | None = None,
     more: Sequence[str] = (),
 ) -> Job:
-    """An example as a job.
+    """Return an example as a job.
 
     Args:
         files: contents by place in the nodes, of the folders that the example names.
         given: values that the user set.
-        more: arguments of the program that the user added, as they are.
+        more: arguments that the user added for the program; they are passed unchanged.
 
     Raises:
         UsageError: it does not run on this device or on so many ranks, or has no such value.
@@ -144,7 +144,7 @@ def job_of(
 
 
 def chosen_size(example: Example, device: str, given: Mapping[str, str]) -> Size:
-    """The size that the user set, or else the full one on GPUs and a reduced one on CPU ranks.
+    """Return the size that the user set, else the reduced one on CPU ranks, else the full one.
 
     Raises:
         UsageError: the example does not run on this device, or has no such size.
@@ -164,7 +164,7 @@ def require_values(example: Example, given: Mapping[str, str]) -> None:
     """Refuse a value that the example does not have.
 
     Raises:
-        UsageError: with the nearest that it has.
+        UsageError: a name is unknown; names the nearest known one.
     """
     settable = (*example.values, *(["size"] if example.sizes else []))
     for name in given:
@@ -178,7 +178,7 @@ def require_values(example: Example, given: Mapping[str, str]) -> None:
 def _values(
     example: Example, where: Where, size: Size, given: Mapping[str, str]
 ) -> dict[str, object]:
-    """What the placeholders stand for; see that the example fits its place."""
+    """Return the values of the placeholders; refuse numbers of ranks that do not fit."""
     require_values(example, given)
     ranks = where.nodes * where.per_node
     place: dict[str, object] = {
@@ -207,5 +207,5 @@ def _values(
 
 
 def counts(text: str) -> bool:
-    """Whether a text is a whole number above 0, as a parallel size is."""
+    """Return whether a text is a whole number above 0, as a parallel size is."""
     return re.fullmatch("[1-9][0-9]{0,5}", text, re.ASCII) is not None

@@ -1,6 +1,6 @@
-"""What is to run, from the command line's words: an example, a copy of one, or a command.
+"""Make a job from the command line, which names an example, a copy of one, or a command.
 
-Owns the part of a command line that says what a job is, whatever runs it, and reading an example's
+Owns the options that say what a job is, the same for all that run it, and reading an example's
 files. It must not know where a job runs: hosts, Slurm and Kubernetes take the same `Job`.
 """
 
@@ -24,13 +24,13 @@ INSIDE = Path(__file__).resolve().parent.parent / "inside"
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What the command line says is to run.
+    """Hold what the command line says is to run.
 
     Attributes:
-        example: a training that comes with the stack, or the folder of a copy of one.
+        example: name of an example of the stack, or the folder of a copy of one.
         words: a command of the user's; with an example, more arguments for its program.
-        launcher: by which ranks are started; empty for the example's or the stack's own.
-        settings: `NAME=VALUE,...`: values of the example, or options of the launcher.
+        launcher: the launcher that starts the ranks; empty for the example's or the stack's own.
+        settings: values of the example or options of the launcher, as `NAME=VALUE,...`.
         save: folder of checkpoints in the nodes.
         folder: working directory of a command in the nodes.
     """
@@ -44,13 +44,13 @@ class Work:
 
 
 def require_work(work: Work, stack: str, root: Path, typed: str) -> None:
-    """Refuse a command line that names nothing to run, or what no stack has.
+    """Refuse a command line that names nothing to run, or an unknown launcher.
 
     Args:
-        typed: how the command begins, for what to type instead.
+        typed: how the command begins, for the hint.
 
     Raises:
-        UsageError: nothing is to run, or by a launcher that there is not.
+        UsageError: no example or command is named, both are, or the launcher is unknown.
     """
     if not work.example and not work.words:
         known = ", ".join(example_names(root, stack)) or "none"
@@ -71,19 +71,19 @@ def require_work(work: Work, stack: str, root: Path, typed: str) -> None:
 
 
 def example_names(root: Path, stack: str) -> list[str]:
-    """The examples of a stack."""
+    """Return the names of the examples of a stack."""
     return sorted(path.stem for path in (root / "images" / stack / "examples").glob("*.yml"))
 
 
 def load_example(root: Path, stack: str, name: str) -> Example | None:
-    """An example of a stack, or a copy of one in a folder; None when none was asked for.
+    """Load an example of a stack, or a copy of one in a folder; None when none was asked for.
 
     Args:
-        name: of the stack's example; or a path, with a `/`, of a folder with `example.yml`.
+        name: name of the stack's example; or the path, with a `/`, of a folder with `example.yml`.
 
     Raises:
-        UsageError: the stack has none of that name, or the folder holds none.
-        DefinitionError: it is wrong.
+        UsageError: the stack has no example of that name, or the folder holds none.
+        DefinitionError: the example's file is wrong.
     """
     if not name:
         return None
@@ -116,14 +116,14 @@ def _own_example(stack: str, folder: Path) -> Example:
 
 
 def example_name(given: str) -> str:
-    """An example as typed, as a part of a job's name."""
+    """Return the part of a job's name that stands for an example as the user typed it."""
     if "/" not in given:
         return given
     return re.sub("[^a-z0-9]+", "-", Path(given).resolve().name.lower()).strip("-")[:24] or "own"
 
 
 def example_files(root: Path, example: Example) -> dict[str, bytes]:
-    """The files that an example brings, by their place in the nodes."""
+    """Read the files that an example brings, by their place in the nodes."""
     found: dict[str, bytes] = {}
     for place, folder in example.files.items():
         home = Path(example.home) if example.home else root / "images" / example.stack
@@ -138,13 +138,13 @@ def example_files(root: Path, example: Example) -> dict[str, bytes]:
 def make_job(
     work: Work, example: Example | None, where: Where, *, root: Path, stack: str, usual: str
 ) -> Job:
-    """What is to run, as a job.
+    """Return what is to run as a job.
 
     Args:
         usual: the launcher of a command for which none is named.
 
     Raises:
-        UsageError: the example does not fit, or an option is none of the launcher's.
+        UsageError: the example does not fit, or the launcher refuses an option.
     """
     settings = parse_settings(work.settings)
     if example is None:
@@ -162,10 +162,10 @@ def make_job(
 def split_settings(
     example: Example, settings: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Values of the example; and options of its launcher that it leaves open.
+    """Split settings into values of the example and options that it leaves to its launcher.
 
     Raises:
-        UsageError: an option cannot be so.
+        UsageError: the launcher refuses the value of an option.
     """
     open_ = {*CHOICES.get(example.launcher, {})} - {*example.options, *example.values}
     options = {name: value for name, value in settings.items() if name in open_}
@@ -198,15 +198,15 @@ def _command_job(
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """The values of `--set NAME=VALUE,...`.
+    """Read the values of `--set NAME=VALUE,...`.
 
     Raises:
-        UsageError: a part of it is something else.
+        UsageError: a part is not NAME=VALUE.
     """
     found = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not equals or not re.fullmatch(r"[a-z_][a-z0-9_]*", name.strip()):
-            raise UsageError(f"--set: {shown(part)!r} is no NAME=VALUE")
+            raise UsageError(f"--set: {shown(part)!r} is not NAME=VALUE")
         found[name.strip()] = value
     return found

@@ -1,7 +1,7 @@
-"""Load the definitions under `images/`: strictly, and with every problem at once.
+"""Load the definitions under `images/` strictly, and report every problem at once.
 
-Owns which files there are. It must not resolve (which fix applies on which base is
-`build.catalog`'s) and must not touch an engine or the network.
+Owns which files there are. It must not resolve (`build.catalog` decides which fix applies on which
+base), and must not touch an engine or the network.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     """Load and check everything below `root/images`.
 
     Args:
-        locks_required: whether a missing or stale lock is a problem (not for making one).
+        locks_required: whether a missing or stale lock is a problem; false to make one.
 
     Raises:
-        DefinitionError: with all problems of all files.
+        DefinitionError: there are problems; holds those of all files.
     """
     problems: list[Problem] = []
     common = _load(root, "images", "common.yml", lambda top, _: read_common(top), problems)
@@ -61,10 +61,10 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
 
 
 def load_failures(root: Path) -> dict[str, Failure]:
-    """The known failures alone, by id: a log can be looked at while other definitions are wrong.
+    """Load the known failures only, by id; a log can be read while other definitions are wrong.
 
     Raises:
-        DefinitionError: with all problems of their files.
+        DefinitionError: there are problems; holds those of all their files.
     """
     problems: list[Problem] = []
     failures = _failures(root, problems)
@@ -82,7 +82,7 @@ def _failures(root: Path, problems: list[Problem]) -> dict[str, Failure]:
 
 
 def _added(root: Path, problems: list[Problem]) -> dict[str, str]:
-    """The modules that fixes may add, by their path below site-packages."""
+    """Read the modules that fixes may add, by their path below site-packages."""
     folder = root / ADDED
     texts = {
         path.relative_to(folder).as_posix(): _read_text(
@@ -129,7 +129,7 @@ def _load(
     found: list[T] = []
     for path in sorted((root / folder).glob(pattern)):
         if pattern == _STACKS and path.parent.name in _OTHERS:
-            continue  # a base, fix or wheel that is named stack
+            continue  # a base, fix or wheel named `stack` is no stack
         name = path.parent.name if pattern == _STACKS else path.name.removesuffix(".yml")
         top = _open(path, path.relative_to(root).as_posix(), problems)
         if top is not None:
@@ -153,5 +153,5 @@ def _read_text(path: Path, file: str, problems: list[Problem]) -> str | None:
 
 
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, without its path."""
+    """Return why a file cannot be read, without its path."""
     return (error.strerror or "") if isinstance(error, OSError) else str(error)

@@ -1,15 +1,15 @@
-"""Locks: the resolved, hashed requirements of one stack on one base.
+"""Read and write locks, the resolved and hashed requirements of one stack on one base.
 
 Owns the lock's text format (pip requirements with hashes, so that any tool can install it) and
 the digest that ties a lock to the definitions it was made from. It must not resolve anything:
 `build.locks.resolve` does, over the network.
 
 These files decide an image's Python packages:
-    images/bases/<base>.lock              torch and what it needs: the layer all stacks share; of a
-                                          pulled base its image, and all that is installed in it
+    images/bases/<base>.lock              torch and what it needs, the layer that all stacks share;
+                                          of a pulled base its image, and all that is installed
     images/<stack>/<base>.lock            the stack's packages that come as wheels
-    images/wheels/<package>.<base>.lock   one package built here: its sdist
-    images/wheels/<package>.<base>.build.lock   what that build needs
+    images/wheels/<package>.lock          one package built here: its sdist, and what its build
+                                          needs on any base; a base takes what it does not provide
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)===?([^\s;\\]+)")
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 _IMAGE = re.compile(r"^# image: \S+@(sha256:[0-9a-f]{64})$", re.MULTILINE)
 _INPUTS = re.compile(r"^# inputs: (sha256:[0-9a-f]{64})$", re.MULTILINE)
+WHEEL_COMMAND = "invoke lock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Locked:
-    """One resolved distribution."""
+    """Hold one resolved distribution."""
 
     name: str
     version: str
@@ -41,23 +42,23 @@ class Locked:
 
 
 def base_lock_path(base: str) -> str:
-    """Where the shared torch layer's lock lies, from the project's root."""
+    """Return the path of the shared torch layer's lock, from the project's root."""
     return f"images/bases/{base}.lock"
 
 
 def lock_path(stack: str, base: str) -> str:
-    """Where a stack's lock lies."""
+    """Return the path of a stack's lock."""
     return f"images/{stack}/{base}.lock"
 
 
-def wheel_lock_path(package: str, base: str, kind: str = "") -> str:
-    """Where a built package's lock lies; `kind` is empty (the sdist) or `build`."""
-    return f"images/wheels/{package}.{base}{'.' + kind if kind else ''}.lock"
+def wheel_lock_path(package: str) -> str:
+    """Return where the lock of a package built here lies; it serves every base."""
+    return f"images/wheels/{package}.lock"
 
 
 @lru_cache(maxsize=64)
 def parse_lock(text: str) -> tuple[Locked, ...]:
-    """Read requirements with hashes, in the order written (once: a command asks many times)."""
+    """Read requirements with hashes, in the order written; cached, since commands ask often."""
     found: list[Locked] = []
     for block in re.split(r"\n(?=[A-Za-z0-9])", "\n" + text):
         pin = _PIN.match(block.strip())
@@ -69,7 +70,7 @@ def parse_lock(text: str) -> tuple[Locked, ...]:
 
 
 def render_lock(locked: Iterable[Locked], *, inputs: str, command: str) -> str:
-    """The text of a lock file, sorted by name."""
+    """Return the text of a lock file, sorted by name."""
     lines = [f"# Written by `{command}`; do not edit.", f"# inputs: {inputs}"]
     for item in sorted(locked, key=lambda entry: entry.name):
         pin = f"{item.name}=={item.version}"
@@ -78,35 +79,52 @@ def render_lock(locked: Iterable[Locked], *, inputs: str, command: str) -> str:
 
 
 def locked_inputs(text: str) -> str:
-    """The digest a lock was made from; empty when it carries none."""
+    """Return the digest of the definitions that a lock was made from; empty if it has none."""
     match = _INPUTS.search(text)
     return match.group(1) if match else ""
 
 
 def without(text: str, names: Collection[str]) -> str:
-    """A lock without some distributions, by canonical name; all else as it was."""
+    """Return a lock's text without some distributions (by canonical name), else unchanged."""
     blocks = re.split(r"\n(?=[A-Za-z0-9])", text.rstrip("\n"))
     pins = [(_PIN.match(block), block) for block in blocks]
     kept = [b for pin, b in pins if not pin or canonicalize_name(pin.group(1)) not in names]
     return "\n".join(kept) + "\n"
 
 
+def some_of(text: str, names: Collection[str]) -> tuple[Locked, ...]:
+    """Return the distributions of a lock that have one of these canonical names."""
+    return tuple(item for item in parse_lock(text) if item.name in names)
+
+
+def extended(text: str, before: str) -> str:
+    """Return a built package's lock with what an earlier one of the same inputs holds besides.
+
+    So it keeps what only bases need that were not asked now.
+    """
+    inputs = locked_inputs(text)
+    if locked_inputs(before) != inputs:
+        return text
+    held = {item.name: item for item in (*parse_lock(before), *parse_lock(text))}
+    return render_lock(held.values(), inputs=inputs, command=WHEEL_COMMAND)
+
+
 def versions(locked: Iterable[Locked]) -> dict[str, str]:
-    """Version by canonical name."""
+    """Return versions by canonical name."""
     return {item.name: item.version for item in locked}
 
 
 def other_builds(base: Base, locked: Iterable[Locked]) -> dict[str, str]:
-    """Return what a lock holds in place of a build that its base names, by canonical name.
+    """Return versions in a lock that are other builds than the base names, by canonical name.
 
-    `torch==2.13.0` is satisfied by 2.13.0+cpu, too (PEP 440), which is another build of it.
+    By PEP 440 also 2.13.0+cpu, another build, satisfies `torch==2.13.0`.
     """
     wanted, found = versions(parse_lock("\n".join(base.torch))), versions(locked)
     return {name: found[name] for name in wanted if name in found and found[name] != wanted[name]}
 
 
 def base_inputs(base: Base) -> str:
-    """Digest of everything of a base that decides locks on it."""
+    """Return the digest of everything of a base that decides locks on it."""
     decided: dict[str, object] = {
         "python": base.python, "platform": base.platform, "torch": base.torch,
     }  # fmt: skip
@@ -117,15 +135,15 @@ def base_inputs(base: Base) -> str:
 
 
 def pulled_inputs(base: Base) -> str:
-    """Digest of everything declared that decides which image a pulled base is."""
+    """Return the digest of everything declared that decides which image a pulled base is."""
     return _digest({"base": base_inputs(base), "reference": base.reference})
 
 
 def render_pulled(base: Base, digest: str, held: Mapping[str, str]) -> str:
-    """The lock of a pulled base.
+    """Return the text of a pulled base's lock.
 
     Args:
-        digest: of the image that its reference led to.
+        digest: digest of the image that the base's reference names.
         held: versions of the distributions inside that image, by canonical name.
     """
     locked = [Locked(name=name, version=version, hashes=()) for name, version in held.items()]
@@ -137,7 +155,7 @@ def render_pulled(base: Base, digest: str, held: Mapping[str, str]) -> str:
 
 
 def locked_digest(text: str) -> str:
-    """The digest of the image in a pulled base's lock; empty where it names none."""
+    """Return the digest of the image in a pulled base's lock; empty where it names none."""
     match = _IMAGE.search(text)
     return match.group(1) if match else ""
 
@@ -148,14 +166,16 @@ def pinned(base: Base, locks: Mapping[str, str]) -> Base:
     return replace(base, digest=digest)
 
 
-def wheel_inputs(wheel: Wheel, base: Base) -> str:
-    """Digest of everything that decides a built package's locks."""
-    pin = f"{wheel.package}=={wheel.version}"
-    return _digest({"base": base_inputs(base), "pin": pin, "requires": wheel.requires})
+def wheel_inputs(wheel: Wheel) -> str:
+    """Return the digest of what decides a built package's lock: its version and requirements.
+
+    No base is part of it: requirements are exact, and hashes are those of all files of a release.
+    """
+    return _digest({"pin": f"{wheel.package}=={wheel.version}", "requires": wheel.requires})
 
 
 def stack_inputs(stack: Stack, base: Base, fixes: Mapping[str, Fix]) -> str:
-    """Digest of all that decides a stack's lock; on a pulled base its image, too."""
+    """Return the digest of all that decides a stack's lock; on a pulled base its image, too."""
     of_image = {"digest": base.digest, "replaceable": base.replaceable} if base.pulled else {}
     remedies = [fixes[name].remedy for name in stack.fixes if name in fixes]
     return _digest(

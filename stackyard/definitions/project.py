@@ -1,4 +1,4 @@
-"""The project: where it lies, its one settings file, and its definitions, loaded.
+"""Load the project: its settings file and its definitions.
 
 Owns `stackyard.toml` and the defaults of the command line.
 """
@@ -18,7 +18,11 @@ SETTINGS = "stackyard.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A loaded project; `registry` is where releases go and come from unless told otherwise."""
+    """Hold a loaded project.
+
+    Attributes:
+        registry: the default registry of releases; empty for none.
+    """
 
     root: Path
     definitions: Definitions
@@ -26,15 +30,15 @@ class Project:
     registry: str = ""
 
     def stacks(self, name: str) -> list[str]:
-        """The stacks that a name on the command line means; `all` is every one."""
+        """Return the stacks that a name on the command line means; `all` means every stack."""
         return sorted(self.definitions.stacks) if name == "all" else [name]
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """`key = "value"` lines of stackyard.toml.
+    """Read the `key = "value"` lines of stackyard.toml.
 
     Raises:
-        UsageError: unknown key or other syntax.
+        UsageError: a key is unknown, or a line has another syntax.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -65,7 +69,7 @@ def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
     """Load the settings and every definition.
 
     Raises:
-        DefinitionError: with all problems of all files.
+        DefinitionError: there are problems; holds those of all files.
         UsageError: stackyard.toml is wrong or cannot be read.
     """
     settings = parse_settings(_settings_text(root))

@@ -1,12 +1,12 @@
-"""Checks across the definitions: unknown and unfitting fixes, wheels, and stale or missing locks.
+"""Check definitions against each other: unknown or inapplicable fixes, wheels, and locks.
 
-Owns what only shows when several files are seen together; the checks within one file are
-`definitions.read.files`'s.
+Owns the checks that need several files; `definitions.read` owns those within one file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -18,7 +18,7 @@ from stackyard.system.errors import Problem
 
 
 def check_references(root: Path, found: Definitions, *, locks_required: bool) -> Iterator[Problem]:
-    """Every problem that shows only when the files are seen together."""
+    """Yield every problem that shows only when the files are seen together."""
     for stack in found.stacks.values():
         file = f"images/{stack.name}/stack.yml"
         for key, message in _stack_problems(found, stack, locks_required):
@@ -63,15 +63,15 @@ def _stack_problems(
             message = f"{name} {version}, but images/wheels/{name}.yml is for {wheel.version}"
             yield "packages", f"{message}; users' own source takes the place of the same release"
     if locks_required and all(name in found.wheels for name in stack.builds):
-        for base in found.bases.values():
-            for message in _lock_problems(found, stack, base):
-                yield "packages", message
+        problems = (_lock_problems(found, stack, base) for base in found.bases.values())
+        for message in dict.fromkeys(chain.from_iterable(problems)):
+            yield "packages", message
 
 
 def _fix_problems(
     found: Definitions, names: Iterable[str], places: list[dict[str, str]], stage: str
 ) -> Iterator[str]:
-    """Problems of a list of fixes; `places` are the versions on each base they may apply to."""
+    """Yield problems of a list of fixes; `places` are the versions on each possible base."""
     for name in names:
         if name not in found.fixes:
             yield f"unknown fix {name!r}; {nearest(name, found.fixes)}"
@@ -86,10 +86,10 @@ def _fix_problems(
 
 
 def _versions_by_base(found: Definitions, stack: Stack) -> list[dict[str, str]]:
-    """What is installed on each base, as far as pins and locks say; bases without a lock last.
+    """Return the versions installed on each base, as far as pins and locks say.
 
-    A base without a lock cannot rule a fix out (a dependency's version is not known yet), so it
-    counts only when no base has one.
+    A base without a lock cannot rule a fix out (a dependency's version is not known yet), so such
+    bases count only when no base has a lock.
     """
     locked: list[dict[str, str]] = []
     pinned: list[dict[str, str]] = []
@@ -110,10 +110,10 @@ def _versions_by_base(found: Definitions, stack: Stack) -> list[dict[str, str]]:
 
 
 def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]:
-    """The lock files of a stack on a base by path, with the digest of what decides each.
+    """Return the lock files of a stack on a base by path, with the digest of what decides each.
 
-    Empty where none is wanted: not every stack is for machines without a network, and a build
-    there asks for the lock.
+    A stack without a lock on a host base wants none: not every stack is for machines without a
+    network, and a build there reports that the lock is missing.
     """
     base = lock.pinned(base, found.locks)
     own = lock.lock_path(stack.name, base.name)
@@ -124,11 +124,11 @@ def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]
         wanted[lock.base_lock_path(base.name)] = lock.base_inputs(base)
     elif base.pulled:
         wanted[lock.base_lock_path(base.name)] = lock.pulled_inputs(base)
+    if base.never_built and own not in found.locks:
+        return wanted  # nothing is built there, and a wheel's lock is also that of other bases
     for name in stack.builds:
         if name in found.wheels:
-            inputs = lock.wheel_inputs(found.wheels[name], base)
-            for kind in ("", "build"):
-                wanted[lock.wheel_lock_path(name, base.name, kind)] = inputs
+            wanted[lock.wheel_lock_path(name)] = lock.wheel_inputs(found.wheels[name])
     return wanted
 
 

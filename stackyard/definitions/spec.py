@@ -1,4 +1,4 @@
-"""The declared things: bases, fixes, stacks. Frozen values, as loaded, before any resolution.
+"""Hold bases, fixes and stacks as they are declared, before any resolution.
 
 Owns the shape of the definitions and nothing else; `definitions.load` fills them from YAML.
 """
@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 @dataclass(frozen=True, kw_only=True)
 class Bootstrap:
-    """A base made here out of a distribution's packages."""
+    """Hold how a base is made here from a distribution's packages."""
 
     suite: str
     packages: tuple[str, ...]
@@ -22,14 +22,14 @@ class Bootstrap:
 
 @dataclass(frozen=True, kw_only=True)
 class HostBase:
-    """A base made out of files of the machine it is made on.
+    """Hold how a base is made from files of the machine that it is made on.
 
     Attributes:
         paths: folders, files and links that are carried, with all that is below; shell patterns.
-        exclude: what is left out of them: shell patterns of whole paths, or of a last name.
+        exclude: shell patterns of what is left out of them, by whole path or by last name.
         keep: patterns of what stays, whatever `exclude` says.
-        distributions: roots of the Python distributions that are carried; what they require comes
-            along, every other distribution of that Python stays behind.
+        distributions: Python distributions that are carried, with all that they require; every
+            other distribution of that Python stays behind.
     """
 
     paths: tuple[str, ...]
@@ -40,7 +40,7 @@ class HostBase:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One measured or published fact about a base, with its source."""
+    """Hold one measured or published fact about a base, with its source."""
 
     value: str
     source: str
@@ -48,19 +48,19 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The image that stacks are built on.
+    """Hold the declaration of an image that stacks are built on.
 
     Attributes:
         reference: image to pull, or the local name of a bootstrapped one.
-        digest: that of the image to pull, as the base's lock has it; empty without a lock.
+        digest: digest of the image to pull, from the base's lock; empty without a lock.
         never_built: why no image has been built on it yet; empty once one has.
         torch: requirements of the layer that all stacks share, when the base has none itself.
-        torch_layers: what of that is installed in earlier layers of its own, by patterns of names:
-            engines fetch and unpack several layers at the same time.
+        torch_layers: patterns of names of those that are installed in earlier layers of their own,
+            since engines fetch and unpack several layers at the same time.
         torch_index: package index that holds them when the caller's own do not.
-        provides: distributions inside the base that are never replaced, with their versions. Those
-            of a host base may say less than there is: `2.5` stands for any 2.5.x, empty for any.
-        host: how the base is made out of the files of a machine.
+        provides: distributions inside the base that are never replaced, with their versions. A host
+            base may give less of a version: `2.5` stands for any 2.5.x, empty for any.
+        host: how the base is made from the files of a machine.
         given_system: wanted system packages that the base has already.
         unpack: distribution whose binary packages are unpacked over the base, because its own
             package sources cannot be used; empty where packages are installed.
@@ -93,35 +93,35 @@ class Base:
 
     @property
     def pulled(self) -> bool:
-        """Whether it comes from a registry, and is not made on this machine."""
+        """Return whether it comes from a registry, and is not made on this machine."""
         return self.bootstrap is None and self.host is None
 
     @property
     def image(self) -> str:
-        """The image that stacks are built on: by its digest where that is locked."""
+        """Return the image that stacks are built on, by its digest where that is locked."""
         return f"{self.repository}@{self.digest}" if self.digest else self.reference
 
     @property
     def repository(self) -> str:
-        """The reference without tag and digest."""
+        """Return the reference without tag and digest."""
         path, slash, name = self.reference.partition("@")[0].rpartition("/")
         return f"{path}{slash}{name.partition(':')[0]}"
 
     @property
     def provided(self) -> dict[str, str]:
-        """What is never replaced: declared versions by canonical name."""
+        """Return versions of the distributions that are never replaced, by canonical name."""
         return {canonicalize_name(name): fact.value for name, fact in self.provides.items()}
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes that a first build takes where the engine keeps images; 0 where nobody knows."""
+        """Return the bytes that a first build takes where the engine keeps images; 0 if unknown."""
         fact = self.facts.get("disk")
         return int(fact.value.split()[0]) * 2**30 if fact and fact.value else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """A pattern replaced in one file, with the number of matches that must be found."""
+    """Hold a pattern to replace in one file, with the number of matches that must be found."""
 
     file: str
     pattern: str
@@ -132,12 +132,12 @@ class Replacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What a fix does; every part may be empty.
+    """Hold what a fix does; every part may be empty.
 
     Attributes:
         add: texts of new modules, by their path below site-packages.
-        without: wheels that are installed where `override` and `exclude` are not obeyed, for the
-            proof: a pin with its hash each, as a lock has it.
+        without: pins with hashes, as in a lock, of the wheels that a proof without the fix installs
+            in place of `override` and `exclude`.
     """
 
     stage: str
@@ -152,7 +152,7 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Witness:
-    """A command that fails with the recorded symptom without the fix and passes with it."""
+    """Hold a command that fails with the recorded symptom without the fix and passes with it."""
 
     command: tuple[str, ...]
     fails_with: str
@@ -161,10 +161,10 @@ class Witness:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One place of a fix that is needed in several: without it alone its witness fails, too.
+    """Hold one replacement of a fix that needs several, with the witness that fails without it.
 
     Attributes:
-        replacement: which of the remedy's replacements it is, from 1.
+        replacement: its number among the remedy's replacements, from 1.
     """
 
     replacement: int
@@ -173,7 +173,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One recorded repair."""
+    """Hold one recorded repair."""
 
     id: str
     package: str
@@ -191,10 +191,10 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a package cannot do, or does in a way that nobody expects; nothing is changed in it.
+    """Hold what a package cannot do, or does in a way that nobody expects; it stays unchanged.
 
     Attributes:
-        stacks: in whose images it is proven.
+        stacks: stacks in whose images the limit is proven.
         instead: what Stackyard does, or what to type.
         witness: a command that fails with the symptom when its last word is `wrong`, and passes
             with `right`, the way of `instead`.
@@ -216,10 +216,10 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """A distribution without a usable wheel: built from its sdist in a stage of its own.
+    """Hold a distribution without a usable wheel, built from its sdist in a stage of its own.
 
     Attributes:
-        requires: the build's own requirements, exact.
+        requires: exact requirements of the build.
         compiler: whether a C++ compiler and the Python headers are needed.
         torch: whether torch must be importable during the build.
         fixes: fixes of stage `source`, applied before the build.
@@ -236,12 +236,12 @@ class Wheel:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way of spreading the same training over ranks.
+    """Hold one way of spreading the same training over ranks.
 
     Attributes:
-        ranks: training processes, one a GPU (or CPU rank), spread evenly over the nodes.
-        tolerance: largest allowed difference of a logged loss; None where the smoke's own holds.
-        fused: parts that must be fused on every rank; None where the smoke's own hold.
+        ranks: number of training processes (one a GPU), spread evenly over the nodes.
+        tolerance: largest allowed difference of a logged loss; None for the smoke's.
+        fused: parts that must be fused on every rank; None for the smoke's.
     """
 
     name: str
@@ -255,17 +255,17 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Smoke:
-    """The training run that judges an image.
+    """Hold the training run that judges an image.
 
     Attributes:
         updates: optimizer updates that are judged.
         save_at: the update whose checkpoint the killed run is resumed from.
         reference: the layout of one process that parity compares the others with.
-        resume: the layout that is killed after its last judged update, and resumed.
+        resume: the layout whose training is killed after its last judged update, and resumed.
         tolerance: largest allowed absolute difference of a logged loss.
         args: arguments of the program on this kind of device, before a layout's own.
         device: what the ranks compute on: `cpu` or `cuda`.
-        fused: parts that must be fused on every rank; only on GPUs. A layout may say others.
+        fused: parts that must be fused on every rank, on GPUs only; a layout may name others.
         start_seconds: time within which every rank must have joined.
         stall_seconds: longest silence of a running training.
     """
@@ -288,15 +288,15 @@ class Smoke:
 
     @property
     def horizon(self) -> int:
-        """Updates of a training that is not to end by itself before it is killed."""
+        """Return a number of updates that a training does not reach before it is killed."""
         return self.updates * 10
 
     def layout(self, name: str) -> Layout:
-        """The layout of that name (the loader made sure that it exists)."""
+        """Return the layout of a name; the loader has checked that it exists."""
         return next(layout for layout in self.layouts if layout.name == name)
 
     def tolerance_of(self, name: str) -> float:
-        """Largest allowed absolute difference of a logged loss in a layout."""
+        """Return the largest allowed absolute difference of a logged loss in a layout."""
         own = self.layout(name).tolerance
         return self.tolerance if own is None else own
 
@@ -308,11 +308,11 @@ class Smoke:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """One declared training environment.
+    """Hold one declared training environment.
 
     Attributes:
         smoke: its training on CPU ranks.
-        gpu_smoke: its training on GPUs; None where nobody has declared one.
+        gpu_smoke: its training on GPUs; None where none is declared.
     """
 
     name: str
@@ -328,17 +328,17 @@ class Stack:
     gpu_smoke: Smoke | None = None
 
     def smoke_on(self, device: str) -> Smoke | None:
-        """The training that judges this stack on a kind of device."""
+        """Return the training that judges this stack on a kind of device."""
         return self.smoke if device == "cpu" else self.gpu_smoke
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """What packages bring and images do without.
+    """Hold a pattern of files that packages bring and images leave out.
 
     Attributes:
         path: pattern of files and folders, below the folder of the Python packages.
-        kept: patterns of what stays although `path` names it, each with why.
+        kept: patterns of what stays although `path` names it, each with its reason.
     """
 
     path: str
@@ -348,7 +348,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What every image has, whatever its stack."""
+    """Hold what every image has, whatever its stack."""
 
     system: tuple[str, ...]
     build_system: tuple[str, ...]
@@ -359,10 +359,10 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One known failure of a build or a training, recognised by what it prints.
+    """Hold one known failure of a build or a training, recognised by what it prints.
 
     Attributes:
-        kind: `cause` (what is to be repaired), `consequence` (of something that went wrong
+        kind: `cause` (what must be repaired), `consequence` (of something that went wrong
             elsewhere) or `remark` (nothing failed, but it could be better).
         any_of: regular expressions of which one must be found, each within one line.
         all_of: regular expressions that must all be found.
@@ -384,7 +384,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Definitions:
-    """Everything declared under `images/`, checked."""
+    """Hold everything declared under `images/`, checked."""
 
     common: Common
     bases: Mapping[str, Base]

@@ -1,7 +1,7 @@
-"""How GPUs get into a container: CDI, the NVIDIA runtime, or device nodes and driver libraries.
+"""Choose how GPUs enter containers: CDI, the NVIDIA runtime, or device nodes and libraries.
 
-Owns that choice and what each way hands to the engine. Pure: it is told what the engine and the
-machine have. Nothing is installed on the host for any of them.
+Owns that choice and what each way hands to the engine. It is pure: the caller says what the engine
+and the machine have. No way installs anything on the host.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from stackyard.system.errors import NothingToRunOn
 
 CDI, RUNTIME, DEVICES = "cdi", "nvidia-runtime", "device-nodes"
 LIBRARIES = "/usr/local/nvidia/lib64"
-# What CUDA programs load of the driver, by the name they load it under.
+# Libraries of the driver that CUDA programs load, by the names they load them under.
 REQUIRED = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1")
-# Newer or optional parts; a driver that lacks one does not need it.
+# Libraries that only some drivers have; a driver that lacks one does not need it.
 OPTIONAL = (
     "libnvidia-nvvm.so.4",
     "libnvidia-gpucomp.so",
@@ -30,7 +30,7 @@ CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 @dataclass(frozen=True, kw_only=True)
 class DriverFiles:
-    """What this machine's NVIDIA driver consists of, as far as containers need it.
+    """Hold the files of this machine's NVIDIA driver that containers need.
 
     Attributes:
         nodes: device nodes that exist.
@@ -46,12 +46,12 @@ class DriverFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """One container's way to its GPUs, in the engine's terms.
+    """Hold what gives one container its GPUs, in the engine's terms.
 
     Attributes:
-        requests: device requests: driver, and ids it understands.
+        requests: device requests, each a driver and the ids that it understands.
         binds: read-only files of the host by their place in the container.
-        env: what the container needs to find them.
+        env: variables that the container needs to find them.
     """
 
     how: str
@@ -63,7 +63,7 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHardware:
-    """What one node is started with beyond a CPU rank's container.
+    """Hold what a node on GPUs is started with beyond a container of CPU ranks.
 
     Attributes:
         env: this node's own settings: placement, driver and NCCL.
@@ -75,7 +75,7 @@ class NodeHardware:
     limits: Mapping[str, int]
 
 
-# Pinned memory and registered buffers are locked; NVIDIA's own advice for its images.
+# Pinned memory and registered buffers are locked memory; NVIDIA advises this for its images.
 LIMITS = {"memlock": -1, "stack": 64 * 2**20}
 
 
@@ -87,15 +87,15 @@ def hardware(
     settings: Mapping[str, str],
     infiniband: Sequence[str] = (),
 ) -> tuple[NodeHardware, ...]:
-    """What each node of a placement is started with.
+    """Return what each node of a placement is started with.
 
     Args:
         path: the image's LD_LIBRARY_PATH.
-        settings: the caller's own, over what is generated.
+        settings: the caller's variables; they override generated ones.
         infiniband: device nodes that NCCL needs where it talks over InfiniBand.
 
     Raises:
-        NothingToRunOn: the driver is not whole on this machine.
+        NothingToRunOn: the driver is incomplete on this machine.
     """
     found = []
     common = environment_of(placement)
@@ -108,10 +108,10 @@ def hardware(
 
 
 def choose_way(engine: Mapping[str, object], cdi_kinds: Sequence[str]) -> str:
-    """Which way this engine offers.
+    """Return the best way that this engine offers.
 
     Args:
-        engine: the engine's own facts (`docker info`).
+        engine: facts about the engine (`docker info`).
         cdi_kinds: kinds of the CDI specifications found on this machine.
     """
     runtimes = engine.get("Runtimes")
@@ -123,7 +123,7 @@ def choose_way(engine: Mapping[str, object], cdi_kinds: Sequence[str]) -> str:
 
 
 def explain(way: str) -> str:
-    """A sentence for people: what the way is, and why it was taken."""
+    """Return a phrase for people that says what a way is, and why it was chosen."""
     return {
         CDI: "CDI (the engine reads the specifications that nvidia-ctk made on this host)",
         RUNTIME: "the NVIDIA runtime (nvidia-container-toolkit is installed on this host)",
@@ -133,7 +133,7 @@ def explain(way: str) -> str:
 
 
 def access(way: str, gpus: Sequence[Gpu], driver: DriverFiles, path: str) -> Access:
-    """What a container that is to see `gpus` is started with.
+    """Return what a container is started with to see `gpus`.
 
     Args:
         path: the image's LD_LIBRARY_PATH.
@@ -150,7 +150,7 @@ def access(way: str, gpus: Sequence[Gpu], driver: DriverFiles, path: str) -> Acc
     missing = missing_files(gpus, driver)
     if missing:
         raise NothingToRunOn(
-            f"the NVIDIA driver {driver.version} is not whole on this machine",
+            f"the NVIDIA driver {driver.version} is incomplete on this machine",
             why="\n".join(missing),
             hint="nvidia-modprobe -u makes the device nodes; the libraries come with the driver's"
             " own packages (libnvidia-compute, nvidia-utils), in the kernel module's version",
@@ -167,7 +167,7 @@ def access(way: str, gpus: Sequence[Gpu], driver: DriverFiles, path: str) -> Acc
 
 
 def missing_files(gpus: Sequence[Gpu], driver: DriverFiles) -> list[str]:
-    """What the third way needs and this machine lacks, one line each."""
+    """Return a line for each file that `device-nodes` needs and this machine lacks."""
     needed = [*(f"/dev/nvidia{gpu.minor}" for gpu in gpus), *CONTROL_NODES[:2]]
     missing = [f"{node} is not there" for node in needed if node not in driver.nodes]
     for name in REQUIRED:

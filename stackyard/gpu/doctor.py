@@ -1,7 +1,7 @@
-"""What is right and wrong with a machine, before anything is built or run on it.
+"""Judge a machine before anything is built or run on it.
 
-Owns the findings and their sentences. Pure: `cli.doctor` reads the machine. A finding is
-`ok`, `note` (it works, but know this) or `wrong` (a run would fail or be slow), with what to type.
+Owns the findings and their sentences. It is pure: `cli.doctor` reads the machine. A finding is
+`ok`, `note` (it works with a limit) or `wrong` (a run would fail or be slow), with what to type.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from packaging.version import Version
 from stackyard.definitions.spec import Base
 from stackyard.gpu import access, placement
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import Gpu, GpuHost
 from stackyard.system.errors import NothingToRunOn
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
 GIB = 2**30
-# Containers get a /dev/shm of their own; the host's is what processes outside of them have.
+# Containers get their own /dev/shm; the host's serves processes outside of them.
 SHM_BYTES = GIB
 # The kernel driver that CUDA's minor version compatibility needs, by the CUDA major version.
 DRIVER_FLOORS = {12: "525.60.13", 13: "580.65.06"}
@@ -29,7 +30,7 @@ _ARCH = re.compile(r"sm_(\d+)(\d)[a-z]?")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """Hold the result of one examination, and what to type where it is not `ok`."""
 
     name: str
     state: str
@@ -39,14 +40,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What was read of a machine.
+    """Hold what was read of a machine.
 
     Attributes:
-        engine: the engine's version; empty, and `no_engine` why, when none answers.
-        gpus: None, and `no_gpus` why, on a machine without.
-        way: how GPUs would get into containers.
+        engine: the engine's version; empty when none answers, and `no_engine` says why.
+        gpus: None on a machine without GPUs, and `no_gpus` says why.
+        way: how GPUs would enter containers.
         shm_bytes: size of the host's /dev/shm.
-        memlock: the limit of locked memory in bytes; -1 is none.
+        memlock: the limit of locked memory in bytes; -1 for no limit.
         free_bytes: free space where the engine keeps images; None when that is elsewhere.
     """
 
@@ -65,7 +66,7 @@ class Machine:
 
 
 def examine(machine: Machine, bases: Iterable[Base]) -> tuple[Finding, ...]:
-    """All findings, in the order in which one would repair."""
+    """Return all findings, in the order in which one would repair them."""
     found = [*_engine(machine), *_host(machine)]
     if machine.gpus is None:
         found.append(Finding(name="gpus", state=NOTE, what=machine.no_gpus,
@@ -183,15 +184,33 @@ def _links(host: GpuHost) -> list[Finding]:
                 f" split them (--placement {placement.SHARED})",
             )
         )
-    if host.infiniband:
-        what = (
-            f"{len(host.infiniband)} devices ({', '.join(host.infiniband)}): passed to containers"
-        )
-        found.append(Finding(name="infiniband", state=OK, what=what))
-    else:
-        what = "none: between hosts NCCL would talk over TCP sockets"
-        found.append(Finding(name="infiniband", state=NOTE, what=what))
-    return found
+    return [*found, *adapters(host.infiniband)]
+
+
+def adapters(found: Adapters) -> list[Finding]:
+    """Return what is found of a host's InfiniBand and RoCE adapters: ports, GIDs, GPUDirect."""
+    if not found.ports:
+        what = "none: between hosts NCCL would use TCP sockets"
+        return [Finding(name="infiniband", state=NOTE, what=what)]
+    shown = []
+    for port in found.ports:
+        gids = [f"GID {gid.index} {gid.ipv4} {gid.kind} {gid.interface}".strip()
+                for gid in port.gids if gid.ipv4]  # fmt: skip
+        shown.append(", ".join([port.words(), *gids]))
+    if not found.active:
+        hint = "check cables and switch; InfiniBand needs a subnet manager, RoCE its interface up"
+        return [Finding(name="infiniband", state=NOTE, what="; ".join(shown), hint=hint)]
+    passed = f"{len(found.devices)} device nodes go to containers"
+    if not found.devices:
+        passed = "its verbs device is missing, so containers get none: modprobe ib_uverbs"
+    direct = Finding(name="gpudirect", state=OK, what=", ".join(found.direct))
+    if not found.direct:
+        direct = Finding(
+            name="gpudirect", state=NOTE, what="no module registers GPU memory with adapters",
+            hint="modprobe nvidia_peermem, or NVIDIA's open kernel modules (dma-buf)",
+        )  # fmt: skip
+    state = OK if found.devices else WRONG
+    return [Finding(name="infiniband", state=state, what="; ".join([*shown, passed])), direct]
 
 
 def _settings(machine: Machine) -> list[Finding]:
@@ -202,7 +221,7 @@ def _settings(machine: Machine) -> list[Finding]:
         Finding(
             name="your settings",
             state=NOTE,
-            what=f"{shown}: they reach every container and go over what is generated",
+            what=f"{shown}: every container gets them, and they override generated ones",
         )
     ]
 
@@ -236,7 +255,7 @@ def misfits(driver: str, gpus: Iterable[Gpu], base: Base) -> list[str]:
 
 
 def fitting(driver: str, gpus: Iterable[Gpu], bases: Iterable[Base]) -> list[str]:
-    """Return the bases that are known to fit and can be had, newest CUDA first."""
+    """Return the buildable bases that are known to fit, those for the newest drivers first."""
     there = list(gpus)
     known = [
         base
@@ -289,25 +308,25 @@ def _no_kernels(gpus: Iterable[Gpu], base: Base) -> str:
 
 
 def runs_on(capability: tuple[int, int], known: Iterable[tuple[int, int]]) -> bool:
-    """Whether binaries for one of these run: the same major version, and no later minor."""
+    """Return whether code for a known capability runs: same major version, no later minor."""
     major, minor = capability
     return any(one == major and other <= minor for one, other in known)
 
 
 def worst(findings: Sequence[Finding]) -> str:
-    """The worst state of all."""
+    """Return the worst state of all findings."""
     states = {finding.state for finding in findings}
     return next((state for state in (WRONG, NOTE) if state in states), OK)
 
 
 def require_fit(driver: str, gpus: Sequence[Gpu], base: Base, bases: Iterable[Base]) -> None:
-    """See that images on a base run on these GPUs under this driver, as far as is known.
+    """Refuse a base whose images do not run on these GPUs under this driver, as far as is known.
 
     Args:
-        bases: all there are, to name one that fits.
+        bases: all bases, so that the hint can name one that fits.
 
     Raises:
-        NothingToRunOn: naming what does not fit.
+        NothingToRunOn: the driver or a GPU does not fit; names it.
     """
     wrong = misfits(driver, gpus, base)
     if wrong:

@@ -1,7 +1,7 @@
-"""Fused parts as ranks tell of them: values, and the sentences about parts that did not run.
+"""Read the fused parts that ranks report, and say in a sentence which parts did not run.
 
-Owns the states that `images/fixes/files/stackyard_fused.py` writes. Whether a smoke, a bench or a
-run minds is theirs. Pure.
+Owns the states that `images/fixes/files/stackyard_fused.py` writes. It is pure, and does not judge:
+smokes, benches and runs decide whether a part that did not run is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNUSED, PARTLY, FELL_BACK = "unused", "partly", "fell back"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One fused part of one rank.
+    """Hold the state of one fused part on one rank.
 
     Attributes:
         state: `off`, `not asked` (the training has nothing for it to do), `unused`, `ran`,
@@ -28,7 +28,7 @@ class Part:
 
     @property
     def lost(self) -> str:
-        """Say why an enabled part does not run where it could; empty where nothing is lost."""
+        """Return why an enabled part did not run where it could; empty where nothing is lost."""
         if self.state == FELL_BACK:
             return f"fell back to the package's own code: {self.why}"
         if self.state == PARTLY:
@@ -40,7 +40,7 @@ def read_parts(value: Any) -> dict[str, Part]:
     """Read a rank's parts by name.
 
     Raises:
-        KeyError, TypeError, AttributeError: it is not what a rank says.
+        KeyError, TypeError, AttributeError: the value is not a rank's report.
     """
     return {
         str(name): Part(state=str(part["state"]), why=str(part["why"]))
@@ -49,7 +49,7 @@ def read_parts(value: Any) -> dict[str, Part]:
 
 
 def warnings(ranks: Mapping[int, Mapping[str, Part]]) -> list[str]:
-    """Return one line for each part that was lost and its reason, with the ranks that say so."""
+    """Return one line for each lost part and reason, with the ranks that report it."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank, parts in sorted(ranks.items()):
         for name, part in parts.items():

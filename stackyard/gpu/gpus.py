@@ -1,7 +1,7 @@
-"""The GPUs of this machine, read from the driver: its files and NVML.
+"""Read the GPUs of this machine from the driver's files and from NVML.
 
-Owns asking; it changes nothing (no clock, mode or limit of a GPU is ever set). What may be used and
-how it reaches a container is decided in `gpu.placement` and `gpu.access`.
+It changes nothing: no clock, mode or limit of a GPU is ever set. `gpu.placement` decides which GPUs
+may be used, and `gpu.access` how they enter a container.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from stackyard.gpu import access
+from stackyard.gpu import access, infiniband
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import Gpu, GpuHost, GpuProcess
 from stackyard.system import process
 from stackyard.system.errors import NothingToRunOn
@@ -24,32 +25,32 @@ from stackyard.system.errors import NothingToRunOn
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _MAX_LINKS = 18
-# NVML's own numbers: nvidia-ml-py's constant for reading is a tuple by mistake (13.615).
+# NVML's own number; nvidia-ml-py's constant for it is a tuple by mistake (13.615).
 _P2P_READ = 0
-# The caller's own settings of these libraries reach every container and every rank.
+# Variables of the caller that reach every container and every rank.
 _CALLER = re.compile(
     r"NCCL_\w+|TORCH_SYMM_MEM_DISABLE_MULTICAST|NVSHMEM_DISABLE_NVLS|TORCH_NCCL_\w+"
 )
 
 
 def caller_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the caller says about NCCL and NVLink: it goes over what is generated."""
+    """Return the caller's variables for NCCL and NVLink, which override generated ones."""
     return {
         name: value
         for name, value in environment.items()
         if _CALLER.fullmatch(name)
-        and name != "NCCL_VERSION"  # CUDA's images say so, NCCL reads none
+        and name != "NCCL_VERSION"  # CUDA's images set it; NCCL does not read it
     }
 
 
 def allowed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The GPUs the caller may use: CUDA_VISIBLE_DEVICES, as batch systems set it; None for all."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES, which batch systems set, too; None for all."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
     return None if value is None else tuple(part.strip() for part in value.split(","))
 
 
 def driver_version(path: Path = _DRIVER) -> str:
-    """The kernel driver's version; empty when none is loaded."""
+    """Return the kernel driver's version; empty when none is loaded."""
     try:
         text = path.read_text()
     except OSError:
@@ -59,10 +60,10 @@ def driver_version(path: Path = _DRIVER) -> str:
 
 
 def read_host(command: str = "") -> GpuHost:
-    """Every GPU of this machine.
+    """Read every GPU of this machine.
 
     Args:
-        command: what was typed, for the hint.
+        command: a command that runs on CPU ranks instead, for the hint.
 
     Raises:
         NothingToRunOn: there is no driver, or its library does not load or answer.
@@ -96,12 +97,18 @@ def read_host(command: str = "") -> GpuHost:
         driver=version,
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
         gpus=gpus,
-        infiniband=tuple(str(path) for path in sorted(Path("/dev/infiniband").glob("uverbs*"))),
+        infiniband=read_adapters(),
     )
 
 
+def read_adapters() -> Adapters:
+    """Read the InfiniBand and RoCE adapters of this machine."""
+    said = process.run(["sh", "-c", infiniband.SCRIPT], timeout=20)
+    return infiniband.parse(said.output.splitlines())
+
+
 def _or(default: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers; `default` where this GPU or driver has no answer."""
+    """Return NVML's answer, or `default` where this GPU or driver has none."""
     try:
         return ask(*arguments)
     except pynvml.NVMLError:
@@ -150,10 +157,10 @@ def _command(pid: int) -> str:
 
 
 def _links(handles: Sequence[Any]) -> dict[int, dict[int, int]]:
-    """NVLinks between each two GPUs.
+    """Return the number of NVLinks between each two GPUs.
 
-    Where links end at a switch, NVML names no GPU at their other end: every GPU behind the switch
-    is then reached by all the links of the one with the fewest.
+    Where links end at a switch, NVML names no GPU at their other end. Two GPUs at a switch count as
+    joined by as many links as the one with fewer has to it.
     """
     by_bus = {str(pynvml.nvmlDeviceGetPciInfo(h).busId).lower(): n for n, h in enumerate(handles)}
     direct: dict[int, dict[int, int]] = {n: {} for n in range(len(handles))}
@@ -177,7 +184,7 @@ def _links(handles: Sequence[Any]) -> dict[int, dict[int, int]]:
 
 
 def used_bytes(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """Memory in use on some GPUs, by UUID."""
+    """Return the bytes of memory in use on some GPUs, by UUID."""
     pynvml.nvmlInit()
     try:
         return {
@@ -191,7 +198,7 @@ def used_bytes(gpus: Sequence[Gpu]) -> dict[str, int]:
 
 
 def driver_files() -> DriverFiles:
-    """The driver's device nodes, libraries and programs on this machine."""
+    """Find the driver's device nodes, libraries and programs on this machine."""
     listed = process.run(["ldconfig", "-p"], check=False, timeout=20).output
     return DriverFiles(
         version=driver_version(),
@@ -213,11 +220,11 @@ def _program(name: str) -> str:
 
 
 def libraries(listed: str, real: Callable[[str], str]) -> dict[str, str]:
-    """The real file behind each of the driver's libraries.
+    """Return the real file behind each of the driver's libraries.
 
     Args:
         listed: the output of `ldconfig -p`; the first entry of a name is the one that is loaded.
-        real: follows links.
+        real: a function that follows links.
     """
     found: dict[str, str] = {}
     for line in listed.splitlines():
@@ -237,7 +244,7 @@ def libraries(listed: str, real: Callable[[str], str]) -> dict[str, str]:
 
 
 def cdi_kinds(folders: Sequence[str] = ("/etc/cdi", "/var/run/cdi")) -> tuple[str, ...]:
-    """Kinds of the CDI specifications on this machine (as in `nvidia.com/gpu`)."""
+    """Return the kinds of the CDI specifications on this machine (as in `nvidia.com/gpu`)."""
     import yaml
 
     found = set()

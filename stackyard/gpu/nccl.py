@@ -1,7 +1,7 @@
-"""What NCCL did, from its own log (NCCL_DEBUG=INFO).
+"""Read NCCL's own log (NCCL_DEBUG=INFO) for the transports and the network that it used.
 
-Owns reading those lines; what should have been is `validate.judge`'s. Pure. The lines are NCCL's
-(`Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM`), stable since 2.7; 2.10 to 2.30 were looked at.
+It is pure, and does not judge: `validate.judge` does. Lines such as
+`Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM` are stable since 2.7; 2.10 to 2.30 were looked at.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NETWORK = re.compile(r"Using network (\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class NcclLog:
-    """What one training's communicators were made of.
+    """Hold what the communicators of one training used.
 
     Attributes:
         transports: by pair (`0>1`), every transport that a channel between the two took.
-        channels: how many channels were seen in all.
+        channels: the number of channels seen in all.
         network: NCCL's network module, used between hosts (or where nothing better was found).
         warnings: NCCL's own warnings, without time and rank.
     """
@@ -65,5 +65,5 @@ def read_log(lines: Iterable[str]) -> NcclLog:
 
 
 def kind(transport: str) -> str:
-    """The family of a transport: `P2P`, `SHM` or `NET`."""
+    """Return the family of a transport, `P2P`, `SHM` or `NET`."""
     return transport.split("/")[0]

@@ -1,10 +1,9 @@
-"""Where the ranks of a run go: which GPUs, in which containers, and what joins these.
+"""Place the ranks of a run: choose their GPUs, their containers, and what joins these.
 
-Owns the recipes under which NCCL keeps its fast path between containers of one host, the ones that
-fail or fall to sockets, and the settings that belong to each. Pure: it is told what is there.
-The recipes were measured on 2 x H200 with NCCL 2.28.9 (docs/gpus.md); NVIDIA/nccl#324 and #1781
-say why: P2P needs every GPU visible in every container and one IPC namespace, and a host id that
-says that they are on one host.
+Owns the recipes under which NCCL keeps its fast path between containers of one host, those that
+fail or fall back to sockets, and the settings of each. It is pure: the caller says what there is.
+The recipes were measured on 2 x H200 with NCCL 2.28.9 (docs/gpus.md). P2P needs every GPU visible
+in every container, one IPC namespace, and one host id (NVIDIA/nccl#324 and #1781 say why).
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stackyard.gpu.infiniband import Adapters
 from stackyard.system.errors import NothingToRunOn, UsageError
 
 TOGETHER, SHARED, HOST_NETWORK, ISOLATED = "together", "shared-ipc", "host-network", "isolated"
 NAMES = (TOGETHER, SHARED, HOST_NETWORK, ISOLATED)
-# What NCCL says it uses, from the fastest down; the part behind the slash is a detail.
+# Families of transports in NCCL's log, fastest first; what follows a slash there is a detail.
 P2P, SHM, NET = "P2P", "SHM", "NET"
 MIB = 2**20
-# An idle GPU's driver keeps some memory for itself; a process of somebody else's takes more.
+# The driver keeps some memory of an idle GPU for itself; another user's process takes more.
 IDLE_BYTES = 1024 * MIB
 _OWN_GPU_ONLY = (
     "each container sees its own GPU only, so NCCL finds no way between them but sockets: about"
@@ -29,7 +29,7 @@ _OWN_GPU_ONLY = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProcess:
-    """A process that holds memory of a GPU."""
+    """Hold a process that has memory of a GPU."""
 
     pid: int
     bytes: int
@@ -38,14 +38,15 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as the driver shows it.
+    """Hold one GPU as the driver shows it.
 
     Attributes:
         index: NVML's number, in PCI order.
         minor: the number of its device node (/dev/nvidia<minor>).
         capability: compute capability, as in (9, 0).
-        compute_mode: `default`, or why others may not compute on it.
-        nvlinks: by the index of another GPU: the NVLinks between the two.
+        compute_mode: `default`, or the mode that keeps others from computing on it.
+        nvlinks: the number of NVLinks to another GPU, by its index.
+        peers: indexes of the GPUs whose memory this one can read.
     """
 
     index: int
@@ -64,23 +65,23 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuHost:
-    """The GPUs of this machine and the driver they run under.
+    """Hold the GPUs of this machine and the driver they run under.
 
     Attributes:
         driver: the kernel driver's version.
         cuda: the newest CUDA version that the driver itself supports, as in `13.0`.
-        infiniband: device nodes of InfiniBand or RoCE adapters.
+        infiniband: its InfiniBand and RoCE adapters.
     """
 
     driver: str
     cuda: str
     gpus: tuple[Gpu, ...]
-    infiniband: tuple[str, ...] = ()
+    infiniband: Adapters = field(default_factory=Adapters)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlacement:
-    """What one container gets.
+    """Hold what one container gets.
 
     Attributes:
         takes: indexes, among the visible GPUs, of those that its ranks compute on.
@@ -96,12 +97,12 @@ class NodePlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a run's ranks go.
+    """Hold where a run's ranks go.
 
     Attributes:
         network: `bridge` (a network of the run's own) or `host`.
-        transport: the best that NCCL can choose here: `P2P`, `SHM` or `NET`.
-        why: one sentence for people: what was chosen, and what for.
+        transport: the best of `P2P`, `SHM` and `NET` that NCCL can choose here.
+        why: one sentence for people that says what was chosen, and what for.
         warnings: what is slow or risky about it.
     """
 
@@ -115,18 +116,18 @@ class Placement:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every GPU that a rank computes on, in rank order."""
+        """Return every GPU that a rank computes on, in rank order."""
         return tuple(node.visible[index] for node in self.nodes for index in node.takes)
 
 
 def choose_gpus(host: GpuHost, wanted: int, allowed: Sequence[str] | None) -> tuple[Gpu, ...]:
-    """The GPUs of a run: free ones, in PCI order.
+    """Choose free GPUs for a run, in PCI order.
 
     Args:
         allowed: indexes or UUIDs that the caller may use (CUDA_VISIBLE_DEVICES); None for all.
 
     Raises:
-        NothingToRunOn: not enough are there, allowed and free; says why each other one is not.
+        NothingToRunOn: too few are allowed and free; says why each of the others is not.
     """
     refused: dict[int, str] = {}
     for gpu in host.gpus:
@@ -149,7 +150,7 @@ def choose_gpus(host: GpuHost, wanted: int, allowed: Sequence[str] | None) -> tu
 
 
 def why_not_usable(gpu: Gpu) -> str:
-    """Why no run may be put on a GPU; empty when one may."""
+    """Return why no run may be placed on a GPU; empty when one may."""
     if gpu.mig:
         return "it is split by MIG, and NCCL does not join slices"
     if gpu.compute_mode != "default":
@@ -171,7 +172,7 @@ def _named(gpu: Gpu, allowed: Sequence[str]) -> bool:
 
 
 def _best_joined(free: Sequence[Gpu], wanted: int) -> list[Gpu]:
-    """Those with the most NVLinks among themselves; the first ones where it makes no difference."""
+    """Return the GPUs with the most NVLinks among themselves; the first ones of equal groups."""
     best: list[Gpu] = []
     for start in range(len(free)):
         group = [free[start]]
@@ -195,12 +196,12 @@ def place(
     """Put GPUs into containers of one host.
 
     Args:
-        nodes: containers; the GPUs are spread over them evenly.
-        name: a recipe by name; empty for the best one.
-        run: the run's name, which goes into the host id.
+        nodes: number of containers; the GPUs are spread over them evenly.
+        name: name of a recipe; empty for the best one.
+        run: the run's name, which becomes part of the host id.
 
     Raises:
-        UsageError: the GPUs cannot be spread like that, or the recipe fails; says why.
+        UsageError: the GPUs cannot be spread like that, or the recipe does not fit; says why.
     """
     if nodes < 1 or len(gpus) % nodes:
         raise UsageError(
@@ -223,7 +224,7 @@ def place(
 
 
 def best_transport(gpus: Sequence[Gpu]) -> str:
-    """What NCCL can use between GPUs that see each other in one process tree."""
+    """Return the best transport between GPUs that all ranks see, `P2P` or `SHM`."""
     joined = all(b.index in a.peers for a in gpus for b in gpus if a is not b)
     return P2P if joined else SHM
 
@@ -249,8 +250,8 @@ def _shared(gpus: tuple[Gpu, ...], share: int, infiniband: bool, run: str) -> Pl
         network="bridge",
         nodes=_split(gpus, share, ("shareable", "first")),
         transport=best_transport(gpus),
-        # cuMem handles travel over abstract sockets, which belong to a network namespace: without
-        # them NCCL uses CUDA IPC, which needs the common IPC namespace only.
+        # cuMem handles travel over abstract sockets, which do not leave a network namespace. With
+        # cuMem off NCCL uses CUDA IPC, which needs only the common IPC namespace.
         env={**_ORDER, "NCCL_HOSTID": f"stackyard-{run}", "NCCL_CUMEM_ENABLE": "0"},
         why="containers with networks of their own that see every GPU and share one IPC namespace:"
         f" {_path(gpus)} between them, by CUDA IPC",
@@ -290,7 +291,7 @@ def _isolated(gpus: tuple[Gpu, ...], share: int, infiniband: bool, run: str) -> 
 
 
 def _split(gpus: tuple[Gpu, ...], share: int, ipc: tuple[str, str]) -> tuple[NodePlacement, ...]:
-    """Every node sees every GPU and takes its own: CUDA_VISIBLE_DEVICES says which."""
+    """Give every node all GPUs, and name its own in CUDA_VISIBLE_DEVICES."""
     nodes = []
     for start in range(0, len(gpus), share):
         takes = tuple(range(start, start + share))
@@ -311,19 +312,19 @@ def _path(gpus: Sequence[Gpu]) -> str:
 
 
 def environment_of(placement: Placement) -> dict[str, str]:
-    """Settings that every node of a placement has."""
+    """Return the variables that every node of a placement has."""
     interface = "lo" if placement.network == "host" else "eth0"
     return {**placement.env, "NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
 
 
 def require_sound(placement: Placement, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Hold a placement, with the caller's own settings over it, against what was measured.
+    """Compare a placement, with the caller's variables over its own, with what was measured.
 
     Args:
-        env: what the nodes are started with in the end.
+        env: the final environment of the nodes.
 
     Returns:
-        Warnings: it works, but slowly, and why.
+        Warnings that say why it would be slow.
 
     Raises:
         UsageError: NCCL fails under it, at its start or at the first collective; names the reason.
@@ -353,7 +354,7 @@ def require_sound(placement: Placement, env: Mapping[str, str]) -> tuple[str, ..
             f" --placement {SHARED}",
         )
     if not (sees_all and shares_ipc and one_host) and placement.transport != NET:
-        return ("NCCL falls to sockets: " + _OWN_GPU_ONLY, *_switched_off(env))
+        return ("NCCL falls back to sockets: " + _OWN_GPU_ONLY, *_switched_off(env))
     return _switched_off(env)
 
 

@@ -5,9 +5,9 @@ at all while the record's `fixed` pattern shows that upstream (or an earlier pas
 it already. Any other count fails the build. Runs in image builds: standard library only.
 It must not fetch, install or execute anything.
 
-    python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES
+    python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES [--only ID...]
 
-FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
+FIXES.json, where an empty file (/dev/null) is no fix, is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
 "count", "fixed"}], "add": {file: text}}; paths are relative to the root; patterns are multi-line `re`
 patterns; "add" may be missing. A rule with "own" is about the users' own tree: its version may be
 another, and what a release has in several places may be in more or fewer. Nothing is written before every pattern and file of every fix was checked.
@@ -63,6 +63,18 @@ def is_done(text: str, rule: dict[str, Any]) -> bool:
     new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
     found = re.findall(rule["pattern"], new, flags=re.MULTILINE)
     return len(found) == len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
+
+
+def chosen(fixes: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Return the fixes of these ids, in their own order; all of them where none is named.
+
+    Raises:
+        FixMismatch: naming every id that no fix has.
+    """
+    unknown = [name for name in names if all(fix["id"] != name for fix in fixes)]
+    if unknown:
+        raise FixMismatch("\n".join(f"fix {name}: not in the file of fixes" for name in unknown))
+    return [fix for fix in fixes if not names or fix["id"] in names]
 
 
 def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
@@ -130,9 +142,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("fixes", type=Path)
     parser.add_argument("--stage", choices=("source", "installed"), required=True)
     parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", default=[], metavar="ID")
     options = parser.parse_args(argv)
     try:
-        said = apply_all(json.loads(options.fixes.read_text()), options.stage, options.root)
+        fixes = chosen(json.loads(options.fixes.read_text() or "[]"), options.only)
+        said = apply_all(fixes, options.stage, options.root)
     except FixMismatch as error:
         print(error, file=sys.stderr)
         print(

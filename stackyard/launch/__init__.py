@@ -24,10 +24,10 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "each": each.materialize,
 }
 
-# What a layout may give each launcher, beside the program's own arguments; all are required.
+# Options that a layout must give a launcher, beside the program's own arguments.
 OPTIONS: Mapping[str, tuple[str, ...]] = {"accelerate": ("zero_stage",)}
 
-# What a job's options may be: a pattern, and how people read it.
+# Options that a job may give a launcher: a pattern of the values, and its text for people.
 CHOICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "torchrun": {
         "rendezvous": ("static|c10d", "static or c10d"),
@@ -46,7 +46,7 @@ CHOICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 
 def wrong_options(launcher: str, options: Mapping[str, str]) -> list[str]:
-    """What is wrong with a job's options for its launcher, a sentence each."""
+    """Return a sentence for each option of a job that its launcher refuses."""
     known = CHOICES.get(launcher, {})
     found = []
     for name, value in options.items():

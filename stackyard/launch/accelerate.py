@@ -1,9 +1,9 @@
-"""`accelerate launch`: DeepSpeed through pdsh, plain data parallel, or one process alone.
+"""Write the command of `accelerate launch` for DeepSpeed, data parallelism or one process.
 
 The configuration of a DeepSpeed launch is generated and named on the command line, so a stray
-default_config.yaml is never read. Option `zero_stage` (2 or 3; 0, which nothing else means: DDP
-without DeepSpeed) belongs to layouts of several ranks. Option `start`: `pdsh` (from node 1) or
-`standard` (one of it on each).
+default_config.yaml is never read. Option `zero_stage`, for layouts of several ranks, is the ZeRO
+stage of DeepSpeed; 0 is data parallelism (DDP) without DeepSpeed. Option `start` is `pdsh`
+(node 1 runs `accelerate launch`, which starts the others) or `standard` (every node runs it).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stackyard.system import template
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """The command for node 1 and the configuration it reads."""
+    """Return the command for node 1, and the configuration that it reads."""
     if len(request.nodes) * request.per_node == 1:
         return _alone(request)
     if request.options.get("zero_stage", "0") == "0":
@@ -55,7 +55,7 @@ def _data_parallel_on_cpu(request: LaunchRequest) -> Launch:
 def _data_parallel(request: LaunchRequest) -> Launch:
     if request.device == "cpu":
         return _data_parallel_on_cpu(request)
-    # accelerate starts nothing on other nodes: one of it on each, as its own documentation says.
+    # accelerate starts nothing on other nodes; its documentation says to run it on each node.
     words = [
         "accelerate", "launch",
         "--num_machines", str(len(request.nodes)),
@@ -70,7 +70,7 @@ def _data_parallel(request: LaunchRequest) -> Launch:
     ]  # fmt: skip
     if len(request.nodes) == 1:
         return Launch(argv=tuple(words), env=dict(request.env))
-    # `accelerate launch` is two words; `env accelerate launch --machine_rank %n ...` is wanted.
+    # `launch` must stand before the numbered option: `accelerate launch --machine_rank=%n ...`.
     first, second, *rest = words
     return everywhere(request, [first, *rest], [second, f"--machine_rank={NUMBER}"])
 

@@ -1,4 +1,4 @@
-"""One process by itself, without a launcher: what parity compares the launched ones with."""
+"""Write the command of one process without a launcher, the reference for parity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stackyard.launch.request import Launch, LaunchRequest
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """The program as a user starts it on one machine; the layout has one node."""
+    """Return the program as a user starts it on one machine; the layout has one node."""
     program = request.program
     interpreter = ("python3",) if program[0].endswith(".py") else ()
     return Launch(argv=(*interpreter, *program), env=dict(request.env))

@@ -1,8 +1,8 @@
-"""The `deepspeed` launcher with a hostfile: pdsh from node 1.
+"""Write the command of the `deepspeed` launcher, which starts the nodes of a hostfile by pdsh.
 
-What it exports to the nodes is written by us: DS_ENV_FILE names a private file with this
-launch's own variables, nothing of the caller's environment. With option `ssh: no` every node starts
-its own ranks, and DeepSpeed logs in nowhere.
+The launcher exports to the nodes what the file named by DS_ENV_FILE holds: this launch's own
+variables, and nothing of the caller's environment. With option `ssh: no` every node runs
+`deepspeed --no_ssh` for its own ranks.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from stackyard.system import template
 
 
 def hostfile(request: LaunchRequest) -> str:
-    """`node slots=N` lines, in rank order; a node has as many slots as it sees GPUs."""
+    """Return `node slots=N` lines in rank order; a node has a slot for each GPU that it sees."""
     seen = max((gpu + 1 for gpus in request.gpus for gpu in gpus), default=request.per_node)
     values: dict[str, object] = {"nodes": request.nodes, "slots": seen}
     return template.render("runtime/hostfile.j2", values)
 
 
 def inclusion(request: LaunchRequest) -> str:
-    """`node1:0@node2:1`: which slots each node uses; empty on CPU ranks.
+    """Return the slots that each node uses, as in `node1:0@node2:1`; empty on CPU ranks.
 
-    DeepSpeed's launcher overwrites CUDA_VISIBLE_DEVICES with the slots it is given, so this is
-    what keeps two nodes of one machine on GPUs of their own.
+    DeepSpeed's launcher overwrites CUDA_VISIBLE_DEVICES with the slots it is given, so only this
+    keeps two nodes of one machine on GPUs of their own.
     """
     named = zip(request.nodes, request.gpus, strict=False)
     return "@".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in named)
 
 
 def environment_file(request: LaunchRequest) -> str:
-    """NAME=VALUE lines; the deepspeed launcher refuses blank lines and comments here.
+    """Return NAME=VALUE lines; the deepspeed launcher refuses blank lines and comments here.
 
-    It puts each value between double quotes into a line for the nodes' shells, which read more
-    than letters in them.
+    The launcher puts each value between double quotes into a line for the nodes' shells, so
+    characters that are special there are escaped.
     """
     return "".join(f"{n}={_quoted(value)}\n" for n, value in sorted(request.env.items()))
 
@@ -46,7 +46,7 @@ def _quoted(value: str) -> str:
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """The command for node 1."""
+    """Return the command for node 1."""
     hosts, exported = f"{request.scratch}/hostfile", f"{request.scratch}/deepspeed_env"
     words = (
         "--hostfile", hosts,

@@ -1,4 +1,7 @@
-"""One command on every node, once: looking at machines, preparing data. No ranks, no rendezvous."""
+"""Run one command once on every node, to look at machines or to prepare data.
+
+There are no ranks and no rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from stackyard.launch.request import Launch, LaunchRequest
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """The command for node 1; a lone node needs no ssh."""
+    """Return the command for node 1; a lone node needs no ssh."""
     program = request.program
     words = [*(["python3"] if program[0].endswith(".py") else []), *program]
     if len(request.nodes) == 1:

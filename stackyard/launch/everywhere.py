@@ -1,6 +1,6 @@
-"""One command on every node at the same time, from node 1 over the mesh's ssh by pdsh.
+"""Run one command on all nodes at the same time, by pdsh from node 1 over the mesh's ssh.
 
-Owns the quoting: pdsh replaces `%n` by its own number of the node, so one line serves all of them.
+Owns the quoting. pdsh replaces `%n` by its own number of the node, so one line serves all nodes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PDSH_FAN_OUT = 32
 
 
 def everywhere(request: LaunchRequest, words: Sequence[str], numbered: Sequence[str]) -> Launch:
-    """The command for node 1.
+    """Return the command for node 1.
 
     Args:
         words: the command, the same on all nodes.
-        numbered: options that hold `NUMBER`, put behind the command's first word(s) as they are:
-            they must need no quoting.
+        numbered: options that hold `NUMBER`, put behind the command's first word without quotes;
+            they must need none.
     """
     program, *rest = words
     assignments = [f"{name}={value}" for name, value in sorted(request.env.items())]
@@ -29,7 +29,7 @@ def everywhere(request: LaunchRequest, words: Sequence[str], numbered: Sequence[
     after = [_escaped(word) for word in rest]
     command = " ".join([*before, *numbered, *after])
     remote = f"cd {shlex.quote(request.folder)} && exec {command}"
-    # Without -f pdsh starts 32 at a time, and the others' turn would never come.
+    # Without -f pdsh runs on 32 nodes at a time, and these would wait for the others for ever.
     fan = ("-f", str(len(request.nodes))) if len(request.nodes) > PDSH_FAN_OUT else ()
     return Launch(
         argv=("pdsh", "-b", "-S", "-R", "ssh", *fan, "-w", ",".join(request.nodes), remote)

@@ -1,4 +1,4 @@
-"""One training of the user's own: what runs, on how many nodes, with what. Values only.
+"""Hold a user's training as one value: its program, its nodes, its files and its launcher.
 
 Every way of running it (hosts over ssh, Slurm, Kubernetes) takes the same value.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training that is ready to be started: nothing in it is decided later.
+    """Hold a training that is ready to start; nothing in it is decided later.
 
     Attributes:
-        name: of this job; lower-case letters, digits and `-`, at most 40 characters.
+        name: lower-case letters, digits and `-`, at most 40 characters.
         image: reference of the image that all nodes run.
         nodes: how many nodes take part.
         per_node: training processes on each node: one for each GPU, or CPU ranks.
@@ -22,15 +22,15 @@ class Job:
         program: the training, the same on all nodes: a Python file or a console script, then its
             arguments.
         prepare: commands that run on every node, one after another, before the training; each must
-            end well on all nodes. They write node-local files, or the same ones everywhere.
+            succeed on all nodes. They write node-local files, or the same ones everywhere.
         env: environment of every process, beyond the image's own.
         folder: working directory inside the containers.
         binds: folders of the machines by their place in the containers.
         files: small files given to every node before anything runs, by absolute path.
-        launcher: a name in `stackyard.launch.LAUNCHERS`; where the engine starts processes itself,
+        launcher: a name in `stackyard.launch.LAUNCHERS`; where a scheduler starts the processes,
             it decides which environment and rendezvous these get.
-        options: of the launcher.
-        own: users' trees that stand in for installed packages, as they are recorded.
+        options: the launcher's options.
+        own: users' source trees that replace installed packages, as they are recorded.
     """
 
     name: str
@@ -52,5 +52,5 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Training processes in all."""
+        """Return the number of training processes on all nodes."""
         return self.nodes * self.per_node

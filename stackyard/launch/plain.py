@@ -1,8 +1,8 @@
-"""No launcher: every node starts its own ranks, which meet by themselves.
+"""Start ranks on every node without a launcher, for programs that form their own process group.
 
-Option `meet`: `tcp` (a port of the first node) or `file`, a file on a folder that all nodes share,
-named by option `meeting` (it must not be there before: torch removes it at a clean end). For
-programs that call `init_process_group(init_method=...)` themselves; see inside/ranks.py.
+Such a program calls `init_process_group(init_method=...)` itself; see inside/ranks.py. Option
+`meet` is `tcp` (a port of the first node) or `file`. Option `meeting` names that file, in a folder
+that all nodes share; it must not exist before (torch removes it at a clean end).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PROGRAM = "/srv/stackyard/ranks.py"
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """The command for node 1; a lone node needs no ssh."""
+    """Return the command for node 1; a lone node needs no ssh."""
     if request.options.get("meet", "tcp") == "tcp":
         meeting = f"tcp://{request.nodes[0]}:{request.port}"
     else:

@@ -1,4 +1,4 @@
-"""What a launcher is asked for and what it answers. Values only."""
+"""Hold the request to a launcher and its answer, as values."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """One training to start.
+    """Hold one training to start.
 
     Attributes:
         nodes: node names in rank order; the first one starts everything and hosts rendezvous.
         port: rendezvous port on the first node.
         program: what runs on every node: a Python file or a console script, then its arguments.
         env: environment of every training process, beyond the container's own.
-        ssh_port: where the nodes' sshd listen; 0 where the ssh configuration says it for each.
+        ssh_port: the port of the nodes' sshd; 0 where the ssh configuration names each node's.
         folder: working directory, the same on every node.
         scratch: folder on node 1 for generated files; private to this launch.
         device: `cpu` or `cuda`.
         options: the layout's own options for this launcher.
         per_node: training processes on each node.
-        include: which nodes and slots take part, in DeepSpeed's words; empty for what `gpus` says.
+        include: nodes and slots that take part, in DeepSpeed's syntax; empty for what `gpus` says.
         gpus: indexes of the GPUs that each node's processes take, among those that the node sees,
             in node order; empty on CPU ranks.
     """
@@ -42,7 +42,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The exact thing to run on node 1: files first, then one command.
+    """Hold what to run on node 1: the files to write first, then one command.
 
     Attributes:
         everywhere: whether every node needs the files, not only node 1.

@@ -1,7 +1,7 @@
-"""torchrun on every node; node 1 hosts the store.
+"""Run torchrun on every node; node 1 hosts the store.
 
-Option `rendezvous`: `static` (each node is told its rank) or `c10d` (they find out, and may be
-started again: option `restarts` is how often).
+Option `rendezvous` is `static` (each node is given its rank) or `c10d` (the nodes agree on their
+ranks). Option `restarts` is how often ranks may be started again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from stackyard.launch.request import Launch, LaunchRequest
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """The command for node 1; a lone node runs torchrun itself, without ssh."""
+    """Return the command for node 1; a lone node runs torchrun itself, without ssh."""
     program = request.program
     first, numbered = request.nodes[0], [f"--node-rank={NUMBER}"]
     meeting = [f"--master-addr={first}", f"--master-port={request.port}"]

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from stackyard.definitions.spec import Base
+from stackyard.gpu import doctor, infiniband
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
 from stackyard.mesh.node_plan import FIRST_PORT, SKEW_WARNING, misfits, usable_gpus
 from stackyard.mesh.owner import leftovers
 from stackyard.mesh.preflight import Muster
 from stackyard.mesh.runs import Reached
-from stackyard.mesh.survey import Network, choose_network
+from stackyard.mesh.survey import HostFacts, Network, choose_network
 from stackyard.system.errors import StackyardError
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
@@ -72,6 +73,7 @@ def inspect(
                 " it" for name, folders in left.items() for folder in folders]  # fmt: skip
     if network.why:
         remarks.append(f"network between nodes: {network.why}")
+    remarks += _adapters(found.facts)
     remarks += _pair_remarks(routes)
     ready = not (found.failed or problems or any(found.unshared.values()) or len(held) > 1)
     ready = ready and not (tag and unfit)
@@ -111,6 +113,21 @@ def _row(
         "port": f"{FIRST_PORT} {'taken' if FIRST_PORT in facts.ports else 'free'}",
         "runs": ", ".join(mine),
     }
+
+
+def _adapters(facts: Mapping[str, HostFacts]) -> list[str]:
+    """Return each host's InfiniBand and RoCE ports, and what NCCL would use between the hosts."""
+    with_ports = {name: found.infiniband for name, found in facts.items() if found.infiniband.ports}
+    found = [
+        f"{name}: {finding.what}" + (f"; {finding.hint}" if finding.hint else "")
+        for name, one in with_ports.items()
+        for finding in doctor.adapters(one)
+    ]
+    if with_ports and len(facts) > 1:
+        subnets = {name: [i.subnet for i in one.interfaces] for name, one in facts.items()}
+        fabric = infiniband.choose({n: one.infiniband for n, one in facts.items()}, subnets)
+        found.append(f"NCCL between hosts: {fabric.why}")
+    return found
 
 
 def _routes(hosts: Reached, network: Network) -> dict[str, dict[str, dict[str, str]]]:

@@ -7,11 +7,12 @@ Pure: it is told what hosts said (`mesh.survey`) and what their engines hold.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from stackyard.definitions.spec import Base
-from stackyard.gpu import doctor
+from stackyard.gpu import doctor, infiniband
+from stackyard.gpu.infiniband import Fabric
 from stackyard.gpu.placement import Gpu, why_not_usable
 from stackyard.mesh.certificates import MeshPlan
 from stackyard.mesh.hosts import NAME, Fleet, Host, gpu_indexes, node_names
@@ -379,9 +380,11 @@ def visible(plan: StandingPlan, node: NodePlan) -> tuple[int, ...]:
     return tuple(seen.index(gpu) for gpu in node.gpus)
 
 
-def _has_adapter(devices: Sequence[str]) -> bool:
-    """Whether there is InfiniBand to talk over: rdma_cm is there with the kernel's module alone."""
-    return any(device.startswith("/dev/infiniband/uverbs") for device in devices)
+def fabric_of(plan: StandingPlan, facts: Mapping[str, HostFacts]) -> Fabric:
+    """Choose the InfiniBand or RoCE ports that the plan's hosts use between them."""
+    used = {node.host for node in plan.nodes if node.gpus}
+    subnets = {host: [i.subnet for i in facts[host].interfaces] for host in used}
+    return infiniband.choose({host: facts[host].infiniband for host in used}, subnets)
 
 
 def node_environment(
@@ -393,9 +396,7 @@ def node_environment(
     alone = sum(other.host == node.host for other in plan.nodes) == 1
     if node.gpus:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        used = {other.host for other in plan.nodes}
-        if len(used) > 1 and all(_has_adapter(facts[host].infiniband) for host in used):
-            env["NCCL_NET"] = "IB"
+        env |= fabric_of(plan, facts).settings(node.host)
         if not alone:
             # Nodes of one host see all of its GPUs and say so by one host id (`placement`).
             env["NCCL_HOSTID"] = f"stackyard-{plan.run}-{node.host}"

@@ -184,7 +184,7 @@ def _spec(
         tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
         shm_bytes=SHM_BYTES,
         hosts={other.name: other.address for other in plan.nodes} if on_host else {},
-        devices=(*given.devices, *(here.infiniband if node.gpus else ())),
+        devices=(*given.devices, *(here.infiniband.devices if node.gpus else ())),
         requests=given.requests,
         binds={
             **given.binds,

@@ -13,10 +13,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stackyard.gpu import infiniband
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import MIB, Gpu, GpuProcess
 
-SCRIPT = (Path(__file__).parent / "survey.sh").read_text(encoding="utf-8")
+_PLACE = "section infiniband\n"
+SCRIPT = (
+    Path(__file__)
+    .with_suffix(".sh")
+    .read_text(encoding="utf-8")
+    .replace(_PLACE, _PLACE + infiniband.SCRIPT)
+)
 # Names of interfaces that lead to containers and virtual machines of the host itself.
 _INTERNAL = re.compile(r"(lo\d*$|docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|vnet|tap)")
 # What kernels and drivers say beside -1 where they know no speed: the same in 16 and 32 bits.
@@ -76,7 +84,7 @@ class HostFacts:
     folders: Mapping[str, FolderFacts] = field(default_factory=dict)
     driver: DriverFiles | None = None
     gpus: tuple[Gpu, ...] = ()
-    infiniband: tuple[str, ...] = ()
+    infiniband: Adapters = field(default_factory=Adapters)
     cdi: tuple[str, ...] = ()
 
 
@@ -128,7 +136,7 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
         },
         driver=_driver(found),
         gpus=_gpus(found),
-        infiniband=tuple(found["infiniband"]),
+        infiniband=infiniband.parse(found["infiniband"]),
         cdi=tuple(line.strip().strip("\"'") for line in found["cdi"]),
     )
 

@@ -37,7 +37,7 @@ done
 section gpu_nodes; for at in /dev/nvidia*; do [ -c "$at" ] && printf '%s\n' "$at"; done
 section libraries; ldconfig -p 2> /dev/null | awk '/libcuda|libnvidia|libcudadebugger/ && /x86-64/ { print $1, $NF }' |
     while read -r name at; do printf '%s %s\n' "$name" "$(readlink -f "$at")"; done
-section infiniband; for at in /dev/infiniband/*; do [ -c "$at" ] && printf '%s\n' "$at"; done
+section infiniband
 section cdi; cat /etc/cdi/*.yaml /var/run/cdi/*.yaml 2> /dev/null | sed -n 's/^kind: *//p'
 section end
 exit 0

@@ -1,4 +1,4 @@
-"""What an image holds: what a container sees of its layers, and which layer each file is from.
+"""Merge an image's layers into the files that a container sees, and say which layer has each.
 
 Owns the rules by which one layer covers another. It must not know an engine, a registry or a
 package format: `scan.layer` reads layers, `scan.installed` reads the metadata.
@@ -19,10 +19,10 @@ _HOPS = 40  # of symbolic links, as Linux has it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """A file as a container sees it.
+    """Hold a file as a container sees it.
 
-    layer: the position of the layer that brought it, the lowest is 0.
-    origin: its first name in that layer; another than its path for hard links only.
+    layer: the position of the layer that added it; the lowest is 0.
+    origin: its first name in that layer; differs from its path for hard links only.
     """
 
     entry: FileEntry
@@ -31,20 +31,20 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """What it takes; nothing for links."""
+        """Return the file's size; 0 for links."""
         return self.entry.size if self.entry.kind == "file" else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a container sees: files by path, sorted; the texts of metadata; the layers it is of."""
+    """Hold the files that a container sees (sorted by path), metadata texts, and the layers."""
 
     files: Mapping[str, Held]
     texts: Mapping[str, str]
     layers: tuple[LayerContents, ...]
 
     def real(self, path: str) -> str:
-        """The path with symbolic links followed; as it is, from where a link leads in a circle."""
+        """Return the path with symbolic links followed; a circle of links stays unresolved."""
         done, left, hops = "", [part for part in path.split("/") if part], 0
         while left:
             part = left.pop(0)
@@ -62,12 +62,12 @@ class Contents:
         return done
 
     def text(self, path: str) -> str | None:
-        """The text of a metadata file, links followed; None when it is not there."""
+        """Return the text of a metadata file, links followed; None when there is no such file."""
         return self.texts.get(self.real(path))
 
 
 def merge(layers: Sequence[LayerContents]) -> Contents:
-    """What a container sees of layers, the lowest first, and which layer each file came from."""
+    """Merge layers, the lowest first, into the files that a container sees."""
     overlay = _Overlay()
     for position, layer in enumerate(layers):
         for path in layer.removed:
@@ -94,14 +94,14 @@ def _surviving(
 
 
 class _Overlay:
-    """Files as layer after layer is put over them, and which names each folder has or had."""
+    """Hold the files while layers are applied, and the names that each folder has or had."""
 
     def __init__(self) -> None:
         self.files: dict[str, Held] = {}
         self._names: dict[str, set[str]] = {}
 
     def held(self, path: str, entry: FileEntry, layer: int) -> Held:
-        """A layer's file; a hard link has what it links to, of this layer or one below."""
+        """Return a layer's file; a hard link takes its target's entry, from here or from below."""
         if entry.kind != "hardlink":
             return Held(entry=entry, layer=layer, origin=path)
         if entry.sha256 or entry.link not in self.files:
@@ -110,7 +110,7 @@ class _Overlay:
         return replace(below, entry=replace(below.entry, kind="hardlink", link=entry.link))
 
     def put(self, path: str, held: Held) -> None:
-        """Put a file where whatever was there gives way; only folders keep what they hold."""
+        """Put a file at a path and replace what was there; only folders keep what they hold."""
         if held.entry.kind != "directory":
             self.empty(path)
         self.files[path] = held
@@ -126,12 +126,12 @@ class _Overlay:
             path = folder
 
     def remove(self, path: str) -> None:
-        """Take away a path and everything below it."""
+        """Remove a path and everything below it."""
         self.files.pop(path, None)
         self.empty(path)
 
     def empty(self, folder: str) -> None:
-        """Take away everything below a folder."""
+        """Remove everything below a folder."""
         open_ = [folder]
         while open_:
             here = open_.pop()

@@ -1,7 +1,7 @@
-"""What is installed in an image: its system, its Debian packages, its Python distributions.
+"""Read what is installed in an image: its system, Debian packages and Python distributions.
 
 Owns reading their metadata (os-release, dpkg's status and lists, dist-info and egg-info) from an
-image's contents, and whose each file is. It must not judge sizes or write documents.
+image's contents, and finding each file's owner. It must not judge sizes or write documents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a distribution came from, when not from an index (PEP 610).
+    """Hold the source of a distribution that is not from an index (PEP 610).
 
     kind: wheel, folder, or the version control's name. address: a URL without a user's name, or
     the name alone of a file or folder of the machine that built. commit, sha256: may be empty.
@@ -49,11 +49,11 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # a key of many tables: hashed by identity
 class Distribution:
-    """One Python distribution.
+    """Describe one Python distribution.
 
-    info: the path of its dist-info (or egg-info). owner: the `info` of the distribution that has
-    this one inside it; empty for all that are installed themselves. record: paths of its files.
-    licence: License-Expression, or License. classifiers: the licences among its classifiers.
+    info: the path of its dist-info (or egg-info). owner: the `info` of the distribution that
+    vendors this one; empty for those installed by themselves. record: paths of its files.
+    expression, licence: License-Expression and License. classifiers: its licence classifiers.
     """
 
     name: str
@@ -73,18 +73,18 @@ class Distribution:
 
     @property
     def folder(self) -> str:
-        """Where it can be imported from."""
+        """Return the folder that it is imported from."""
         return posixpath.dirname(self.info)
 
     @property
     def key(self) -> str:
-        """Its name as indexes compare it."""
+        """Return its canonical name, as indexes compare names."""
         return canonicalize_name(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DebianPackage:
-    """One package that dpkg has installed; `source` is the package that it was built from."""
+    """Describe one package that dpkg installed; `source` is the package it was built from."""
 
     name: str
     version: str
@@ -95,7 +95,7 @@ class DebianPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """What is installed: the fields of os-release, packages and distributions, sorted by name."""
+    """Hold os-release's fields, and packages and distributions, sorted by name."""
 
     contents: Contents
     system: Mapping[str, str]
@@ -104,9 +104,9 @@ class Installed:
 
     @cached_property
     def owners(self) -> Mapping[str, Distribution | DebianPackage]:
-        """Whose a file is, by its real path: the distribution's that records it, or the package's.
+        """Return the package or the distribution that owns each file, by the file's real path.
 
-        Bytecode that nobody lists is its source's.
+        Bytecode that no package lists belongs to its source's owner.
         """
         found: dict[str, Distribution | DebianPackage] = {}
         for package in self.packages:
@@ -122,7 +122,7 @@ class Installed:
         return found
 
     def python(self, distribution: Distribution) -> str:
-        """The Python version (3.x) that a distribution is installed for; 3 where none is known."""
+        """Return the Python version (3.x) a distribution is installed for; 3 if unknown."""
         versioned = _VERSIONED.fullmatch(distribution.info)
         if versioned:
             return versioned.group(1)
@@ -132,7 +132,7 @@ class Installed:
 
 
 def installed(contents: Contents) -> Installed:
-    """Everything that says of itself that it is installed."""
+    """Read the metadata of everything that is installed."""
     return Installed(
         contents=contents,
         system=os_release(contents),
@@ -144,13 +144,13 @@ def installed(contents: Contents) -> Installed:
 
 
 def source_of(path: str) -> str:
-    """The source that bytecode in a `__pycache__`, or beside it, is of."""
+    """Return the path of the source of bytecode, in a `__pycache__` or beside the source."""
     cached = _BYTECODE.fullmatch(path)
     return f"{cached['folder']}{cached['module']}.py" if cached else path.removesuffix("c")
 
 
 def os_release(contents: Contents) -> dict[str, str]:
-    """The fields of os-release; empty where there is none."""
+    """Return the fields of os-release; empty where there is none."""
     text = contents.text("etc/os-release") or contents.text("usr/lib/os-release") or ""
     fields = {}
     for line in text.splitlines():
@@ -173,7 +173,7 @@ def _packages(contents: Contents) -> Iterator[DebianPackage]:
         for stanza in re.split(r"\n[ \t]*\n", text):
             fields = dict(_fields(stanza))
             name, version = fields.get("package"), fields.get("version")
-            # Distroless images have no status: what has a file there is installed.
+            # Distroless images write no Status: every package with a file there is installed.
             if name and version and fields.get("status", "installed").split()[-1:] == ["installed"]:
                 yield DebianPackage(
                     name=name,
@@ -192,7 +192,7 @@ def _fields(stanza: str) -> Iterator[tuple[str, str]]:
 
 
 def _listed(contents: Contents, package: DebianPackage) -> Iterator[str]:
-    """The real paths of a package's files."""
+    """Yield the real paths of a package's files."""
     names = (package.name, f"{package.name}:{package.architecture}")
     for name in names:
         for line in contents.texts.get(f"var/lib/dpkg/info/{name}.list", "").splitlines():
@@ -215,8 +215,8 @@ def _distributions(contents: Contents) -> tuple[Distribution, ...]:
     found = [_distribution(contents, info, paths) for info, paths in infos.items()]
     outer = [d for d in found if _SITE.fullmatch(d.folder)]
     owners = {path: d.info for d in outer for path in d.record}
-    # What lies elsewhere is another's own copy, or installed into a folder; an egg-info there is
-    # what a build left beside its sources.
+    # Outside of site-packages, a dist-info is a vendored copy or was installed with --target; an
+    # egg-info is what a build left beside its sources.
     inner = [
         replace(d, owner=next((owners[p] for p in infos[d.info] if p in owners), ""))
         for d in found
@@ -270,7 +270,7 @@ def _links(fields: Message) -> Iterator[tuple[str, str]]:
 
 
 def _record(contents: Contents, info: str) -> Iterator[str]:
-    """The paths that a distribution's RECORD names and that are there."""
+    """Yield the paths in a distribution's RECORD that exist."""
     folder = posixpath.dirname(info)
     text = contents.texts.get(f"{info}/RECORD", "")
     try:
@@ -308,7 +308,7 @@ def _archive_hash(archive: Any) -> str:
 
 
 def _address(url: SplitResult) -> str:
-    """What may be told of a URL: without who asked; of a local one, the last name alone."""
+    """Return a URL without user, query and fragment; of a local one, the last name alone."""
     if url.scheme == "file" or not url.netloc:
         return posixpath.basename(url.path.rstrip("/"))
     host = url.netloc.rpartition("@")[2]
@@ -316,7 +316,7 @@ def _address(url: SplitResult) -> str:
 
 
 def public_url(text: str) -> str:
-    """A web address as it may be published; empty for anything else."""
+    """Return a web address without user, query and fragment; empty for anything else."""
     try:
         url = urlsplit(text)
     except ValueError:

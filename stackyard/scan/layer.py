@@ -1,6 +1,6 @@
-"""One layer of an image, read as a stream: facts about its files, and the texts of metadata.
+"""Read one layer of an image as a stream: facts about its files, and the texts of metadata.
 
-Owns the facts that are taken of a layer's members, OCI's whiteouts among these, and which small
+Owns the facts that are kept of a layer's members, OCI's whiteouts included, and which small
 files are kept as text. It must not know an engine or a registry, and keeps no content of other
 files: layers are large.
 """
@@ -24,8 +24,8 @@ _CHUNK = 256 * 2**10
 _WHITEOUT, _OPAQUE, _OTHER = ".wh.", ".wh..wh..opq", ".wh..wh."
 _DIST = r"(?:.*/)?[^/]+\.dist-info/"
 _EGG = r"(?:.*/)?[^/]+\.egg-info"
-# Metadata that is kept: names, bytes at most, how bytes that are no UTF-8 are read. Lists of
-# paths are read as the paths of a layer are, so that they can be compared.
+# Metadata to keep: pattern of the path, limit in bytes, error handler of the UTF-8 decoder. Lists
+# of paths are decoded as tarfile decodes a layer's paths, so that both can be compared.
 _KEPT = (
     (re.compile(rf"{_DIST}METADATA|{_EGG}(?:/PKG-INFO)?"), 2**18, "replace"),
     (re.compile(rf"{_DIST}RECORD"), 2**26, "surrogateescape"),
@@ -39,14 +39,14 @@ _HEAD_ONLY = _KEPT[0][0]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """One file of a layer.
+    """Describe one file of a layer.
 
     kind: file, directory, symlink, hardlink, device or fifo.
-    size: bytes; of a hard link, those of the file that it is another name of.
+    size: in bytes; for a hard link, the size of the file that it links to.
     mtime: seconds since 1970.
-    sha256: of a regular file's content; empty where there is none.
+    sha256: of a regular file's content; empty for other kinds and empty files.
     link: where a symbolic link points, as written; the path that a hard link shares.
-    source: time and size of the source that bytecode says it was made of; None for all else.
+    source: modification time and size of the source, as bytecode records them; else None.
     """
 
     kind: str
@@ -60,10 +60,11 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContents:
-    """One layer: its files by path (no slash before it), what it hides of those below, its texts.
+    """Hold a layer's files by path (no leading slash), its whiteouts and its metadata texts.
 
-    removed: paths that are gone, with everything below them. emptied: folders that keep nothing of
-    the layers below. Both concern lower layers only. Paths that are no UTF-8 hold surrogates.
+    removed: paths that are deleted, with everything below them (whiteouts). emptied: folders that
+    keep nothing of the layers below (opaque whiteouts). Both concern lower layers only. Paths that
+    are not UTF-8 hold surrogates.
     """
 
     number: int
@@ -74,12 +75,12 @@ class LayerContents:
 
     @property
     def size(self) -> int:
-        """Bytes of all its files, unpacked."""
+        """Return the unpacked size of all its files, in bytes."""
         return sum(entry.size for entry in self.files.values() if entry.kind == "file")
 
 
 class LayerReader:
-    """Reads one layer, an uncompressed tar; `number` is its place, for messages."""
+    """Read one layer, an uncompressed tar; `number` is its position, for messages."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -89,9 +90,9 @@ class LayerReader:
         self._emptied: set[str] = set()
 
     def read(self, stream: IO[bytes]) -> LayerContents:
-        """Read the stream to its end, once, forwards.
+        """Read the stream once, to its end, without seeking.
 
-        Raises EngineError when it is no whole tar archive.
+        Raises EngineError when it is not a complete tar archive.
         """
         try:
             for member, content in members(stream):
@@ -119,7 +120,7 @@ class LayerReader:
         if name.startswith(_WHITEOUT):
             self._hide(folder, name)
         elif path:
-            # A path that is there twice is what came last, and in its place.
+            # Of a path that is there twice, the last member counts, and its position.
             self._files.pop(path, None)
             self._texts.pop(path, None)
             self._files[path] = self._entry(member, content, path)
@@ -127,7 +128,7 @@ class LayerReader:
     def _hide(self, folder: str, name: str) -> None:
         if name == _OPAQUE:
             self._emptied.add(folder)
-        elif not name.startswith(_OTHER):  # aufs' own notes mean nothing here
+        elif not name.startswith(_OTHER):  # aufs' own metadata, which means nothing here
             self._removed.add(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
 
     def _entry(self, member: tarfile.TarInfo, content: Readable, path: str) -> FileEntry:
@@ -164,7 +165,7 @@ def _normal(name: str) -> str:
 
 
 def _keeping(path: str) -> tuple[int, str]:
-    """How many bytes of a file are kept as its text, and how they are decoded."""
+    """Return how many bytes of a file to keep as text, and the decoder's error handler."""
     for pattern, limit, errors in _KEPT:
         if pattern.fullmatch(path):
             return limit, errors
@@ -188,7 +189,7 @@ def _text(path: str, raw: bytes, errors: str) -> str:
 
 
 def _source(head: bytes) -> tuple[int, int] | None:
-    """Time and size of bytecode's source (PEP 552); None where a hash stands instead."""
+    """Return time and size of bytecode's source; None if it is hash-based (PEP 552)."""
     if len(head) < 16 or int.from_bytes(head[4:8], "little"):
         return None
     return int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")

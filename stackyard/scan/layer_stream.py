@@ -1,7 +1,7 @@
-"""A layer's tar, read forwards: each member with a reader of its content, then what follows.
+"""Read a layer's tar without seeking: each member with its content, then what follows.
 
-Owns reading a tar as a stream, alike on every Python that is supported. It must not know what a
-member means, and holds no more than one block.
+Owns reading a tar as a stream, in the same way on every supported Python. It must not know what a
+member means, and holds at most one block in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Readable(Protocol):
 
 
 class _Header(tarfile.TarInfo):
-    """A header. tarfile takes a damaged or missing one for the archive's end; this one does not."""
+    """Refuse a damaged or missing header, which tarfile would take for the archive's end."""
 
     @classmethod
     def frombuf(cls: type[_H], buf: bytes | bytearray, encoding: str, errors: str) -> _H:
@@ -31,7 +31,7 @@ class _Header(tarfile.TarInfo):
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise  # the mark of the end
+                raise  # a block of zeros marks the end
             short = "it ends before the mark of an archive's end"
             raise tarfile.ReadError(
                 short if len(buf) < tarfile.BLOCKSIZE else str(error)
@@ -39,13 +39,13 @@ class _Header(tarfile.TarInfo):
 
 
 class _Archive(tarfile.TarFile):
-    members: list[tarfile.TarInfo]  # all that were read, which nobody needs here
+    members: list[tarfile.TarInfo]  # cleared after each member, to save memory
 
 
 class _Forward:
-    """A stream in which `tarfile` may seek, forwards only.
+    """Let `tarfile` seek forwards in a stream.
 
-    tarfile's own mode for streams copies all that it holds at every read; this does not.
+    tarfile's own stream mode copies its whole buffer at every read; this class does not.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -53,11 +53,11 @@ class _Forward:
         self._held, self._start, self._at = b"", 0, 0
 
     def tell(self) -> int:
-        """Return the place of the next byte."""
+        """Return the position of the next byte."""
         return self._at
 
     def seek(self, offset: int) -> int:
-        """Skip all bytes before a place. Raises tarfile.StreamError if they were read already."""
+        """Skip to a later position. Raises tarfile.StreamError if it was read already."""
         if offset < self._at:
             raise tarfile.StreamError("a header leads back to what was read before")
         self._at = offset
@@ -96,7 +96,7 @@ def members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo | None, Readabl
             fileobj=cast(IO[bytes], forward), mode="r:", tarinfo=_Header,
             encoding="utf-8", errors="surrogateescape",
         ) as archive:  # fmt: skip
-            # Not `next`: behind the end of an archive without members, older Pythons read on.
+            # Not `next`: at the end of an archive without members, older Pythons read on.
             for member in archive:
                 archive.members.clear()
                 member.mtime = int(member.mtime)
@@ -105,5 +105,5 @@ def members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo | None, Readabl
                 content = archive.extractfile(member) if member.issparse() else None
                 yield member, content or forward
             yield None, forward
-    except (ValueError, OverflowError) as error:  # numbers in headers that are none
+    except (ValueError, OverflowError) as error:  # a header's number field that is not a number
         raise tarfile.ReadError(str(error)) from error

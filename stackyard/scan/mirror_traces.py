@@ -1,7 +1,7 @@
-"""What a caller's package settings would look like if a build had left them in an image.
+"""Find traces of the caller's package settings that a build left in an image.
 
 Owns turning the caller's settings into strings and certificates to look for, and looking for them
-in a text. It must not read settings (`build.mirrors` does) nor touch the world.
+in a text. Pure: it must not read settings; `build.mirrors` does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-# Packages speak of these in scripts and documentation of their own: where the caller's settings
-# name them, they are looked for in settings, records and logs only, and not in every file.
+# Packages mention these hosts in their own scripts and documentation: where the caller's settings
+# name them, they are looked for in settings, records and logs only, not in every file.
 PUBLIC = {"debian", "ubuntu", "pypi", "pythonhosted", "pytorch", "nvidia"}
-# Between two characters of an armoured text: a line break, or one written as an escape.
+# Between two characters of a PEM text: a line break, or an escaped one.
 GAP = rb"(?:\s|\\+[nr])"
 _CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----((?:[A-Za-z0-9+/=]|%b){100,12000}?)-----END" % GAP
@@ -28,30 +28,30 @@ _URI = re.compile(rb"[a-z][a-z0-9+.-]*://(?:([^@/\s\"']*)@)?([A-Za-z0-9._-]+|\[[
 
 
 class PackageSettings(Protocol):
-    """What is needed of `stackyard.settings.CallerSettings`."""
+    """Name the attributes needed of `build.mirrors.CallerSettings`."""
 
     @property
     def secrets(self) -> Mapping[str, bytes]:
-        """Contents by secret id."""
+        """Return contents by secret id."""
 
     @property
     def wheel_folders(self) -> tuple[Path, ...]:
-        """Local folders of wheels."""
+        """Return local folders of wheels."""
 
     @property
     def proxies(self) -> Mapping[str, str]:
-        """Proxy variables."""
+        """Return the proxy variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """What must not be found.
+    """Hold the caller's hosts, passwords, folders and certificates, which no image may contain.
 
     Attributes:
         hosts: host names and addresses of every index, mirror and proxy.
-        credentials: user names with passwords, and passwords, of those.
+        credentials: of these hosts, as `USER:PASSWORD` and as the password alone.
         folders: local folders of wheels.
-        certificates: those that the caller trusts, in DER form.
+        certificates: certificates that the caller trusts, in DER form.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class Caller:
 
     @property
     def private_hosts(self) -> frozenset[str]:
-        """Names that no package mentions by itself: looked for in every file."""
+        """Return the host names that no package mentions: they are looked for in every file."""
         return frozenset(
             name
             for name in self.hosts
@@ -72,7 +72,7 @@ class Caller:
 
     @cached_property
     def everywhere(self) -> tuple[tuple[bytes, str], ...]:
-        """What may be in no file at all, each with what is said of it."""
+        """Return the strings that no file may hold, each with its name in findings."""
         texts = sorted(self.private_hosts | self.credentials)
         secrets = self.credentials
         return tuple((text.encode(), "a password" if text in secrets else text) for text in texts)
@@ -83,10 +83,10 @@ class Caller:
         return (*words, *((folder, _folder(folder)) for folder in self.folders))
 
     def names(self, data: bytes) -> set[str]:
-        """The caller's addresses, passwords and folders that some text gives away."""
+        """Return the caller's addresses, passwords and folders that a text contains."""
         if not self._patterns and not self.credentials:
             return set()
-        # The plain search is many times faster, and finds nothing in nearly every text.
+        # Substring search is many times faster, and rules out nearly every text.
         lower = data.lower()
         likely = [one for one in self._patterns if one[0].lower().encode() in lower]
         found = {word for word, pattern in likely if pattern.search(data.decode("latin-1"))}
@@ -100,7 +100,7 @@ class Caller:
 
 
 def make_caller(settings: PackageSettings, own: Iterable[str]) -> Caller:
-    """What to look for; `own` are addresses that the project's definitions name themselves."""
+    """Collect what to look for; `own` are the addresses in the project's definitions."""
     texts = [data for name, data in settings.secrets.items() if name != "ca.pem"]
     texts += [value.encode() for value in settings.proxies.values()]
     found = [match for text in texts for match in _URI.findall(text)]
@@ -131,7 +131,7 @@ def _folder(folder: str) -> re.Pattern[str]:
 
 
 def parse_certificates(text: bytes) -> list[bytes]:
-    """The DER form of every certificate in PEM text, also where line breaks are escaped."""
+    """Return the DER form of every certificate in PEM text, with escaped line breaks, too."""
     return [der for body in _CERTIFICATE.findall(text) if (der := _der(re.sub(GAP, b"", body)))]
 
 
@@ -143,5 +143,5 @@ def _der(body: bytes) -> bytes:
 
 
 def fingerprint(der: bytes) -> str:
-    """A certificate's name that tells nothing about it."""
+    """Return a name for a certificate that does not reveal its content."""
     return f"certificate sha256:{hashlib.sha256(der).hexdigest()[:16]}"

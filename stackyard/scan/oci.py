@@ -1,8 +1,8 @@
-"""OCI manifests, as bytes that stay the same for the same content.
+"""Write and read OCI manifests; the same content gives the same bytes.
 
-Owns the shapes of the image specification 1.1: descriptors, manifests of images and artifacts, the
-list of what refers to an image. Pure: it must not read files or speak to a registry. Source: the
-OCI image and distribution specifications.
+Owns descriptors, manifests of images and artifacts, and the index of an image's referrers. Pure:
+it must not read files or speak to a registry. Source: the OCI image specification 1.1 and the OCI
+distribution specification.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?")
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of bytes, `sha256:...`."""
+    """Return the digest of bytes, `sha256:...`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a sha256 digest."""
+    """Say if a text is a SHA-256 digest."""
     return bool(_DIGEST.fullmatch(text))
 
 
@@ -48,7 +48,7 @@ def is_tag(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A named place in a registry; `str` is how it is typed."""
+    """Name a repository of a registry; `str` gives `HOST[:PORT]/NAME`."""
 
     host: str
     name: str
@@ -58,25 +58,25 @@ class Repository:
 
 
 def parse_repository(text: str) -> Repository:
-    """`HOST[:PORT]/NAME`; unlike docker's, the host is never guessed.
+    """Parse `HOST[:PORT]/NAME`; unlike docker, never guess the host.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a repository.
     """
     host, slash, name = text.partition("/")
     plausible = "." in host or ":" in host or host == "localhost"
     if not (slash and plausible and _HOST.fullmatch(host) and _NAME.fullmatch(name)):
         raise UsageError(
-            f"{shown(text)!r} is no repository",
-            why="a registry with its domain or port, a slash, and a name in small letters",
-            hint="registry.example:5000/team/stackyard",
+            f"{shown(text)!r} is not a repository",
+            why="it must be a registry with a domain or port, a slash, and a name in lower case",
+            hint="type it like registry.example:5000/team/stackyard",
         )
     return Repository(host=host, name=name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """What a manifest says of one content: kind, digest and bytes."""
+    """Describe one content of a manifest: media type, digest and size in bytes."""
 
     media_type: str
     digest: str
@@ -85,7 +85,7 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def value(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the descriptor as a JSON object."""
         return {
             "mediaType": self.media_type,
             "digest": self.digest,
@@ -96,7 +96,7 @@ class Descriptor:
 
 
 def described(media_type: str, data: bytes, title: str = "") -> Descriptor:
-    """The descriptor of bytes."""
+    """Return the descriptor of bytes."""
     notes = {TITLE: title} if title else {}
     return Descriptor(
         media_type=media_type, digest=digest_of(data), size=len(data), annotations=notes
@@ -104,10 +104,10 @@ def described(media_type: str, data: bytes, title: str = "") -> Descriptor:
 
 
 def read_descriptor(value: Any) -> Descriptor:
-    """A descriptor of a manifest that somebody else may have made.
+    """Check and read a descriptor; its manifest may have any author.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a descriptor.
     """
     if not isinstance(value, dict):
         raise ValueError("a descriptor is an object")
@@ -129,14 +129,14 @@ def read_descriptor(value: Any) -> Descriptor:
 
 
 def text_of(value: Mapping[str, Any]) -> bytes:
-    """JSON, the same bytes for the same value."""
+    """Return a value as JSON; the same value gives the same bytes."""
     return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
 def image_manifest(
     config: Descriptor, layers: Sequence[Descriptor], annotations: Mapping[str, str]
 ) -> bytes:
-    """The manifest of an image for one platform."""
+    """Return the manifest of an image for one platform."""
     return text_of(
         {
             "schemaVersion": 2,
@@ -154,7 +154,7 @@ def artifact_manifest(
     subject: Descriptor,
     annotations: Mapping[str, str],
 ) -> bytes:
-    """The manifest of what lies beside an image: its subject."""
+    """Return the manifest of an artifact that refers to an image, its subject."""
     return text_of(
         {
             "schemaVersion": 2,
@@ -169,12 +169,12 @@ def artifact_manifest(
 
 
 def referrers_tag(digest: str) -> str:
-    """The tag that holds the list of an image's artifacts where there is no referrers API."""
+    """Return the tag of an image's referrers index, for registries without a referrers API."""
     return digest.replace(":", "-")
 
 
 def referrers_index(found: Iterable[Descriptor]) -> bytes:
-    """That list; each artifact once."""
+    """Return the referrers index with each artifact once."""
     by_digest = {descriptor.digest: descriptor for descriptor in found}
     return text_of(
         {
@@ -187,7 +187,7 @@ def referrers_index(found: Iterable[Descriptor]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A manifest as read."""
+    """Hold a manifest that was read."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
@@ -197,10 +197,10 @@ class Manifest:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """An image's or artifact's manifest.
+    """Read the manifest of an image or artifact.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a manifest.
     """
     value = json.loads(data)
     if not isinstance(value, dict) or value.get("schemaVersion") != 2:
@@ -222,10 +222,10 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 def read_index(data: bytes) -> tuple[Descriptor, ...]:
-    """The manifests that an index lists.
+    """Read the descriptors of the manifests that an index lists.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an index.
     """
     value = json.loads(data)
     if not isinstance(value, dict) or not isinstance(value.get("manifests"), list):

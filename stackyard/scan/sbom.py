@@ -1,7 +1,7 @@
-"""What an image holds, as a bill of materials: CycloneDX 1.6 in JSON.
+"""Write an image's software bill of materials (SBOM): CycloneDX 1.6 in JSON.
 
-Owns the document: which components there are, how they are named, and what depends on what. The
-same image gives the same bytes. It must not read an image (`scan.installed` has) nor a clock.
+Owns the document: which components there are, how they are named, and their dependencies. The
+same image gives the same bytes. It must not read an image (`scan.installed` does) nor a clock.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from stackyard.scan.installed import DebianPackage, Distribution, Installed, Ori
 from stackyard.system.errors import shown
 
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-_LONGEST_NAME = 100  # of a licence; what is longer is a licence's text
+_LONGEST_NAME = 100  # of a licence; anything longer is the text of a licence
 _ALLOWED = "the lock allows several files: one of these hashes is of the one installed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The image that a bill is about.
+    """Describe the image that an SBOM is about.
 
     id: the digest of its configuration (`sha256:...`), as engines name images. created: ISO 8601
-    time with its offset. base: a reference, and a digest; the name may be empty: no base is named.
+    time with its offset. base: a reference; empty when no base is named. base_digest: its digest.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Subject:
 
 
 def sbom(contents: Contents, image: Subject, locks: Iterable[Locked]) -> str:
-    """The bill of an image; `locks` are all pins that decided its Python packages.
+    """Write the SBOM of an image; `locks` are all pins that decided its Python packages.
 
     Raises ValueError when the image's id or time is malformed.
     """
@@ -95,7 +95,7 @@ def sbom(contents: Contents, image: Subject, locks: Iterable[Locked]) -> str:
 
 
 def _time(created: str) -> str:
-    # Engines say nanoseconds; a date that is read without an offset would be this machine's time.
+    # Engines write nanoseconds; a time without an offset would be read as this machine's.
     if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", created):
         raise ValueError(f"{created!r} is not a time with its offset")
     return re.sub(r"(\.\d{6})\d+", r"\1", created)
@@ -161,16 +161,16 @@ def _distro(system: Mapping[str, str]) -> str:
 def _distributions(
     there: Installed, hashes: Mapping[tuple[str, str], list[str]]
 ) -> tuple[dict[Distribution, Component], dict[str, list[Component]]]:
-    """Components of all distributions, and those that are inside of one, by its info."""
+    """Return the components of all distributions, and the vendored ones by their owner's info."""
     purls = {d: _purl(d) for d in there.distributions}
     times = Counter(purl.to_string() for purl in purls.values())
     found: dict[Distribution, Component] = {}
     inside: dict[str, list[Component]] = defaultdict(list)
     for distribution, purl in purls.items():
         reference = purl.to_string()
-        # The same one twice, in two places: told apart by where they are.
+        # The same distribution in two places: the path makes the reference unique.
         unique = reference if times[reference] == 1 else f"{reference}#{shown(distribution.info)}"
-        # A copy inside of another is not what a lock pinned.
+        # A vendored copy is not what a lock pinned.
         key = (distribution.key, _version(distribution.version))
         allowed = [] if distribution.owner else hashes.get(key, [])
         found[distribution] = _python(distribution, purl, unique, allowed)
@@ -189,7 +189,7 @@ def _python(
         "folder": f"/{distribution.folder}", "layer": str(distribution.layer),
         "installer": distribution.installer,
     }  # fmt: skip
-    # What was built here was built from the file that the lock names; no hash of it is known.
+    # The lock's hashes are those of the sdist; a wheel built from it has no known hash.
     if origin:
         facts["source-hashes"] = " ".join(f"sha256:{digest}" for digest in allowed)
     elif len(allowed) > 1:
@@ -247,7 +247,7 @@ def _sha256(content: str) -> HashType:
 
 
 def licences(distribution: Distribution) -> list[License]:
-    """What a distribution's metadata declares: SPDX where it is valid, a name where it is not."""
+    """Return the licences that a distribution declares: valid SPDX, or else a name."""
     declared = LicenseAcknowledgement.DECLARED
     said = [distribution.expression or distribution.licence]
     text = "\n" in said[0] or len(said[0]) > _LONGEST_NAME
@@ -274,7 +274,7 @@ def _version(text: str) -> str:
 
 
 def _hashes(locks: Iterable[Locked]) -> dict[tuple[str, str], list[str]]:
-    """SHA-256 in hexadecimal of the files that locks allow, by name and version."""
+    """Return the SHA-256 digests (hexadecimal) that locks allow, by name and version."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for pin in locks:
         key = (canonicalize_name(pin.name), _version(pin.version))
@@ -283,9 +283,9 @@ def _hashes(locks: Iterable[Locked]) -> dict[tuple[str, str], list[str]]:
 
 
 def required(distribution: Distribution, there: Installed, architecture: str) -> list[Distribution]:
-    """What of the image a distribution requires, without its extras.
+    """Return the installed distributions that a distribution requires, without its extras.
 
-    Of several with one name it is the one in the same folder, else all of them.
+    Of several with the same name, take the one in the same folder, else all of them.
     """
     environment = _environment(there.python(distribution), architecture)
     found: list[Distribution] = []
@@ -304,7 +304,7 @@ def required(distribution: Distribution, there: Installed, architecture: str) ->
 
 
 def _environment(python: str, architecture: str) -> dict[str, str]:
-    """All that a marker may ask for, so that nothing is asked of this machine."""
+    """Return every variable of markers, so that none is taken from this machine."""
     return {
         "implementation_name": "cpython", "implementation_version": f"{python}.0",
         "os_name": "posix", "platform_machine": _MACHINES.get(architecture, architecture),

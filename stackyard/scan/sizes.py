@@ -1,7 +1,7 @@
-"""What an image weighs, and what of it is waste.
+"""Report the size of an image, and which part of it is waste.
 
-Owns the size report: by layer, by package, and what could be left out. It must not read layers
-(`scan.contents` does) nor decide what is removed: the numbers are for whoever does.
+Owns the size report: by layer, by package, and by kind of waste. It must not read layers
+(`scan.contents` does) nor decide what a build removes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DOCUMENTS = re.compile(
 _STATIC = re.compile(r".*\.a")
 _HEADER = re.compile(r"(?:(.*?/include)/)?.*\.(?:h|hh|hpp|hxx|h\+\+|cuh|inl)")
 
-# What each kind of waste means, as the terminal says it.
+# The meaning of each kind of waste, for the terminal.
 KINDS = {
-    "hidden": "deleted or replaced by a later layer, and still travels",
+    "hidden": "deleted or replaced by a later layer, but still in the image",
     "duplicates": "the same content again (64 KiB and more)",
     "tests": "tests of packages",
     "caches": "caches and temporary files",
@@ -47,7 +47,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSize:
-    """What is known of a layer besides its files: bytes as it travels, and its history entry."""
+    """Hold a layer's digest, compressed size in bytes, and history entry."""
 
     digest: str
     compressed: int
@@ -56,7 +56,7 @@ class LayerSize:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waste:
-    """One wasted file: the layer that has it, what it is counted under, the bytes it costs."""
+    """Hold one wasted file: its layer, the group it is counted in, its size in bytes."""
 
     layer: int
     path: str
@@ -67,7 +67,7 @@ class _Waste:
 def size_report(
     contents: Contents, layers: Sequence[LayerSize], base_layers: int
 ) -> dict[str, Any]:
-    """Everything in bytes, ready for JSON; the lowest `base_layers` layers are the base's.
+    """Return all sizes in bytes, ready for JSON; the lowest `base_layers` layers are the base's.
 
     Kinds of waste overlap; `waste.any` counts each file once. Raises ValueError when `layers` are
     not as many as the contents have.
@@ -98,7 +98,7 @@ def size_report(
 
 
 def shorten(created_by: str) -> str:
-    """A history entry as one line that says what was done, without the shell around it."""
+    """Return a history entry as one line: the command without the shell around it."""
     text = re.sub(r"\s+", " ", created_by).strip()
     text = re.sub(r"^(RUN )?(\|\d+ .*?)?/bin/(ba)?sh (-\S+ (pipefail )?)*", r"\1", text)
     return shown(text.removesuffix(" # buildkit").removeprefix("#(nop) ").strip(), _CREATED)
@@ -110,7 +110,7 @@ def _total(layers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _packages(there: Installed) -> dict[str, Any]:
-    """The largest packages, how much each kind has, and what nobody owns."""
+    """Return the size of each kind of package, the largest packages, and what none owns."""
     weights: dict[Any, list[int]] = defaultdict(list)
     for path, file in there.contents.files.items():
         if file.entry.kind != "directory":
@@ -152,7 +152,7 @@ def _kinds(contents: Contents) -> dict[str, Iterable[_Waste]]:
 
 
 def _hidden(contents: Contents) -> Iterator[_Waste]:
-    """Files of layers that nothing visible is made of."""
+    """Yield the files of layers that no container sees."""
     live = {(file.layer, file.origin) for file in contents.files.values()}
     for number, layer in enumerate(contents.layers):
         for path, entry in layer.files.items():
@@ -161,7 +161,7 @@ def _hidden(contents: Contents) -> Iterator[_Waste]:
 
 
 def _duplicates(contents: Contents) -> Iterator[_Waste]:
-    """All copies but the first, each under the name of the first."""
+    """Yield all copies but the first, each grouped under the first one's path."""
     first: dict[str, str] = {}
     for path, file in contents.files.items():
         if file.bytes >= DUPLICATE_BYTES:
@@ -171,7 +171,7 @@ def _duplicates(contents: Contents) -> Iterator[_Waste]:
 
 
 def _named(contents: Contents, pattern: re.Pattern[str]) -> Iterator[_Waste]:
-    """Files whose path matches, under the folder that the pattern names, or by themselves."""
+    """Yield the files that match, grouped by the pattern's folder, or else by path."""
     for path, file in contents.files.items():
         match = pattern.fullmatch(path) if file.bytes else None
         if match:
@@ -187,11 +187,11 @@ def _bytecode(contents: Contents) -> Iterator[_Waste]:
 
 
 def _unused(contents: Contents, path: str) -> bool:
-    """Bytecode that is not loaded: no source in a `__pycache__`, or made of another source."""
+    """Say if Python ignores bytecode: it has no source, or the source has changed."""
     source = contents.files.get(source_of(path))
     cached = posixpath.basename(posixpath.dirname(path)) == "__pycache__"
     if source is None:
-        return cached  # beside where its source would be, it is imported by itself
+        return cached  # in the source's folder, Python imports bytecode without a source
     made_of = contents.files[path].entry.source
     now = (source.entry.mtime & 0xFFFFFFFF, source.entry.size & 0xFFFFFFFF)
     return not cached or (made_of is not None and made_of != now)
@@ -217,7 +217,7 @@ def _summary(found: Sequence[_Waste]) -> dict[str, Any]:
 
 
 def size_lines(report: Mapping[str, Any]) -> list[str]:
-    """The report as a plain table, at most 100 columns wide."""
+    """Return the report as a plain table, at most 100 columns wide."""
     lines = [f"{'compressed':>12}  {'unpacked':>12}  {'files':>7}  layer"]
     lines += [
         _layer_line(layer, ("base: " if layer["base"] else "") + layer["created_by"])
@@ -238,7 +238,7 @@ def size_lines(report: Mapping[str, Any]) -> list[str]:
     lines += ["", f"{_mb(nobody['bytes'])}  {nobody['files']:>7}  of no package"]
     lines += [
         "",
-        f"{_mb(any_['bytes'])}  {any_['files']:>7}  could be left out; of it (overlapping)",
+        f"{_mb(any_['bytes'])}  {any_['files']:>7}  could be left out; by kind (overlapping)",
     ]
     for kind, meaning in KINDS.items():
         found = report["waste"][kind]
@@ -256,10 +256,10 @@ def _layer_line(layer: Mapping[str, Any], words: str) -> str:
 
 
 def _cut(path: str) -> str:
-    """A path in 70 columns; its end says more than its beginning."""
+    """Shorten a path to 70 columns; its end says more than its beginning."""
     return path if len(path) <= 70 else f"...{path[-67:]}"
 
 
 def _mb(size: int) -> str:
-    """Bytes as megabytes (10^6), or kilobytes when they are few, in 12 columns."""
+    """Format bytes as MB (10^6 bytes), or as kB below 100 kB, in 12 columns."""
     return f"{size / 1e6:>9,.1f} MB" if size >= 100_000 else f"{size / 1e3:>9,.1f} kB"

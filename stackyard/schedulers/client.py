@@ -1,7 +1,7 @@
-"""Slurm and Kubernetes behind one face: a job written, submitted, followed, looked at, ended.
+"""Export, submit, follow, query and cancel a job on Slurm or Kubernetes.
 
-Owns the order of these steps, and the one table of how a job stands in both. What is said to the
-engines is `clusters.slurm_client`'s and `clusters.kubernetes_client`'s; it must not print.
+Owns the order of these steps, and the states that both share. It must not print, nor call a
+cluster's commands: `schedulers.slurm_client` and `schedulers.kubernetes_client` do.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ POLL_SECONDS = 2.0
 ENDED = ("done", "failed", "cancelled", "gone")
 _KUBERNETES = {"queued": "waiting", "starting": "waiting", "succeeded": "done"}
 _LABELLED = re.compile(r"(\s*\d+): ?(.*)")
-# Called with a node (its place or name; empty for none) and a line of its output.
+# Called with a node (its index or name; empty if unknown) and a line of its output.
 Line = Callable[[str, str], None]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """How a job stands.
+    """Hold the state of a job.
 
     Attributes:
         job: its number in Slurm, its name in Kubernetes.
         state: `waiting`, `running`, `ending`, or one of `ENDED`.
-        why: what the engine says of it, in its own words.
-        code: exit code, where the engine tells it.
-        parts: a line for each node or pod that there is something to say of.
-        started: how many of its pods have; Slurm starts all nodes or none, and counts none.
-        log: a file with all that it said; empty where there is none.
+        why: the reason, in the scheduler's own words.
+        code: exit code, where the scheduler reports it.
+        parts: one line for Slurm's list of nodes, or a line for each pod.
+        started: number of pods that have started; always 0 for Slurm, which starts all nodes at
+            once.
+        log: path of the file with its output; empty where there is none.
     """
 
     job: str
@@ -58,17 +59,17 @@ class State:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Say if the job is over."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A job that the engine has taken.
+    """Describe a job that the scheduler has accepted.
 
     Attributes:
-        folder: made for it; None where there is none.
-        note: what its user should know; may be empty.
+        folder: the folder made for it; None where there is none.
+        note: a message for its user; may be empty.
     """
 
     job: str
@@ -77,34 +78,34 @@ class Submitted:
 
 
 class Cluster(Protocol):
-    """An engine that runs jobs. Every method raises StackyardError where the engine fails."""
+    """Run jobs on a scheduler. Every method raises StackyardError when the scheduler fails."""
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
-        """Write a job's files into a new folder; what to type there, a line each."""
+        """Write a job's files into a new folder; return the commands to type there."""
 
     def submit(self, job: Job, folder: str) -> Submitted:
-        """Have a job run; nothing of it is left where that fails."""
+        """Submit a job; leave nothing behind if that fails."""
 
     def follow(self, job: str, nodes: int, line: Line, say: Say) -> State:
-        """Give what a job says until it has ended; how it did."""
+        """Pass on a job's output until it has ended; return its final state."""
 
     def state(self, job: str) -> State:
-        """How a job stands now."""
+        """Return a job's current state."""
 
     def logs(self, job: str, line: Line, *, follow: bool) -> State:
-        """Give what a job has said so far, or with `follow` until it has ended."""
+        """Pass on a job's output so far, or with `follow` until it has ended."""
 
     def cancel(self, job: str) -> State:
-        """End a job and wait until nothing of it runs."""
+        """Cancel a job and wait until nothing of it runs."""
 
 
 def cluster_of(site: SlurmSite | KubernetesSite) -> Cluster:
-    """The engine that a site's settings are for."""
+    """Return the scheduler that a site's settings are for."""
     return SlurmCluster(site) if isinstance(site, SlurmSite) else KubernetesCluster(site)
 
 
 class SlurmCluster:
-    """Slurm by its own commands."""
+    """Run jobs on Slurm, through its own commands."""
 
     def __init__(self, site: SlurmSite) -> None:
         self._site = site
@@ -120,7 +121,7 @@ class SlurmCluster:
         )
 
     def submit(self, job: Job, folder: str) -> Submitted:
-        """From a folder that is new, and stays: its log goes there."""
+        """Submit from a new folder, which stays because the log is written there."""
         path = Path(folder or job.name).resolve()
         files = slurm.render(job, self._site)
         new_folder(path, lambda part: _write(part, files))
@@ -131,16 +132,16 @@ class SlurmCluster:
             raise
 
     def follow(self, job: str, nodes: int, line: Line, say: Say) -> State:
-        """Its log, once it has one."""
+        """Wait until the job starts, then follow its log."""
         _watch(lambda: self.state(job), lambda now: now.state != "waiting", say)
         return self.logs(job, line, follow=True)
 
     def state(self, job: str) -> State:
-        """As slurmctld or the accounting says."""
+        """Return the state that slurmctld or the accounting reports."""
         return _slurm_state(slurm_client.status(job))
 
     def logs(self, job: str, line: Line, *, follow: bool) -> State:
-        """What srun labels by a node's place is given so."""
+        """Pass on the log's lines; srun's `--label` names the node of each."""
 
         def take(text: str) -> None:
             found = _LABELLED.fullmatch(text)
@@ -149,7 +150,7 @@ class SlurmCluster:
         return _slurm_state(slurm_client.logs(job, follow, take))
 
     def cancel(self, job: str) -> State:
-        """On all nodes."""
+        """Cancel the job on all nodes."""
         return _slurm_state(slurm_client.cancel(job))
 
 
@@ -166,7 +167,7 @@ def _slurm_state(found: JobStatus) -> State:
 
 
 class KubernetesCluster:
-    """Kubernetes by kubectl."""
+    """Run jobs on Kubernetes, through kubectl."""
 
     def __init__(self, site: KubernetesSite) -> None:
         self._site = site
@@ -188,7 +189,7 @@ class KubernetesCluster:
         return tuple(told)
 
     def submit(self, job: Job, folder: str) -> Submitted:
-        """Without a file: keys go through kubectl's standard input."""
+        """Submit without files: keys go through kubectl's standard input."""
         if folder:
             raise UsageError(
                 "--out: a run on Kubernetes leaves no files here",
@@ -197,7 +198,7 @@ class KubernetesCluster:
         return Submitted(job=job.name, note=kubernetes_client.submit(self._site, self._files(job)))
 
     def follow(self, job: str, nodes: int, line: Line, say: Say) -> State:
-        """Its pods' words, once all have started: before that kubectl would give none's."""
+        """Wait until all pods have started, as kubectl gives no logs before; then follow them."""
         now = _watch(
             lambda: self.state(job), lambda now: now.ended or now.started >= nodes, say
         )  # fmt: skip
@@ -206,15 +207,15 @@ class KubernetesCluster:
         try:
             kubernetes_client.logs(self._site, job, line, pods=nodes, follow=not now.ended)
         except CommandError as error:
-            say(f"what it says cannot be shown (any more): {error.why or error.what}")
+            say(f"its output cannot be shown: {error.why or error.what}")
         return _watch(lambda: self.state(job), lambda now: now.ended, say)
 
     def state(self, job: str) -> State:
-        """As the cluster's objects say."""
+        """Return the state that the cluster's objects show."""
         return _kubernetes_state(kubernetes_client.status(self._site, job))
 
     def logs(self, job: str, line: Line, *, follow: bool) -> State:
-        """Of all pods that there are."""
+        """Pass on the logs of all pods."""
         found = kubernetes_client.status(self._site, job)
         if found.state == "gone":
             raise UsageError(f"there is no run {job} in namespace {self._site.namespace}")
@@ -223,7 +224,7 @@ class KubernetesCluster:
         return self.state(job)
 
     def cancel(self, job: str) -> State:
-        """With all that belongs to it."""
+        """Remove the run and all its objects."""
         kubernetes_client.cancel(self._site, job)
         return State(job=job, state="gone")
 
@@ -242,7 +243,7 @@ def _kubernetes_state(found: RunState) -> State:
 
 
 def _watch(ask: Callable[[], State], enough: Callable[[State], bool], say: Say) -> State:
-    """Ask until it is enough; every change is said."""
+    """Ask for the state until it is `enough`; report every change."""
     last = ""
     while True:
         now = ask()
@@ -261,10 +262,10 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def new_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a folder with all that `write` puts into it, or none.
+    """Make a folder with all files that `write` puts into it; nothing remains on failure.
 
     Raises:
-        UsageError: there is something already, or nothing can be made there.
+        UsageError: the path exists already, or the folder cannot be made.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -274,8 +275,8 @@ def new_folder(folder: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be made: {error.strerror}",
-            why="nothing that is there already is written over",
-            hint="name a folder that is not there yet: --out FOLDER",
+            why="an existing file or folder is never overwritten",
+            hint="name a folder that does not exist yet: --out FOLDER",
         ) from error
 
 

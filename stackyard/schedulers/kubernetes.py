@@ -1,8 +1,8 @@
-"""One job as Kubernetes objects: a JobSet or an Indexed Job, its files and its keys.
+"""Render one job as Kubernetes objects: a JobSet or an Indexed Job, its files and its keys.
 
-Owns the objects around the pods and the text of each file. Pure: keys are handed over, nothing is
-sent anywhere (`kubernetes_client` does). How pods are told apart, and why a run ends as a whole, is
-in docs/kubernetes.md.
+Owns the objects around the pods and the text of each file. Pure: keys are arguments, and
+`kubernetes_client` sends the objects. docs/kubernetes.md explains how pods get their index, and
+why a run ends as a whole.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stackyard.schedulers.kubernetes_start import SSH_PORT, Start, start
 from stackyard.schedulers.kubernetes_yaml import dump
 from stackyard.system.errors import UsageError
 
-# Names of the files that `render` gives, in the order in which they are created.
+# Names of the files that `render` returns, in the order in which they are created.
 SECRET_FILE, FILES_FILE, SERVICE_FILE = "secret.yaml", "files.yaml", "service.yaml"
 RUN_FILES = {"jobset": "jobset.yaml", "job": "job.yaml"}
-# The API server's limit for what one ConfigMap or Secret holds.
+# The API server's limit for the data of one ConfigMap or Secret, in bytes.
 DATA_LIMIT = 2**20
 Keys = Mapping[str, Mapping[str, bytes]]
 
@@ -42,7 +42,7 @@ __all__ = ["KubernetesSite", "make_keys", "needs_mesh", "render"]
 
 
 def make_keys(job: Job, site: KubernetesSite, *, run: str = "", now: int) -> Keys:
-    """New keys and certificates of a run, by node; empty for a run that needs no ssh.
+    """Make new keys and certificates for a run, by node; none for a run that needs no ssh.
 
     Args:
         now: seconds since the epoch.
@@ -63,14 +63,14 @@ def make_keys(job: Job, site: KubernetesSite, *, run: str = "", now: int) -> Key
 def render(
     job: Job, site: KubernetesSite, *, run: str = "", keys: Keys | None = None
 ) -> dict[str, str]:
-    """The files of a run, in the order in which they are to be created.
+    """Render the files of a run, in the order in which they are to be created.
 
     Args:
         run: name of the run and of its objects; the job's own when empty.
         keys: from `make_keys`; a run that needs no ssh takes none.
 
     Raises:
-        UsageError: the job does not fit a cluster; says every reason.
+        UsageError: the job does not fit a cluster; names every reason.
     """
     run = run or job.name
     check(job, site, run)
@@ -117,7 +117,7 @@ def _jobset(
         "kind": "JobSet",
         "metadata": _run_metadata(common, run, site),
         "spec": {
-            # The controller makes a headless Service of this name.
+            # JobSet's controller makes a headless Service of this name.
             "network": {"enableDNSHostnames": True, "subdomain": run},
             "failurePolicy": {"maxRestarts": site.restarts},
             "successPolicy": {"operator": "All"},
@@ -130,7 +130,7 @@ def _jobset(
 def _job(
     common: dict[str, Any], run: str, job: Job, site: KubernetesSite, pods: dict[str, Any]
 ) -> dict[str, Any]:
-    # With a subdomain, pods have names; JobSet sets it itself.
+    # Pods have DNS names only with a subdomain; JobSet sets it by itself.
     named = {**pods, "spec": {"subdomain": run, **pods["spec"]}}
     spec = {"ttlSecondsAfterFinished": site.keep_seconds, **_job_spec(job, site, named)}
     metadata = _run_metadata(common, run, site)
@@ -138,8 +138,8 @@ def _job(
 
 
 def _job_spec(job: Job, site: KubernetesSite, pods: dict[str, Any]) -> dict[str, Any]:
-    # No pod is replaced: ranks cannot take in a new one. The first that fails fails the Job, whose
-    # other pods are then removed.
+    # No pod is replaced, since a running process group cannot take in a new rank: the first pod
+    # that fails makes the Job fail, and the other pods are removed.
     deadline = site.deadline_seconds
     return {
         "completionMode": "Indexed",
@@ -158,7 +158,7 @@ def _service(common: dict[str, Any], run: str) -> dict[str, Any]:
         "metadata": {"name": run, **common},
         "spec": {
             "clusterIP": "None",
-            # Pods look for each other before any of them counts as ready.
+            # Pods resolve each other's names before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": {RUN_LABEL: run},
         },
@@ -200,7 +200,7 @@ def _secret(common: dict[str, Any], run: str, places: Mapping[str, bytes]) -> di
 
 
 def _placed(keys: Keys) -> dict[str, bytes]:
-    """Every file once: what all nodes have by its name, the rest below each node's index."""
+    """Return every key file once: shared ones by name, the rest as `INDEX/NAME`."""
     materials = list(keys.values())
     shared = {
         name: data

@@ -1,8 +1,8 @@
-"""A run on a cluster: created, looked at, listened to and removed, all through kubectl.
+"""Create, query, follow and remove a run on Kubernetes through kubectl.
 
 Owns every kubectl command line. Keys go through standard input: no argument, environment or
-annotation holds one. It must not decide what runs (`kubernetes` has rendered that) nor what a
-cluster's words mean (`kubernetes_state`).
+annotation holds one. It must not decide what runs (`kubernetes` renders that) nor interpret a
+cluster's states (`kubernetes_state` does).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from stackyard.system import process
 from stackyard.system.errors import CommandError, NothingToRunOn, StackyardError
 
 _SECONDS = 60.0
-# A cancelled run's pods have their grace, and the cluster some time to notice that they are gone.
+# The grace period of the pods, and time for the cluster to notice that they are gone.
 _REMOVAL_SECONDS = 120
 _RUN_KINDS = {"jobset": "jobsets.jobset.x-k8s.io", "job": "jobs.batch"}
 _PREFIX = re.compile(r"\[pod/(?P<pod>[^/\]]+)-[a-z0-9]{5}/[^\]]+\] ?(?P<text>.*)")
 
 
 def submit(site: KubernetesSite, files: Mapping[str, str]) -> str:
-    """Create a run; all of it is there afterwards, or nothing.
+    """Create all objects of a run, or none of them.
 
-    The run then owns its files and keys: they go when it goes.
+    The run then owns its files and keys, so that the cluster removes them with it.
 
     Args:
-        files: what `kubernetes.render` gave.
+        files: the files that `kubernetes.render` returned.
 
     Returns:
-        What the run's owner should know; empty when all went as it should.
+        A note for the run's owner; empty when nothing went wrong.
 
     Raises:
         StackyardError: kubectl is missing or the cluster refused; nothing of the run is left.
@@ -48,7 +48,7 @@ def submit(site: KubernetesSite, files: Mapping[str, str]) -> str:
     created: list[str] = []
     try:
         for text in others:
-            # Only its name is printed: what is created may be keys.
+            # Print the name only: the object may hold keys.
             said = _kubectl(site, "create", "-f", "-", "-o", "name", stdin=text.encode())
             created.append(said.splitlines()[-1])
         made = _json(_kubectl(site, "create", "-f", "-", "-o", "json", stdin=last.encode()))
@@ -59,8 +59,8 @@ def submit(site: KubernetesSite, files: Mapping[str, str]) -> str:
 
 
 def _remove(site: KubernetesSite, created: list[str]) -> None:
-    # By name, and only what was made just now: a run of the same name may be there already. Why
-    # creating failed is the news; that this failed, too, mostly has the same reason.
+    # By name, and only what was made just now: a run of the same name may exist already. A failure
+    # here is ignored: it mostly has the same reason as the one that is being reported.
     if created:
         with contextlib.suppress(StackyardError):
             _kubectl(site, "delete", "--ignore-not-found", *created)
@@ -80,14 +80,14 @@ def _own(site: KubernetesSite, run: Mapping[str, Any], others: list[str]) -> str
             _kubectl(site, "patch", other, "--type=merge", "-p", patch)
     except CommandError as error:
         return (
-            f"{other} will not go with the run by itself, since the cluster did not let it be"
-            f" changed; cancelling the run removes it: {process.last_lines(error.why, 1)}"
+            f"{other} is not removed together with the run, since the cluster refused to set its"
+            f" owner; cancelling the run removes it: {process.last_lines(error.why, 1)}"
         )
     return ""
 
 
 def status(site: KubernetesSite, run: str) -> RunState:
-    """How a run is.
+    """Return the state of a run.
 
     Raises:
         StackyardError: kubectl is missing, or the cluster does not answer.
@@ -108,13 +108,13 @@ def logs(
     follow: bool = False,
     seconds: float = 7 * 86_400.0,
 ) -> None:
-    """What the pods of a run have said, from their start.
+    """Pass on the logs of a run's pods, from their start.
 
     Args:
-        on_line: called with a pod's name and a line; the name is empty for kubectl's own words.
-        pods: of the run, all of which are asked at the same time.
-        follow: go on until they have ended.
-        seconds: after which following ends with an error.
+        on_line: called with a pod's name and a line; the name is empty for kubectl's own messages.
+        pods: number of the run's pods; all are read at the same time.
+        follow: continue until they have ended.
+        seconds: time limit; after it, following ends with an error.
 
     Raises:
         StackyardError: kubectl is missing, or a pod has not started yet.
@@ -130,7 +130,7 @@ def logs(
 
 
 def cancel(site: KubernetesSite, run: str) -> None:
-    """End a run and remove all of it; returns when its pods are gone. Nothing there is fine, too.
+    """Remove a run and wait until its pods are gone; accept a run that is gone already.
 
     Raises:
         StackyardError: kubectl is missing, or something could not be removed.
@@ -145,13 +145,13 @@ def cancel(site: KubernetesSite, run: str) -> None:
 def export(files: Mapping[str, str], folder: Path) -> tuple[str, ...]:
     """Write the files of a run into a folder, for a cluster that is reached from elsewhere.
 
-    Files that hold private keys are readable by their owner alone.
+    Only their owner can read files that hold private keys.
 
     Returns:
-        What to type there, and what to take care of; one line each.
+        The command to type there, and a warning about keys; one line each.
 
     Raises:
-        StackyardError: a file of that name is there already; none is overwritten.
+        StackyardError: a file of that name exists already; none is overwritten.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -201,7 +201,7 @@ def _kubectl(
 
 
 def _explained(error: CommandError) -> CommandError:
-    """The same error with what to do, for what clusters refuse most often."""
+    """Return the error with a hint, for the most frequent refusals of clusters."""
     no_jobset = (
         "this cluster has no JobSet: have it installed, or set kind to job (an Indexed Job and a"
         " Service)"
@@ -218,7 +218,7 @@ def _explained(error: CommandError) -> CommandError:
 
 
 def _json(said: str) -> dict[str, Any]:
-    """The object in what kubectl said, which may have put warnings before it."""
+    """Parse the object in kubectl's output, which may begin with warnings."""
     begin = said.find("{")
     if begin < 0:
         return {}

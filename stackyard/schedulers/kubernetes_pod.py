@@ -1,7 +1,7 @@
-"""The pod of a run: one container, what is mounted into it, and what it may do.
+"""Render the pod of a run: one container, its mounts and its privileges.
 
-Owns the pod template, which JobSet and Job take alike. It must not decide how pods are counted,
-found or ended: `kubernetes` does.
+Owns the pod template, which is the same for JobSet and Job. It must not decide how many pods there
+are, how they find each other or how they end: `kubernetes` does.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _READABLE, _PRIVATE = 0o555, 0o400
 
 
 def files_name(run: str) -> str:
-    """The ConfigMap of a run."""
+    """Return the name of a run's ConfigMap."""
     return f"{run}-files"
 
 
 def keys_name(run: str) -> str:
-    """The Secret of a run."""
+    """Return the name of a run's Secret."""
     return f"{run}-keys"
 
 
 def labels(job: Job, run: str) -> dict[str, str]:
-    """By which everything of a run is found again."""
+    """Return the labels that select all objects of a run."""
     own = {"app.kubernetes.io/managed-by": "stackyard", RUN_LABEL: run}
     return {**own, "stackyard.stack": job.stack, "stackyard.base": job.base}
 
@@ -46,12 +46,12 @@ def pod_template(
     files: Mapping[str, str],
     keys: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The template of a run's pods.
+    """Return the template of a run's pods.
 
     Args:
-        files: entries of the ConfigMap that are mounted by themselves, by path in the container.
-        keys: entries of the Secret by place below the pod's folders: `INDEX/NAME` for what one pod
-            may see, `NAME` for what all do; empty for a run without ssh.
+        files: entries of the ConfigMap that are mounted as single files, by path in the container.
+        keys: entries of the Secret by path below the pod's folders: `INDEX/NAME` for what one pod
+            may see, `NAME` for what all pods see; empty for a run without ssh.
     """
     mounted = [*_always(job, site, run), *_binds(job), *_keys(run, keys)]
     single = [
@@ -72,7 +72,7 @@ def pod_template(
                 "name": CONTAINER,
                 "image": job.image,
                 "imagePullPolicy": "IfNotPresent",
-                # No `command`: the image's entrypoint is an init that ends what is left over.
+                # No `command`: the image's entrypoint is an init that ends leftover processes.
                 "args": ["bash", f"{SOURCE}/{SCRIPT}"],
                 "env": _environment(env),
                 **_secret_environment(site),
@@ -155,7 +155,7 @@ def _binds(job: Job) -> list[_Mounted]:
         mount: dict[str, Any] = {"mountPath": place}
         if source.startswith("pvc:"):
             claim, _, inner = source.removeprefix("pvc:").partition("/")
-            # One volume for each claim, however many of its folders are wanted.
+            # One volume for each claim, however many of its folders are mounted.
             name = claims.setdefault(claim, f"bind-{number}")
             volume: dict[str, Any] = {"persistentVolumeClaim": {"claimName": claim}}
             mount |= {"subPath": inner} if inner else {}
@@ -166,10 +166,10 @@ def _binds(job: Job) -> list[_Mounted]:
 
 
 def _keys(run: str, keys: Mapping[str, str]) -> list[_Mounted]:
-    """What a node of the mesh is given: memory to hold its files, what all have, what it alone has.
+    """Return a node's ssh mounts: a tmpfs for its files, the shared keys, and its own keys.
 
-    One Secret holds all keys, and the kubelet projects it for every pod; the container's mount is
-    the folder of its own index only, and shows no other. One Secret for each pod would need a pod
+    One Secret holds all keys, and the kubelet projects it for every pod; the container mounts the
+    folder of its own index only, and sees no other. One Secret for each pod would need a pod
     template for each pod, which neither an Indexed Job nor a ReplicatedJob has.
     """
     if not keys:

@@ -1,7 +1,7 @@
-"""What a Kubernetes cluster is to Stackyard, and which jobs fit it.
+"""Describe a Kubernetes cluster, and check that a job fits it.
 
-Owns the cluster's values and every reason for which a job is refused before anything is rendered.
-It must not render or talk to a cluster.
+Owns the cluster's settings, and every reason to refuse a job before it is rendered. It must not
+render or talk to a cluster.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stackyard.launch.job import Job
 from stackyard.system.errors import UsageError, shown
 
 KINDS = ("jobset", "job")
-# What starts ranks here; those of `OVER_SSH` log in from the first pod to the others.
+# Launchers that start ranks here; those of `OVER_SSH` log in from the first pod to the others.
 OVER_SSH = ("deepspeed", "accelerate")
 STARTING = ("alone", "torchrun", *OVER_SSH)
-# Names of objects and hosts end at 63 characters; a pod's own has `-` and five more at its end.
+# The limit for names of objects and hosts; Kubernetes adds `-` and five characters to a pod's name.
 NAME_LIMIT = 63
 POD_SUFFIX = 6
-# Where the pod has something of its own: nothing of a job may be mounted there or hide it.
+# Folders that the pod itself needs: nothing of a job may be mounted there or hide them.
 OWN_FOLDERS = ("/etc/stackyard", "/run", "/dev", "/proc", "/sys", "/usr/local/lib/stackyard")
 INDEX = "STACKYARD_NODE_INDEX"
 
@@ -38,32 +38,32 @@ _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSite:
-    """A cluster, and how jobs are to run there.
+    """Hold the settings of a cluster.
 
     Attributes:
-        namespace: where everything of a run is made.
-        context: of the kubeconfig; empty for the current one.
-        kind: `jobset`, or `job` (an Indexed Job and a Service) where no JobSet is installed.
+        namespace: namespace of all objects of a run.
+        context: context of the kubeconfig; empty for the current one.
+        kind: `jobset`, or `job` (an Indexed Job and a Service) where JobSet is not installed.
         gpu: name of the resource that stands for one GPU.
-        resources: what each pod takes beside, such as `rdma/hca: "1"`.
-        cpu: CPUs that each pod asks for; empty for the cluster's default.
-        memory: memory that each pod asks for and may use, /dev/shm included; empty: no limit.
+        resources: further resources of each pod, such as `rdma/hca: "1"`.
+        cpu: CPUs that each pod requests; empty for the cluster's default.
+        memory: memory that each pod requests and may use, /dev/shm included; empty: no limit.
         shm: size of /dev/shm; empty for 8Gi with GPUs and 1Gi without.
-        labels: of the run beside its own, such as a queue's.
-        node_selector: labels of the machines that are meant.
-        tolerations: keys of taints that do not matter.
-        pull_secrets: Secrets that open the registry.
-        env_secrets: Secrets whose entries become environment: tokens belong there, not into a
-            job's own `env`.
+        labels: further labels of the run, such as a queue's.
+        node_selector: labels of the machines that may run pods.
+        tolerations: keys of taints that pods tolerate.
+        pull_secrets: Secrets with the registry's credentials.
+        env_secrets: Secrets whose entries become environment variables: tokens belong there, not
+            into a job's own `env`.
         priority: name of a PriorityClass.
         interface: network interface of a pod; container runtimes name it eth0.
-        apart: no two pods of a run on one machine.
+        apart: run no two pods of a run on one machine.
         restarts: how often a failed run starts again as a whole (`jobset` only).
-        deadline_seconds: after which a run is ended; None for never.
-        keep_seconds: after which a finished run is removed with all that belongs to it.
-        grace_seconds: between SIGTERM and SIGKILL of a pod.
-        wait_seconds: how long pods wait for each other: images are pulled meanwhile.
-        key_seconds: how long the certificates of a mesh last; logins happen at a run's start.
+        deadline_seconds: time limit of a run; None for no limit.
+        keep_seconds: time until a finished run is removed with all its objects.
+        grace_seconds: time between SIGTERM and SIGKILL of a pod.
+        wait_seconds: how long pods wait for each other; includes the time to pull images.
+        key_seconds: lifetime of a mesh's certificates; ssh logins happen at a run's start.
     """
 
     namespace: str = "default"
@@ -91,22 +91,22 @@ class KubernetesSite:
 
 
 def needs_mesh(job: Job) -> bool:
-    """Whether the first pod starts the training on the others, over ssh."""
+    """Say if the first pod starts the training on the others, over ssh."""
     return job.nodes > 1 and job.launcher in OVER_SSH
 
 
 def host_stem(run: str, kind: str) -> str:
-    """What pods' host names begin with; `-` and the pod's index follow."""
+    """Return the start of pods' host names; `-` and the pod's index follow."""
     return f"{run}-node-0" if kind == "jobset" else run
 
 
 def addresses(job: Job, run: str, kind: str) -> tuple[str, ...]:
-    """DNS names of the pods, by index, as pods of the same namespace resolve them."""
+    """Return the pods' DNS names, by index, as pods of the same namespace resolve them."""
     return tuple(f"{host_stem(run, kind)}-{index}.{run}" for index in range(job.nodes))
 
 
 def check(job: Job, site: KubernetesSite, run: str) -> None:
-    """Refuse what the cluster would refuse, or take and do something else with.
+    """Refuse a job that the cluster would refuse or run differently from what is meant.
 
     Raises:
         UsageError: with every problem found.
@@ -124,7 +124,7 @@ def check(job: Job, site: KubernetesSite, run: str) -> None:
 def _names(job: Job, site: KubernetesSite, run: str) -> Iterator[str]:
     if not _LABEL.fullmatch(run) or not run[0].isalpha():
         yield (
-            f"name {shown(run)!r}: a Service of this name is made, so it must be lower-case"
+            f"name {shown(run)!r}: a Service gets this name, so it must be lower-case"
             " letters, digits and `-`, begin with a letter and end with a letter or digit"
         )
     longest = len(f"{host_stem(run, site.kind)}-{job.nodes - 1}") + POD_SUFFIX

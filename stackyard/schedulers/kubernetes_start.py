@@ -1,7 +1,7 @@
-"""What a pod of a run does from its start to its end: one script, and the files it reads.
+"""Render the script that each pod of a run executes, and the files that it reads.
 
-Owns the script and its rendezvous. It must not know of manifests: `kubernetes_pod` mounts what
-is named here.
+Owns the script and its rendezvous. It must not know manifests: `kubernetes_pod` mounts the paths
+named here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SCRATCH = "/run/stackyard/launch"
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The script of a run's pods.
+    """Hold the files and the environment of a run's pods.
 
     Attributes:
-        files: by name; all lie in `SOURCE`, the script among them.
-        env: of every pod.
+        files: texts by name, the script among them; all are mounted in `SOURCE`.
+        env: environment of every pod.
     """
 
     files: Mapping[str, str]
@@ -39,19 +39,19 @@ class Start:
 
 
 def environment(job: Job, site: KubernetesSite) -> dict[str, str]:
-    """Environment of every pod; what the job says wins.
+    """Return the environment of every pod; the job's own variables take precedence.
 
     NCCL and gloo are told the interface: pods with further networks (for RDMA) have several, and
-    the others often lead nowhere for sockets.
+    sockets often do not connect over the others.
     """
     found = {"GLOO_SOCKET_IFNAME": site.interface}
     if job.device == "cuda":
-        found["NCCL_SOCKET_IFNAME"] = f"={site.interface}"  # `=`: this one, not all that begin so
+        found["NCCL_SOCKET_IFNAME"] = f"={site.interface}"  # `=`: exact name, not a prefix
     return {**found, **job.env}
 
 
 def start(job: Job, site: KubernetesSite, run: str) -> Start:
-    """The script, and what the launcher reads."""
+    """Render the script and the launcher's files."""
     env = environment(job, site)
     rendezvous = job.launcher == "torchrun" and job.nodes > 1
     launch = Launch(argv=()) if rendezvous else _launch(job, site, run)
@@ -94,8 +94,8 @@ def _launch(job: Job, site: KubernetesSite, run: str) -> Launch:
         nodes=nodes,
         port=PORT,
         program=job.program,
-        # Every pod has its environment, and ssh sessions have their pod's: launchers that hand
-        # values on do so through a shell, which takes a `$` in them for its own.
+        # Pods and their ssh sessions have the environment already. Launchers that pass values on
+        # do so through a shell, which would expand a `$` in them.
         env={},
         folder=job.folder,
         scratch=_SCRATCH,

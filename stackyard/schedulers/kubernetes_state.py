@@ -1,7 +1,6 @@
-"""What a cluster says of a run, in Stackyard's words.
+"""Translate the Kubernetes objects of a run into Stackyard's states.
 
-Owns the translation of Kubernetes' objects, in one table; it must not ask for them:
-`kubernetes_client` does.
+Owns the table of conditions. It must not query the cluster: `kubernetes_client` does.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# What conditions of a JobSet or Job mean, the first that is true deciding; foreign words stay here.
+# Conditions of a JobSet or Job as states of a run; the first one that is true decides.
 _CONDITIONS = {
     "Failed": "failed",
     "FailureTarget": "failed",
@@ -22,13 +21,13 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PodState:
-    """One pod of a run.
+    """Describe one pod of a run.
 
     Attributes:
-        name: without the random letters at its end, as its host is called.
-        machine: that it was placed on; empty before.
-        state: Kubernetes' own word, such as Pending or Running.
-        why: it waits or has failed; empty when there is nothing to say.
+        name: the pod's host name: its name without the random letters at its end.
+        machine: the node that it was scheduled to; empty before.
+        state: Kubernetes' phase, such as Pending or Running.
+        why: the reason why it waits or has failed; may be empty.
     """
 
     name: str
@@ -39,11 +38,11 @@ class PodState:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """A run as the cluster sees it.
+    """Hold the state of a run.
 
     Attributes:
         state: `queued`, `starting`, `running`, `succeeded`, `failed` or `gone`.
-        why: what the cluster says of it.
+        why: the cluster's message about it.
     """
 
     run: str
@@ -53,11 +52,11 @@ class RunState:
 
 
 def read_run(run: str, found: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> RunState:
-    """The state of a run.
+    """Return the state of a run.
 
     Args:
         found: its JobSet or Job; empty when there is none.
-        pods: of it.
+        pods: its pods.
     """
     if not found:
         return RunState(run=run, state="gone", why="", pods=())

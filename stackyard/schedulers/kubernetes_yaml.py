@@ -1,4 +1,4 @@
-"""Manifests as YAML text that every parser reads as the same values.
+"""Write manifests as YAML that every parser reads as the same values.
 
 Owns the quoting. It must not know what a manifest means.
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-# What stands without quotes. Everything else is quoted: PyYAML would leave `1e3` or `0o17` plain,
-# which are numbers to the parser of Kubernetes (YAML 1.2), and an environment value must be text.
+# Values written without quotes; all others are quoted. PyYAML would leave `1e3` or `0o17` plain,
+# which Kubernetes' parser (YAML 1.2) reads as numbers, and an environment value must be text.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe YAML without aliases, lists indented below their key."""
+    """Write safe YAML without aliases, with lists indented below their key."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -39,7 +39,7 @@ _Dumper.add_representer(str, _text)
 
 
 def dump(document: Mapping[str, Any], *, comment: str = "") -> str:
-    """One document, keys in the order they have; `comment` stands above it, each line with `#`."""
+    """Write one document with keys in their order; `comment` goes above it as `#` lines."""
     above = "".join(f"# {line}\n" for line in comment.splitlines())
     text: str = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000

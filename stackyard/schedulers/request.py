@@ -1,7 +1,7 @@
-"""From what was typed to one job for a cluster, and how that cluster takes it.
+"""Turn the arguments of a command into one job for a cluster.
 
-Owns what the arguments of `invoke export` and `invoke run --on` mean, and what people are told of
-the choices made for them. It must not submit or write anything: `cluster_engine` does.
+Owns the meaning of the arguments of `invoke export` and `invoke run --on`, and the notes about
+choices made for the user. It must not submit or write anything: `schedulers.client` does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Site = SlurmSite | KubernetesSite
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterArguments(Work):
-    """What was typed.
+    """Hold the arguments of a job for a cluster.
 
     Attributes:
         engine: `slurm` or `kubernetes`.
@@ -57,7 +57,7 @@ class ClusterArguments(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
-    """A job, where it runs, and what its user should know."""
+    """Hold a job, its cluster, and notes for its user."""
 
     job: Job
     site: Site
@@ -65,14 +65,14 @@ class ClusterJob:
 
 
 def require_engine(name: str) -> str:
-    """The name of an engine.
+    """Return the name of a cluster's scheduler, checked.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: the name is empty or unknown.
     """
     if not name:
         raise UsageError(
-            "no cluster is named, and some of what was typed is for one",
+            "no cluster is named, but some of the options need one",
             hint="add --on slurm or --on kubernetes, or leave out --nodes, --site, --image, --out"
             " and (but for logs) --job",
         )
@@ -86,11 +86,11 @@ def require_engine(name: str) -> str:
 
 
 def load_site(engine: str, given: str) -> tuple[Site, Mapping[str, str]]:
-    """The settings of a cluster, and its folders by their place in the containers.
+    """Load the settings of a cluster, and its folders by their path in the containers.
 
     Raises:
-        UsageError: a file that was named is not there, or says nothing of this engine.
-        DefinitionError: it is wrong.
+        UsageError: a named file does not exist, or has no settings for this scheduler.
+        DefinitionError: the file is invalid.
     """
     path = Path(given or SITE_FILE)
     file = SiteFile()
@@ -107,13 +107,13 @@ def load_site(engine: str, given: str) -> tuple[Site, Mapping[str, str]]:
 
 
 def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -> ClusterJob:
-    """The job, ready to be exported or submitted.
+    """Make the job, ready to be exported or submitted.
 
     Args:
-        away: it is submitted elsewhere: the cluster need not be reached from here.
+        away: true if it is submitted elsewhere; the cluster is then not needed here.
 
     Raises:
-        StackyardError: something typed does not fit, or site.yml is wrong.
+        StackyardError: an argument does not fit, or site.yml is invalid.
     """
     engine = require_engine(given.engine)
     unfit = [flag for flag, value in given.others.items() if value]
@@ -132,7 +132,7 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
     if isinstance(site, SlurmSite):
         site, told = _slurm_here(site, job.image, away=away)
         notes += told
-        # A job that is submitted again finds nothing of what it left on its nodes.
+        # A job that is submitted again must not find its files of the last time on its nodes.
         job = replace(job, prepare=(("rm", "-rf", where.folder), *job.prepare))
     notes += _pulling(job, site)
     return ClusterJob(job=job, site=site, notes=tuple(notes))
@@ -206,7 +206,7 @@ def _slurm_here(site: SlurmSite, image: str, *, away: bool) -> tuple[SlurmSite, 
 
 
 def _environment(image: str) -> dict[str, str]:
-    """An image's own environment; empty when no engine here holds it."""
+    """Return an image's own environment; empty when no engine here holds the image."""
     try:
         with Engine() as engine:
             found = engine.image(image)
@@ -224,12 +224,12 @@ def _pulling(job: Job, site: Site) -> list[str]:
         return []
     return [
         f"{job.image} is this machine's own name of the image: the cluster must be able to pull"
-        " it, so push it to a registry and name it there by --image"
+        " it, so push it to a registry and give its name there with --image"
     ]
 
 
 def _saving(job: Job, site: Site, where: Where) -> list[str]:
-    """What becomes of an example's checkpoints, when the job is over."""
+    """Return a note when an example's checkpoints may be lost at the end of the job."""
     bare = isinstance(site, SlurmSite) and site.runtime == "filesystem" and not site.image
     kept = any(where.save == place or where.save.startswith(f"{place}/") for place in job.binds)
     if kept or (bare and not where.save.startswith(f"{where.folder}/")):

@@ -1,8 +1,7 @@
-"""What site.yml says of a cluster: how jobs are to run on a Slurm or Kubernetes.
+"""Read site.yml: the settings of a Slurm or Kubernetes cluster.
 
-Owns the file's format. Its keys are the fields of `SlurmSite` and `KubernetesSite`, and their rules
-are those of these modules. Pure: a text in, values out, every problem with its line. It must not
-look for anything on a machine.
+Owns the file's format. Its keys are the fields of `SlurmSite` and `KubernetesSite`, which also
+check the values. Pure: it parses a text and reports every problem with its line.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from stackyard.schedulers.slurm_site import SlurmSite
 from stackyard.system.errors import DefinitionError, Problem, UsageError
 
 ENGINES = ("slurm", "kubernetes")
-# The runtime of a Slurm that is looked at when a job is made for it.
+# The runtime is detected when a job is made.
 AUTO = "auto"
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "runtime": (AUTO, *slurm_site.RUNTIMES),
     "gpu_option": slurm_site.GPU_OPTIONS,
     "kind": kubernetes_site.KINDS,
 }
-# By the first word of what is said of a value, the key under which it stands.
+# The key of site.yml by the first word of a problem, where both differ.
 _KEYS = {"bind": "binds", "line": "lines", "label": "labels", "env": "image_env"}
 T = TypeVar("T")
 _Site = TypeVar("_Site", SlurmSite, KubernetesSite)
@@ -36,12 +35,12 @@ _Site = TypeVar("_Site", SlurmSite, KubernetesSite)
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFile:
-    """Clusters, and folders that jobs see there.
+    """Hold clusters, and the folders that jobs see there.
 
     Attributes:
-        slurm: None when the file says nothing of one; its runtime may be `AUTO`.
-        kubernetes: as `slurm`.
-        binds: by engine, folders of its machines (or claims) by their place in the containers.
+        slurm: None when the file has no such key; its runtime may be `AUTO`.
+        kubernetes: None when the file has no such key.
+        binds: for each scheduler, folders of its machines (or claims) by path in the containers.
     """
 
     slurm: SlurmSite | None = None
@@ -97,7 +96,7 @@ def _section(
 
 
 def _value(entry: Entry, one: Field[Any], usual: Any) -> Any:
-    """The value of one field, read by its type; the usual one where it is absent or wrong."""
+    """Read the value of one field by its type; the default where it is absent or wrong."""
     name = one.name
     if name in _CHOICES:
         return _kept(entry, usual, lambda: entry.one_of(name, _CHOICES[name], usual))
@@ -115,14 +114,14 @@ def _value(entry: Entry, one: Field[Any], usual: Any) -> Any:
 
 
 def _kept(entry: Entry, usual: T, read: Callable[[], T]) -> T:
-    # What was refused once is not looked at again: one mistake is one problem.
+    # A value that was refused is not checked again: one mistake gives one problem.
     before = len(entry.problems)
     value = read()
     return value if len(entry.problems) == before else usual
 
 
 def _check_slurm(job: Job, site: SlurmSite) -> None:
-    # Whatever is found on the machine takes no other image than pyxis, which takes all of them.
+    # The runtime is not known yet; pyxis takes every image that another runtime takes.
     slurm_site.check(job, replace(site, runtime="pyxis") if site.runtime == AUTO else site)
 
 
@@ -131,7 +130,7 @@ def _check_kubernetes(job: Job, site: KubernetesSite) -> None:
 
 
 def _probe(binds: Mapping[str, str]) -> Job:
-    """A job of which nothing but the binds can be wrong."""
+    """Return a valid job with these binds, so that a check can only find wrong binds."""
     return Job(
         name="probe",
         stack="probe",

@@ -1,7 +1,7 @@
-"""One job as a Slurm batch script that carries everything but the image.
+"""Render one job as a Slurm batch script that carries everything but the image.
 
-Owns the script: srun starts one task on every node, inside the image, and torchrun takes it from
-there, without ssh. It must not submit anything: `slurm_client` does.
+Owns the script: srun starts one task on every node, inside the image, and torchrun starts the
+ranks, without ssh. It must not submit anything: `slurm_client` does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _GPU_CHECK = (
     "import sys, torch; n = torch.cuda.device_count();"
     " sys.exit(f'{n} GPUs are visible, %d are needed' if n < %d else 0)"
 )
-# Lines that end parts of the script.
+# Delimiters of the script's here-documents.
 _MARKS = ("STACKYARD_NODE", "STACKYARD_FILES", "STACKYARD_ENTER", "STACKYARD_OCI")
 
 
 def render(job: Job, site: SlurmSite) -> dict[str, str]:
-    """The files of an export, by name: what `sbatch` takes.
+    """Render the files of an export, by name; `sbatch` takes the script.
 
     Raises:
-        UsageError: the job does not fit; carries every reason.
+        UsageError: the job does not fit; names every reason.
     """
     check(job, site)
     values: dict[str, object] = {
@@ -62,12 +62,12 @@ def render(job: Job, site: SlurmSite) -> dict[str, str]:
 
 
 def log_name(name: str, job_id: str) -> str:
-    """The file in the folder of submission that everything of a job is written to."""
+    """Return the name of a job's log, which Slurm writes in the folder of submission."""
     return f"{name}-{job_id}.log"
 
 
 def directives(job: Job, site: SlurmSite) -> list[str]:
-    """What stands behind `#SBATCH`."""
+    """Return the options of the `#SBATCH` lines."""
     words = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",
@@ -92,7 +92,7 @@ def directives(job: Job, site: SlurmSite) -> list[str]:
 
 
 def srun_options(job: Job, site: SlurmSite) -> list[str]:
-    """Options of the one srun: a task on each node; one that fails, or is lost, ends them all."""
+    """Return srun's options: one task on each node, and the first that fails ends all."""
     words = [
         f"--nodes={job.nodes}",
         f"--ntasks={job.nodes}",
@@ -105,7 +105,7 @@ def srun_options(job: Job, site: SlurmSite) -> list[str]:
         "--export=ALL",
     ]
     if site.cpus_per_node:
-        # Since Slurm 22.05 srun does not take it from sbatch; ranks share the node's CPUs.
+        # Since Slurm 22.05 srun does not inherit it from sbatch; ranks share the node's CPUs.
         words += [f"--cpus-per-task={site.cpus_per_node}", "--cpu-bind=none"]
     if site.runtime == "pyxis":
         words += [
@@ -121,14 +121,14 @@ def srun_options(job: Job, site: SlurmSite) -> list[str]:
 
 
 def _for_enroot(reference: str) -> str:
-    """An image's reference as enroot reads it: `#` ends the registry, or Docker's own is meant."""
+    """Return a reference for enroot: `#` after the registry, or it would take Docker Hub."""
     registry, slash, rest = reference.partition("/")
     named = slash and ({".", ":"} & set(registry) or registry == "localhost")
     return f"{registry}#{rest}" if named else reference
 
 
 def _entering(job: Job, site: SlurmSite) -> list[str]:
-    """Words of shell before `bash` that make the image its root; already quoted."""
+    """Return the quoted shell words before `bash` that make the image its root."""
     if site.runtime == "apptainer":
         words = ["apptainer", "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--fakeroot"]
         if job.device == "cuda":
@@ -155,7 +155,7 @@ def _mounts(job: Job) -> str:
 
 
 def enter_script(job: Job, site: SlurmSite) -> str:
-    """What makes an unpacked image the root of a process, in namespaces of its own."""
+    """Render the script that makes an unpacked image the root of a process, in a namespace."""
     values: dict[str, object] = {
         "image": site.image,
         "place": free_places(job, site)[0],
@@ -165,7 +165,7 @@ def enter_script(job: Job, site: SlurmSite) -> str:
 
 
 def oci_config(job: Job) -> str:
-    """The bundle's config.json: the job's user is root inside, and processes end with the first."""
+    """Render config.json of the OCI bundle: the user is root inside; all end with PID 1."""
     config: dict[str, object] = {
         "ociVersion": "1.0.2",
         "process": {
@@ -179,16 +179,16 @@ def oci_config(job: Job) -> str:
         "root": {"path": "rootfs", "readonly": False},
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            # The root is the same folder on all nodes: what is temporary must not be.
+            # All nodes share one folder as their root, so each needs a /tmp of its own.
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]},
             *(_bound(folder, folder) for folder in ("/sys", "/dev")),
             *(_bound(file, file) for file in ("/etc/hosts", "/etc/resolv.conf")),
             *(_bound(place, folder) for place, folder in sorted(job.binds.items())),
         ],
-        # The network is the node's; so are devices, which Slurm confines.
+        # No network namespace: the network is the node's. Slurm confines the devices.
         "linux": {
             "namespaces": [{"type": "user"}, {"type": "mount"}, {"type": "pid"}],
-            # The script puts the numbers of who submitted here.
+            # The script replaces these by the ids of the user who submitted.
             "uidMappings": [{"containerID": 0, "hostID": "@uid@", "size": 1}],
             "gidMappings": [{"containerID": 0, "hostID": "@gid@", "size": 1}],
         },
@@ -201,7 +201,7 @@ def _bound(place: str, folder: str) -> dict[str, object]:
 
 
 def node_script(job: Job, site: SlurmSite) -> str:
-    """What every node does, inside the image."""
+    """Render the script that every node executes inside the image."""
     elastic = job.launcher not in ("alone", "each")
     values: dict[str, object] = {
         "name": job.name,
@@ -242,10 +242,10 @@ def _interpreter(job: Job) -> list[str]:
 
 
 def environment(job: Job, site: SlurmSite) -> dict[str, str]:
-    """Environment of every process, sorted; what the job says wins.
+    """Return the environment of every process, sorted; the job's own variables take precedence.
 
-    Programs of all launchers run under torchrun here: they read RANK and WORLD_SIZE whoever sets
-    them, and what else their own launcher would have told them is said here.
+    Programs of all launchers run under torchrun here, which sets RANK and WORLD_SIZE. The other
+    variables that their own launcher would set are added here.
     """
     image = dict(site.image_env)
     if site.runtime == "oci" or site.unpacked:
@@ -260,12 +260,12 @@ def _told(job: Job) -> dict[str, str]:
         return {}
     zero = job.launcher == "accelerate" and stage != "0"
     if job.launcher == "accelerate" and not zero:
-        # Without it accelerate starts a lone training on each CPU rank, and says nothing.
+        # Without it, accelerate silently starts a separate training on each CPU rank.
         cpu = {"ACCELERATE_USE_CPU": "true"} if job.device == "cpu" else {}
         return {"ACCELERATE_MIXED_PRECISION": "no", **cpu}
     told = {"DS_ACCELERATOR": job.device}
     if zero:
-        # ACCELERATE_USE_CPU would replace DeepSpeed by plain DDP, silently.
+        # No ACCELERATE_USE_CPU here: it would silently replace DeepSpeed by plain DDP.
         told |= {
             "ACCELERATE_USE_DEEPSPEED": "true",
             "ACCELERATE_DEEPSPEED_ZERO_STAGE": stage,

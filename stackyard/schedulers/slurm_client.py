@@ -1,6 +1,7 @@
-"""Slurm's own commands: submit an exported job, ask for it, read its log, end it.
+"""Submit, query, follow and cancel a job through Slurm's own commands.
 
-Owns calling them, each with a time limit. What they answer is `slurm_state`'s to understand.
+Owns these command lines, each with a time limit. It must not interpret their output: `slurm_state`
+does.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from stackyard.schedulers.slurm_state import (
 from stackyard.system import process
 from stackyard.system.errors import CommandError, NothingToRunOn, StackyardError
 
-# slurmctld answers within its own MessageTimeout (10 s) or not at all; clients try again.
+# slurmctld answers within its MessageTimeout (10 s) or not at all; Slurm's commands try again.
 SECONDS = 60.0
-# Slurm's KillWait is 30 s: then it kills what has not ended.
+# Longer than Slurm's KillWait (30 s), after which it kills the remaining processes.
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 0.5
 _JOB_ID = re.compile(r"[0-9]+")
@@ -48,10 +49,10 @@ def _checked(job_id: str) -> str:
 
 
 def detect() -> Choice:
-    """Which runtime this site has, and why that one.
+    """Choose the runtime for this site, with the reason.
 
     Raises:
-        NothingToRunOn: Slurm is not here.
+        NothingToRunOn: Slurm's commands are not on this machine.
     """
     config = _slurm("scontrol", "show", "config").output
     found = re.search(r"^SLURM_CONF\s*=\s*(\S+)", config, re.MULTILINE)
@@ -71,13 +72,13 @@ def detect() -> Choice:
 
 
 def submit(folder: Path) -> str:
-    """Submit an exported job from its folder, which its log then goes to; returns its number.
+    """Submit an exported job from its folder, where its log will be; return its number.
 
     Raises:
-        CommandError: Slurm refused; carries what it said.
+        CommandError: Slurm refused; holds its message.
     """
     said = _slurm("sbatch", "--parsable", SCRIPT, cwd=folder).output
-    # Warnings may stand before it; a federation adds `;cluster`.
+    # Warnings may precede the number; a federation adds `;cluster`.
     numbers = re.findall(r"^([0-9]+)(?:;\S+)?$", said, re.MULTILINE)
     if not numbers:
         raise StackyardError("sbatch named no job", why=process.last_lines(said))
@@ -85,7 +86,7 @@ def submit(folder: Path) -> str:
 
 
 def status(job_id: str) -> JobStatus:
-    """How a job stands.
+    """Return the state of a job.
 
     Raises:
         StackyardError: Slurm knows no such job (any more).
@@ -93,7 +94,7 @@ def status(job_id: str) -> JobStatus:
     show = _slurm("scontrol", "--oneliner", "show", "job", _checked(job_id), check=False)
     if show.code == 0:
         return parse_job(show.output)
-    # Minutes after its end slurmctld forgets a job; the accounting, where there is one, does not.
+    # slurmctld forgets a job minutes after its end; the accounting, if there is one, does not.
     if "Invalid job id" in show.output and shutil.which("sacct"):
         words = ["sacct", "-nPX", "-j", job_id, "-o", "JobID,State,ExitCode,NodeList"]
         found = parse_accounted(_slurm(*words, check=False).output)
@@ -108,7 +109,7 @@ def status(job_id: str) -> JobStatus:
 
 
 def logs(job_id: str, follow: bool, on_line: Callable[[str], None]) -> JobStatus:
-    """Give every line of a job's log; with `follow` until the job has ended.
+    """Pass on every line of a job's log; with `follow` until the job has ended.
 
     Raises:
         StackyardError: there is no such job, or its log is not on this machine.
@@ -133,7 +134,7 @@ def logs(job_id: str, follow: bool, on_line: Callable[[str], None]) -> JobStatus
 
 
 class _Reader:
-    """Reads on in a growing file, whole lines at a time."""
+    """Read the new lines of a growing file, whole lines only."""
 
     def __init__(self) -> None:
         self._at, self._rest = 0, b""
@@ -153,7 +154,7 @@ class _Reader:
 
 
 def cancel(job_id: str) -> JobStatus:
-    """End a job and wait until nothing of it runs on any node.
+    """Cancel a job and wait until nothing of it runs on any node.
 
     Raises:
         StackyardError: Slurm refused, or its nodes have not reported its end in time.
@@ -169,7 +170,7 @@ def cancel(job_id: str) -> JobStatus:
             return now
         if time.monotonic() > end:
             raise CommandError(
-                f"job {job_id} was cancelled, and is {now.slurm} after {CANCEL_SECONDS:.0f} s",
+                f"job {job_id} was cancelled, but is {now.slurm} after {CANCEL_SECONDS:.0f} s",
                 code=1,
                 why=f"a node of {now.nodes} has not told Slurm that all processes are gone",
                 hint=f"sinfo -R; scontrol show job {job_id}",

@@ -1,7 +1,7 @@
-"""What a Slurm cluster is to Stackyard, and which jobs fit it.
+"""Describe a Slurm cluster, and check that a job fits it.
 
-Owns the cluster's values and every reason for which a job is refused before anything is rendered.
-It must not render or talk to a cluster.
+Owns the cluster's settings, and every reason to refuse a job before it is rendered. It must not
+render or talk to a cluster.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from stackyard.system.errors import UsageError, shown
 
 RUNTIMES = ("pyxis", "apptainer", "oci", "filesystem")
 GPU_OPTIONS = ("gres", "gpus-per-node")
-# Programs of the first three run under torchrun, which sets RANK and WORLD_SIZE as their own would;
-# the others start no ranks. `plain` would need a node's number, which Slurm's containers hide.
+# Programs of the first three run under torchrun, which sets RANK and WORLD_SIZE as their launcher
+# would; the others start no ranks. `plain` would need a node's index, hidden in Slurm's containers.
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "alone", "each")
-# Options of sbatch that the rendered script sets itself, by all their names.
+# Options of sbatch that the rendered script sets itself, and their aliases.
 OWN_OPTIONS = (
     "job-name", "nodes", "ntasks", "ntasks-per-node", "time", "output", "error", "open-mode",
     "requeue", "no-requeue", "partition", "account", "mem", "cpus-per-task", "array", "export",
     "export-file", "chdir", "wrap", "container", "input", "get-user-env", *GPU_OPTIONS,
 )  # fmt: skip
-# Where an unpacked image is put together, in the job's own mount namespace; every Linux has them.
+# Mount points for an unpacked image in the job's own mount namespace; every Linux has them.
 _TOPS = ("/mnt", "/media", "/srv", "/opt")
-# Slurm keeps scripts in its own state; its default limit is 4 MiB.
+# Slurm's default limit for a batch script, which it keeps in its own state, is 4 MiB.
 FILES_LIMIT = 2 * 2**20
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
-# What sbatch takes as it stands: no blank, quote, backslash or `#`, which it would interpret.
+# Values without a blank, quote, backslash or `#`, which sbatch would interpret.
 _VALUE = re.compile(r"[A-Za-z0-9_.@+:/][-A-Za-z0-9_.,@+:=/%]*")
 _LINE = re.compile(r"--([a-z][-a-z]*)(=[-A-Za-z0-9_.,@+:=/%\[\]()*&|!]+)?")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?")
@@ -42,25 +42,25 @@ _IMAGE = re.compile(r"[A-Za-z0-9./][-A-Za-z0-9._:/#@+]*")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSite:
-    """A Slurm cluster, and how jobs are to run there.
+    """Hold the settings of a Slurm cluster.
 
     Attributes:
-        runtime: how the image is entered on a node. `pyxis`: NVIDIA's plugin of srun. `apptainer`.
+        runtime: how a node enters the image. `pyxis`: NVIDIA's plugin of srun. `apptainer`.
             `oci`: Slurm's own `--container`. `filesystem`: the nodes' own file system is the
             image's, or, where `image` is given, an unpacked image entered without privileges.
-        image: where the image is. `pyxis`: what enroot takes, empty for the job's own reference.
-            `apptainer`: a .sif file. `oci` and `filesystem`: the folder of the unpacked image, as
-            all nodes see it; with `filesystem` empty for the nodes' own.
+        image: where the image is. `pyxis`: a reference or path for enroot, empty for the job's
+            own reference. `apptainer`: a .sif file. `oci` and `filesystem`: the folder of the
+            unpacked image, as all nodes see it; with `filesystem` empty for the nodes' own.
         image_env: the image's own environment, PATH included, which `oci` and `filesystem` do not
-            bring along.
-        partition: empty for the cluster's default; so are the next ones.
-        account: who pays.
-        minutes: limit of the whole job.
-        gpu_option: how GPUs are asked for: `gres` or `gpus-per-node`.
-        gpu_type: of the GPUs, such as h100.
+            set by themselves.
+        partition: Slurm's partition; empty for the cluster's default.
+        account: Slurm's account; empty for the user's default.
+        minutes: time limit of the whole job.
+        gpu_option: sbatch's option that requests GPUs: `gres` or `gpus-per-node`.
+        gpu_type: type of the GPUs, such as h100; empty for any.
         cpus_per_node: CPUs on each node; 0 for the cluster's default.
-        memory: on each node, as Slurm writes it (`64G`; `0`: all of it).
-        join_seconds: how long nodes wait for each other; they prepare meanwhile.
+        memory: memory on each node, as Slurm writes it (`64G`; `0`: all of it).
+        join_seconds: how long nodes wait for each other; includes their preparation.
         lines: further options of sbatch, such as `--constraint=ib`.
     """
 
@@ -79,12 +79,12 @@ class SlurmSite:
 
     @property
     def unpacked(self) -> bool:
-        """Whether a folder is made the root of the job, without privileges."""
+        """Say if an unpacked image's folder becomes the job's root, without privileges."""
         return self.runtime == "filesystem" and bool(self.image)
 
 
 def check(job: Job, site: SlurmSite) -> None:
-    """Refuse what Slurm would refuse, or take and do something else with.
+    """Refuse a job that Slurm would refuse or run differently from what is meant.
 
     Raises:
         UsageError: with every problem found.
@@ -133,7 +133,7 @@ def _image(site: SlurmSite, job: Job) -> Iterator[str]:
     elif site.runtime == "filesystem" and not site.image:
         return
     elif not site.image:
-        yield f"image: the runtime {shown(site.runtime)} takes the image's place on the nodes"
+        yield f"image: the runtime {shown(site.runtime)} needs the image's path on the nodes"
     elif not _absolute(site.image) or site.image == "/" or not _IMAGE.fullmatch(site.image):
         yield f"image {shown(site.image)!r}: an absolute path of letters, digits and ._+@-"
 
@@ -197,7 +197,7 @@ def _places(job: Job, site: SlurmSite) -> Iterator[str]:
 
 
 def free_places(job: Job, site: SlurmSite) -> list[str]:
-    """Folders of a node that the job can do without, so that something may hide them."""
+    """Return the folders of a node that the job does not need, so that a mount may hide them."""
     used = [f"{path}/" for path in (site.image, *job.binds.values())]
     return [top for top in _TOPS if not any(path.startswith(f"{top}/") for path in used)]
 

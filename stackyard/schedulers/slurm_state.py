@@ -1,6 +1,6 @@
-"""What Slurm says, in this project's words: what a site has, and how a job stands.
+"""Translate Slurm's output: the state of a job, and the runtime of a site.
 
-Owns the one table of Slurm's job states. It must not run anything: `slurm_client` asks.
+Owns the one table of Slurm's job states. It must not run anything: `slurm_client` does.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ENDED = (DONE, FAILED, CANCELLED)
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """How a job stands.
+    """Hold the state of a job.
 
     Attributes:
-        state: one of the words above.
-        slurm: the state as Slurm names it, which says more (TIMEOUT, NODE_FAIL).
+        state: one of the values of `STATES`.
+        slurm: Slurm's own state, which is more precise (TIMEOUT, NODE_FAIL).
         code: exit code of the script, once it has ended.
         reason: why it waits or why it ended, in Slurm's words.
         nodes: Slurm's list of its nodes (`node[1-2]`).
@@ -51,15 +51,15 @@ class JobStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Say if the job is over."""
         return self.state in ENDED
 
 
 def parse_job(text: str) -> JobStatus:
-    """The output of `scontrol show job --oneliner`.
+    """Parse the output of `scontrol show job --oneliner`.
 
     Raises:
-        StackyardError: it is something else.
+        StackyardError: the text is not a job.
     """
     fields = dict(re.findall(r"(?:^|\s)([A-Z]\w*)=(.*?)(?=\s+[A-Z]\S*=|\s*$)", text))
     if "JobId" not in fields or "JobState" not in fields:
@@ -75,7 +75,7 @@ def parse_job(text: str) -> JobStatus:
 
 
 def parse_accounted(text: str) -> JobStatus | None:
-    """The output of `sacct -nPX -o JobID,State,ExitCode,NodeList`; None: there is no such job."""
+    """Parse the output of `sacct -nPX -o JobID,State,ExitCode,NodeList`; None without a job."""
     for line in text.splitlines():
         parts = line.split("|")
         if len(parts) == 4 and parts[0].isdigit():
@@ -86,9 +86,7 @@ def parse_accounted(text: str) -> JobStatus | None:
 def _status(job_id: str, slurm: str, code: str, *, reason: str, nodes: str, log: str) -> JobStatus:
     slurm = slurm.split()[0]  # "CANCELLED by 1000"
     if slurm not in STATES:
-        raise StackyardError(
-            f"Slurm names a state of job {job_id} that is not known: {shown(slurm)}"
-        )
+        raise StackyardError(f"Slurm reports an unknown state of job {job_id}: {shown(slurm)}")
     state = STATES[slurm]
     number, _, signal = code.partition(":")
     exit_code = int(number or 0) or (128 + int(signal) if signal not in ("", "0") else 0)
@@ -106,13 +104,13 @@ def _status(job_id: str, slurm: str, code: str, *, reason: str, nodes: str, log:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFacts:
-    """What was found on the machine that jobs are submitted from.
+    """Hold the facts about the machine that jobs are submitted from.
 
     Attributes:
-        srun_help: the output of `srun --help`: plugins add their options to it.
-        oci_conf: whether Slurm's configuration folder has an oci.conf.
-        apptainer: whether `apptainer` is on PATH.
-        namespaces: whether an ordinary user may make user namespaces.
+        srun_help: the output of `srun --help`, to which plugins add their options.
+        oci_conf: true if Slurm's configuration folder has an oci.conf.
+        apptainer: true if `apptainer` is on PATH.
+        namespaces: true if an ordinary user may create user namespaces.
     """
 
     srun_help: str
@@ -123,14 +121,14 @@ class SiteFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A runtime for a site, and in words why it and not another."""
+    """Hold a runtime for a site, with the reason for it."""
 
     runtime: str
     why: str
 
 
 def choose(facts: SiteFacts) -> Choice:
-    """The runtime that asks least of people; login and worker nodes are taken to be alike."""
+    """Choose the runtime with the least set-up; assumes login and worker nodes are alike."""
     if "--container-image" in facts.srun_help:
         return Choice(
             runtime="pyxis",

@@ -85,7 +85,7 @@ def place(plan: GpuPlan, run: str) -> tuple[Placement, tuple[str, ...]]:
     Raises:
         UsageError: it fails with the caller's settings; names the reason.
     """
-    infiniband = bool(plan.host.infiniband)
+    infiniband = bool(plan.host.infiniband.active)
     found = placement.place(plan.chosen, plan.nodes, name=plan.name, infiniband=infiniband, run=run)
     env = {**placement.environment_of(found), **plan.settings}
     warnings = placement.require_sound(found, env)
@@ -157,7 +157,7 @@ def start_run(plan: GpuPlan, run: str, path: str) -> GpuRun:
     """
     found, _ = place(plan, run)
     hardware = access.hardware(
-        found, plan.way, plan.driver, path, plan.settings, plan.host.infiniband
+        found, plan.way, plan.driver, path, plan.settings, plan.host.infiniband.devices
     )
     before = gpus.used_bytes(found.gpus)
     return GpuRun(plan=plan, placement=found, hardware=hardware, before=before)

@@ -80,7 +80,7 @@ def digests(said, purelib: str, files: list[str]) -> str:
 
 
 def test_every_installed_fix_is_in(engine, node, said, purelib, built):
-    fixes = built.plan.context[dockerfile.fixes_path(built.plan.stack, built.plan.base)]
+    fixes = dockerfile.fixes_json(built.image.fixes, "installed")
     wanted = [
         (fix["id"], file, outcome)
         for fix in json.loads(fixes)
@@ -100,7 +100,7 @@ def test_every_source_fix_is_in_what_was_built(engine, node, host, said, purelib
     """A sdist's Python files are installed under the same names; its build files are not."""
     checked = 0
     for wheel in built.image.wheels:
-        fixes = json.loads(built.plan.context[dockerfile.wheel_fixes_path(wheel, built.plan.base)])
+        fixes = json.loads(dockerfile.fixes_json(wheel.fixes, "source"))
         for fix in fixes:
             fix["replace"] = [
                 r for r in fix["replace"] if host.file(f"{purelib}/{r['file']}").exists

@@ -218,8 +218,7 @@ def locks() -> dict[str, str]:
     return {
         "images/bases/cpu.lock": locked("torch==2.0.0", "numpy==2.1.0"),
         "images/toy/cpu.lock": locked("alpha==1.2.0", "gamma==0.5"),
-        "images/wheels/beta.cpu.lock": locked("beta==3.0"),
-        "images/wheels/beta.cpu.build.lock": locked("setuptools==80.0.0"),
+        "images/wheels/beta.lock": locked("beta==3.0", "setuptools==80.0.0"),
     }
 
 
@@ -368,13 +367,15 @@ class Tree:
         cpu, toy, beta = found.bases["cpu"], found.stacks["toy"], found.wheels["beta"]
         self._lock("images/bases/cpu.lock", "torch==2.0.0", lock.base_inputs(cpu))
         self._lock("images/toy/cpu.lock", "alpha==1.2.0", lock.stack_inputs(toy, cpu, found.fixes))
-        for kind, pin in (("", "beta==3.0"), (".build", "setuptools==80.0.0")):
-            self._lock(f"images/wheels/beta.cpu{kind}.lock", pin, lock.wheel_inputs(beta, cpu))
+        pins = "beta==3.0 setuptools==80.0.0"
+        self._lock("images/wheels/beta.lock", pins, lock.wheel_inputs(beta))
 
-    def _lock(self, path: str, pin: str, inputs: str) -> None:
-        name, version = pin.split("==")
-        entry = lock.Locked(name=name, version=version, hashes=())
-        self.write(path, lock.render_lock([entry], inputs=inputs, command="invoke lock"))
+    def _lock(self, path: str, pins: str, inputs: str) -> None:
+        entries = [
+            lock.Locked(name=name, version=version, hashes=())
+            for name, version in (pin.split("==") for pin in pins.split())
+        ]
+        self.write(path, lock.render_lock(entries, inputs=inputs, command="invoke lock"))
 
     def write(self, path: str, text: str | bytes) -> None:
         target = self.root / path

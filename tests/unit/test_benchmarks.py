@@ -183,8 +183,9 @@ def test_every_file_that_a_hand_written_dockerfile_mounts_or_copies_is_in_the_co
         assert f"fixes/{stack}.json" in sources
         for path in (*sources, *copied(text)):
             assert (context / path).exists(), path
-        fixes = (ROOT / "images" / stack / f"{base}.fixes.json").read_text()
-        assert (context / hand_build.fixes_path(stack)).read_text() == fixes
+        fixes = json.loads((context / hand_build.fixes_path(stack)).read_text())
+        named = " ".join(fix["id"] for fix in fixes)
+        assert f"--only {named} " in (ROOT / f"images/{stack}/{base}.Dockerfile").read_text()
 
 
 def test_the_dockerfiles_are_told_which_device_images_are_for():

@@ -1,7 +1,7 @@
-"""What a new lock changes: packages that came, went or moved, and those that are other files.
+"""Compare two versions of a lock: packages added, removed or moved, and changed files.
 
-Owns the comparison and its words. Pure: it is given both texts. Which locks there are and what
-becomes of them is `build.locks.locking`'s.
+Owns the comparison and its text. Pure: both texts are arguments. It must not find or write locks:
+`build.locks.locking` does.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from packaging.version import InvalidVersion, Version
 from stackyard.definitions import lock
 
 _IMAGE = "the image"
-_OF_WHEELS = ("the wheel of ", "the build of ")
+_OF_WHEEL = "the wheel of "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """One package at another version; `way` is `up`, `down`, or `to` where PEP 440 sees none."""
+    """Describe a package with a new version; `way` is the result of `direction`."""
 
     name: str
     old: str
@@ -30,10 +30,10 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehashed:
-    """The same version, but not the same files.
+    """Describe a package with the same version, but other files.
 
     Attributes:
-        gone: hashes that the lock had and the index no longer offers: yanked or uploaded again.
+        gone: hashes that the index no longer offers: files were yanked or uploaded again.
         new: hashes of files that were added to the release.
     """
 
@@ -45,13 +45,13 @@ class Rehashed:
 
 @dataclass(frozen=True, kw_only=True)
 class LockChange:
-    """One lock against the one before it.
+    """Describe the difference between a lock and the one before it.
 
     Attributes:
-        subject: what the lock is of: a stack, the torch layer or the image of a base, a wheel, or a
-            wheel's build.
+        subject: what the lock is of: a stack, the torch layer or the image of a base, or a wheel.
+        base: empty for a wheel, whose lock serves every base.
         first: there was no lock before.
-        redeclared: it was made from other declarations (packages, fixes, base) than before.
+        redeclared: its definitions (packages, fixes, base) have changed.
     """
 
     path: str
@@ -66,7 +66,7 @@ class LockChange:
 
     @property
     def nothing(self) -> bool:
-        """Whether the same packages with the same hashes are locked."""
+        """Say if both locks hold the same packages with the same hashes."""
         return not (self.first or self.added or self.removed or self.moved or self.rehashed)
 
 
@@ -110,7 +110,7 @@ def compare_locks(path: str, old: str | None, new: str) -> LockChange:
 
 
 def direction(old: str, new: str) -> str:
-    """Which way a version went, by PEP 440: `up`, `down`, or `to` where it orders none."""
+    """Return `up` or `down` by PEP 440, or `to` where it orders neither before the other."""
     try:
         before, after = Version(old), Version(new)
     except InvalidVersion:
@@ -121,20 +121,18 @@ def direction(old: str, new: str) -> str:
 
 
 def subject_of(path: str) -> tuple[str, str]:
-    """What a lock file is of, and its base, from its path."""
+    """Return what a lock file is of, and its base (empty for a wheel), from its path."""
     _, folder, file = path.split("/")
     name = file.removesuffix(".lock")
     if folder == "bases":
         return "the torch layer", name
     if folder != "wheels":
         return folder, name
-    build = name.endswith(".build")
-    package, _, base = name.removesuffix(".build").rpartition(".")
-    return f"{_OF_WHEELS[1] if build else _OF_WHEELS[0]}{package}", base
+    return f"{_OF_WHEEL}{name}", ""
 
 
 def change_value(change: LockChange) -> dict[str, Any]:
-    """A change as data, for `--json`."""
+    """Return a change as data, for `--json`."""
     return {
         "lock": change.path,
         "of": change.subject,
@@ -152,28 +150,30 @@ def change_value(change: LockChange) -> dict[str, Any]:
 
 
 def change_lines(changes: Iterable[LockChange]) -> list[str]:
-    """All changes for people: those that say something in full, the others in one line."""
+    """Return all changes as text: changed locks in detail, the others in one line a base."""
     lines: list[str] = []
     same: dict[str, list[str]] = {}
     for change in changes:
         if change.nothing and not change.redeclared:
             same.setdefault(change.base, []).append(change.subject)
             continue
-        lines.append(f"{change.subject} on {change.base}: {_summary(change)}")
+        lines.append(f"{change.subject}{_on(change.base)}: {_summary(change)}")
         lines += [f"  {line}" for line in _details(change)]
     for base, subjects in same.items():
-        named = [one for one in subjects if not one.startswith(_OF_WHEELS)]
-        wheels = len({one.rpartition(" ")[2] for one in subjects if one.startswith(_OF_WHEELS)})
-        shown = [*named, *([_count(wheels, "wheel")] if wheels else [])]
-        lines.append(f"nothing changed on {base}: {', '.join(shown)}")
+        shown = subjects if base else [_count(len(subjects), "wheel")]
+        lines.append(f"nothing changed{_on(base)}: {', '.join(shown)}")
     return lines
+
+
+def _on(base: str) -> str:
+    return f" on {base}" if base else ""
 
 
 def _summary(change: LockChange) -> str:
     if change.first:
         return f"locked for the first time, {_count(len(change.added), 'package')}"
     if change.nothing:
-        return "the same packages, from other declarations than before"
+        return "the same packages, from changed definitions"
     counted = (
         (len(change.added), "added"),
         (len(change.removed), "removed"),
@@ -187,7 +187,7 @@ def _summary(change: LockChange) -> str:
 
 def _details(change: LockChange) -> list[str]:
     if change.first and change.subject == _IMAGE:
-        return []  # hundreds, and nobody asked for one of them
+        return []  # hundreds of packages that nobody has chosen
     return [
         *(f"added    {name} {version}" for name, version in change.added.items()),
         *(f"removed  {name} {version}" for name, version in change.removed.items()),

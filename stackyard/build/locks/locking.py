@@ -1,7 +1,7 @@
-"""`invoke lock`, its steps: what is resolved, what it changes, and what would then not fit.
+"""Resolve the locks of `invoke lock`, compare them, and find locks that would become stale.
 
-Owns which locks a command is about and that all of them are resolved before one is written. Asking
-the network is `build.locks.resolve`'s, the comparison `build.locks.change`'s.
+Owns which locks a command is about, and that all are resolved before any is written.
+`build.locks.resolve` asks the network, `build.locks.change` compares.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from stackyard.build import catalog, dockerfile, mirrors
 from stackyard.build.locks import resolve
@@ -25,13 +26,13 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Locking:
-    """Locks that were resolved, and nothing written yet.
+    """Hold locks that were resolved, but not written yet.
 
     Attributes:
-        files: text by path: locks, and the rendered files that depend on them.
-        changes: each lock against the one that is there.
-        written: the paths among `files` whose text is another one now.
-        stale: locks of other stacks that do not fit the definitions, and what to type for each.
+        files: texts by path: locks, and the rendered files that depend on them.
+        changes: the difference between each lock and the existing one.
+        written: the paths in `files` whose text has changed.
+        stale: locks of other stacks that do not fit the definitions, with the command for each.
     """
 
     files: Mapping[str, str]
@@ -41,8 +42,11 @@ class Locking:
 
 
 def locked_bases(project: Project, stack: str) -> list[str]:
-    """The bases that `invoke lock` is about unless told otherwise: where one of the stacks has a
-    lock already, which its change would make stale, and those that are made here."""
+    """Return the default bases of `invoke lock`.
+
+    These are bases on which one of the stacks has a lock, since it would become stale, and bases
+    that are bootstrapped.
+    """
     definitions = project.definitions
     return [
         base.name
@@ -56,9 +60,9 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     """Resolve the locks of a stack (or `all`) on one base or on every base that has some.
 
     Raises:
-        UsageError: no such stack or base; or the stack's locks on other bases would not fit, said
-            before anything is asked of the network.
-        CommandError: uv found no answer.
+        UsageError: there is no such stack or base, or the stack's locks on other bases would not
+            fit; raised before the network is used.
+        CommandError: uv found no solution.
     """
     definitions = project.definitions
     names = [catalog.choose("stack", n, definitions.stacks) for n in project.stacks(stack)]
@@ -68,7 +72,9 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     bases = [base] if base else locked_bases(project, stack)
     locks: dict[str, str] = {}
     for name in bases:
-        locks |= resolve_on(project, names, name, say)
+        locks |= resolve_on(project, names, name, say, locks)
+    for path in {lock.wheel_lock_path(wheel) for wheel in definitions.wheels} & set(locks):
+        locks[path] = lock.extended(locks[path], definitions.locks.get(path, ""))
     changes = tuple(
         compare_locks(path, definitions.locks.get(path), text)
         for path, text in sorted(locks.items())
@@ -80,7 +86,7 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
 
 
 def stale_locks(project: Project) -> dict[str, str]:
-    """Every lock that is missing or was made from other definitions; by path, what makes it."""
+    """Return the locks that are missing or do not fit the definitions; by path, the command."""
     found: dict[str, str] = {}
     for name in sorted(project.definitions.stacks):
         for base in sorted(project.definitions.bases):
@@ -90,10 +96,10 @@ def stale_locks(project: Project) -> dict[str, str]:
 
 
 def require_whole(project: Project, stack: str, base: str) -> None:
-    """See that a lock on one base alone leaves a stack whole.
+    """Check that locking on one base alone leaves no stale lock of the stack.
 
     Raises:
-        UsageError: on other bases its locks do not fit what is declared; says what to type.
+        UsageError: the stack's locks on other bases do not fit the definitions.
     """
     left = [
         path
@@ -108,10 +114,10 @@ def require_whole(project: Project, stack: str, base: str) -> None:
     where = sorted(set(left))
     shown = ", ".join(where[:4]) + (f" and {len(where) - 4} more" if len(where) > 4 else "")
     raise UsageError(
-        f"{stack} cannot be locked on {base} alone: nothing was asked for or written",
-        why=f"its locks on other bases do not fit what is declared now: {shown}; with them as they"
-        " are no command would load the project",
-        hint=f"{typed} (every base that has locks, in one go)",
+        f"{stack} cannot be locked on {base} alone: nothing was resolved or written",
+        why=f"its locks on other bases do not fit the definitions: {shown}; no command"
+        " would load the project with them",
+        hint=f"{typed} (locks on every base that has locks)",
     )
 
 
@@ -126,11 +132,20 @@ def _stale_of(project: Project, stack: str, base: str) -> list[str]:
     ]  # fmt: skip
 
 
-def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say) -> dict[str, str]:
+def resolve_on(
+    project: Project,
+    names: Sequence[str],
+    base_name: str,
+    say: Say,
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
     """The locks of some stacks on one base as they would be made now, by path; nothing is written.
 
+    Args:
+        others: locks that were just made for other bases; wheels are locked once for all.
+
     Raises:
-        CommandError: uv found no answer.
+        CommandError: uv found no solution.
     """
     definitions = project.definitions
     base = definitions.bases[base_name]
@@ -147,11 +162,12 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
         files[path] = _lock_pulled(project, base, definitions.locks.get(path, ""), say)
         base = lock.pinned(base, files)
         given = lock.versions(lock.parse_lock(files[path]))
-    # What is built here, and what users may build from their own source.
+    # Packages that are built here, and those that users may build from their own source.
     wheels = dict.fromkeys(w for name in names for w in fork.buildable(definitions, name))
     for wheel in wheels:
         say(base.name, f"resolving the build of {wheel}")
-        files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller)
+        path = lock.wheel_lock_path(wheel)
+        files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller, others.get(path, ""))
     for name in names:
         say(name, f"resolving on {base.name}")
         files |= resolve.lock_stack(
@@ -163,7 +179,7 @@ def resolve_on(project: Project, names: Sequence[str], base_name: str, say: Say)
 def _lock_pulled(project: Project, base: Base, there: str, say: Say) -> str:
     """Return a pulled base's existing lock while its reference is unchanged, else make a new one.
 
-    So all stacks are locked on one image, and the image itself need not be here.
+    So all stacks are locked on the same image, which the engine need not hold.
     """
     if lock.locked_inputs(there) == lock.pulled_inputs(base) and lock.locked_digest(there):
         return there

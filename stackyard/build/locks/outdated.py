@@ -1,6 +1,7 @@
-"""`invoke outdated`: asks the caller's package index what is newer than the locks.
+"""Ask the caller's package index for releases newer than the locks (`invoke outdated`).
 
-Owns the questions, which are those of `invoke lock` and one more. Nothing is written.
+Owns the queries: those of `invoke lock`, and the newest release of each package. It must not write
+anything.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from typing import Any
 from stackyard.build import catalog, mirrors
 from stackyard.build.builder import require_lock
 from stackyard.build.locks import locking, resolve, upstream
-from stackyard.definitions import lock
+from stackyard.definitions import compat, lock
 from stackyard.definitions.project import Project
 from stackyard.system.errors import CommandError, NothingToRunOn, StackyardError, UsageError
 
 Say = Callable[[str, str], None]
-# What uv says when nothing answers, whatever the reason below.
+# uv's messages when no index answers.
 _SILENT = re.compile(
     r"failed to fetch|dns error|error sending request|connect(ion)? (error|refused)|timed out"
     r"|network (was|is) disabled|could not connect|client error",
     re.IGNORECASE,
 )
-# An index that answers, and says no: a package that it lacks, or a login.
+# uv's message when an index answers, but refuses: a missing package, or a login.
 _ANSWERED = re.compile(r"HTTP status (client|server) error", re.IGNORECASE)
 
 
 def outdated(project: Project, stack: str, base_name: str, say: Say) -> list[dict[str, Any]]:
-    """What moved upstream, by stack: its base and its packages.
+    """Return the newer releases for each stack, with its base.
 
     Raises:
         UsageError: a stack has no lock on the base.
@@ -59,12 +60,14 @@ def _of_stack(
 ) -> dict[str, Any]:
     base, stack = image.base, image.stack
     paths = [lock.base_lock_path(base.name), lock.lock_path(stack.name, base.name)]
-    paths += [lock.wheel_lock_path(name, base.name) for name in stack.builds]
     locked: dict[str, str] = {}
     allowed: dict[str, str] = {}
-    for path in paths:
-        locked |= lock.versions(lock.parse_lock(project.definitions.locks.get(path, "")))
-        allowed |= lock.versions(lock.parse_lock(then.get(path, "")))
+    for versions, texts in ((locked, project.definitions.locks), (allowed, then)):
+        for path in paths:
+            versions |= lock.versions(lock.parse_lock(texts.get(path, "")))
+        for name in stack.builds:
+            text = texts.get(lock.wheel_lock_path(name), "")
+            versions |= lock.versions(lock.some_of(text, {compat.canonical(name)}))
     written = upstream.direct(stack, base)
     wanted = upstream.told(locked, allowed, written)
     say(stack.name, f"asking for the newest of {len(wanted)} packages")

@@ -1,6 +1,7 @@
-"""`invoke lock`: the one step that resolves versions over the network and writes lock files.
+"""Resolve versions over the network with uv, and write lock files.
 
-Owns calling uv and what is asked of it. A lock is written whole or not at all.
+Owns the calls of uv and their inputs. A lock is written atomically. No other module may resolve
+versions.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import CommandError, StackyardError
 from stackyard.system.image import ImageInfo
 
-# In the order of the path: of two distributions of one name the first is the one that is imported.
+# In the order of Python's path: of two distributions with the same name, it imports the first.
 _INVENTORY = """
 import importlib.metadata as m, json, sys
 held = [(d.metadata['Name'], d.version) for d in m.distributions()]
 print(json.dumps({'python': '%d.%d' % sys.version_info[:2], 'held': held}))
 """
-# The newest glibc that a wheel may want: the oldest among the bases'.
+# The newest glibc (2.x) that a wheel may need: the oldest one among the bases.
 GLIBC = 34
 
 
 def survey(
     engine: Engine, base: Base, require_space: Callable[[], None]
 ) -> tuple[str, dict[str, str]]:
-    """Return the digest of a pulled base's image, and the distributions inside that very image.
+    """Return the digest of a pulled base's image, and the distributions inside it.
 
     Args:
-        require_space: is called before an image is pulled that the engine does not hold.
+        require_space: called before an image is pulled that the engine does not hold.
 
     Raises:
-        StackyardError: the image cannot be had, has no digest, or is not as the base says.
+        StackyardError: the image cannot be pulled, has no digest, or does not fit the base.
     """
     reference = base.reference
     found = engine.image(reference)
@@ -59,11 +60,11 @@ def survey(
         raise StackyardError(
             f"{reference} has no digest, so nobody else could pull the same image",
             why="the engine holds it, but did not get it from its registry",
-            hint=f"docker image rm {reference}, then again where the registry can be reached",
+            hint=f"docker image rm {reference}, then try again where the registry can be reached",
         )
     held = inventory(engine, base, found.id)
     wrong = [
-        f"{name}: {base.name} is to provide {version}, the image holds {held.get(name, 'none')}"
+        f"{name}: {base.name} declares {version}, the image holds {held.get(name, 'none')}"
         for name, version in base.provided.items()
         if not _is_version(held.get(name, ""), version)
     ]
@@ -71,7 +72,7 @@ def survey(
         raise StackyardError(
             f"{reference} does not hold what images/bases/{base.name}.yml says",
             why="\n".join(wrong),
-            hint="write under `provides` what the image holds, or name another image",
+            hint="write the image's versions under `provides`, or name another image",
         )
     return digest, held
 
@@ -95,16 +96,16 @@ def _is_version(found: str, declared: str) -> bool:
 
 
 def inventory(engine: Engine, base: Base, reference: str) -> dict[str, str]:
-    """The distributions inside a base image, read from the image itself.
+    """Return the distributions inside a base image, read in a container.
 
-    A version that Python's rules do not know is told as `0+` and its letters and digits.
+    A version that PEP 440 does not allow becomes `0+` with its letters and digits.
 
     Raises:
-        StackyardError: the image cannot be had, or has no Python that answers, or another one.
+        StackyardError: the image cannot be pulled, or its Python is missing or another version.
     """
     found = engine.image(reference) or engine.pull(reference)
     output = engine.run_once(found.id, ["python3", "-c", _INVENTORY], seconds=120)
-    # Programs that an image starts on its own (NVIDIA's shells look for drivers) say more.
+    # The image's entrypoint may print, too: NVIDIA's looks for drivers.
     line = next((s for s in reversed(output.splitlines()) if s.startswith('{"python"')), "")
     try:
         said = json.loads(line)
@@ -112,13 +113,13 @@ def inventory(engine: Engine, base: Base, reference: str) -> dict[str, str]:
         raise StackyardError(f"no inventory from {reference}", why=output[-500:]) from error
     if said["python"] != base.python:
         raise StackyardError(
-            f"{base.reference} has Python {said['python']}, {base.name} says {base.python}",
-            why="wheels are chosen for one of them",
-            hint=f'python: "{said["python"]}" in images/bases/{base.name}.yml',
+            f"{base.reference} has Python {said['python']}, {base.name} declares {base.python}",
+            why="wheels are chosen for one version of Python",
+            hint=f'write python: "{said["python"]}" in images/bases/{base.name}.yml',
         )
     held: dict[str, str] = {}
     for name, version in said["held"]:
-        if name:  # what is left of a removed distribution has none
+        if name:  # the remains of a removed distribution have no name
             held.setdefault(canonicalize_name(name), _plain_version(str(version)))
     return held
 
@@ -146,14 +147,15 @@ def compile_requirements(
     """Resolve requirements for a base's Python and platform, with hashes.
 
     Args:
-        constraints: versions that are given (what the base provides).
-        preferred: versions that are taken where nothing asks for others.
-        overrides: requirements that replace what dependents ask for.
-        exclude: distributions that are dropped wherever they are asked for.
+        constraints: fixed versions, which the base provides.
+        preferred: versions to take where no requirement excludes them.
+        overrides: requirements that replace those of dependents.
+        exclude: distributions to drop wherever they are required.
+        dependencies: false to resolve the requirements alone.
         project: a pyproject.toml whose requirements are resolved as well.
 
     Raises:
-        CommandError: uv found no answer; its own words say why.
+        CommandError: uv found no solution; holds its message.
     """
     with cleanup.folder("lock") as folder:
         never = [f"{package} ; sys_platform == 'never'" for package in exclude]
@@ -165,7 +167,7 @@ def compile_requirements(
         for kind, text in texts.items():
             (folder / f"{kind}.txt").write_text(text + "\n")
         out = folder / "out.txt"
-        # What uv finds in the file that it is to write, it prefers.
+        # uv prefers the versions that it finds in its output file.
         out.write_text("".join(f"{n}=={v}\n" for n, v in (preferred or {}).items()))
         command = [
             uv.find_uv_bin(), "pip", "compile", str(folder / "in.txt"),
@@ -186,10 +188,10 @@ def compile_requirements(
 
 
 def find_sdists(locked: Iterable[Locked], base: Base, caller: CallerSettings) -> list[str]:
-    """Where the sources of locked packages lie on the caller's index: one address for each.
+    """Return the URL of each locked package's sdist on the caller's index.
 
     Raises:
-        CommandError: uv found none; its own words say why.
+        CommandError: uv found none; holds its message.
     """
     with cleanup.folder("sdists") as folder:
         pins = "".join(f"{item.name}=={item.version}\n" for item in locked)
@@ -207,14 +209,14 @@ def find_sdists(locked: Iterable[Locked], base: Base, caller: CallerSettings) ->
 def find_newest(
     names: Iterable[str], base: Base, caller: CallerSettings
 ) -> dict[str, tuple[str, str]]:
-    """The newest release of each distribution that a base's Python takes, whatever else wants.
+    """Find the newest release of each distribution for a base's Python, without constraints.
 
     Returns:
         By canonical name: the version, and the day when its first file was uploaded (ISO 8601;
-        empty where the index does not tell).
+        empty where the index does not publish it).
 
     Raises:
-        CommandError: uv found none; its own words say why.
+        CommandError: uv found none; holds its message.
     """
     with cleanup.folder("newest") as folder:
         (folder / "in.txt").write_text("".join(f"{name}\n" for name in names))
@@ -242,7 +244,7 @@ def _releases(pylock: str) -> dict[str, tuple[str, str]]:
 
 
 def machine(base: Base) -> str:
-    """The base's processor, as Python's wheels name it."""
+    """Return the base's architecture, as in the names of wheels."""
     return {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[base.platform]
 
 
@@ -260,7 +262,7 @@ def _environment(caller: CallerSettings, folder: Path) -> dict[str, str]:
 
 
 def lock_base(base: Base, caller: CallerSettings) -> dict[str, str]:
-    """The lock of the layer that all stacks on a bootstrapped base share."""
+    """Resolve the lock of the torch layer, which all stacks on a bootstrapped base share."""
     command = f"invoke lock --base {base.name}"
     found = compile_requirements(base.torch, base=base, caller=caller)
     for name, version in lock.other_builds(base, found).items():
@@ -270,12 +272,12 @@ def lock_base(base: Base, caller: CallerSettings) -> dict[str, str]:
 
 
 def _refuse_build(base: Base, name: str, version: str, caller: CallerSettings) -> NoReturn:
-    """Refuse a lock that holds another build than the base names; say who offered it."""
+    """Refuse a lock with another build than the base names; say where it came from."""
     wheel = f"{name.replace('-', '_')}-{version}-*.whl"
     offered = [str(folder) for folder in caller.wheel_folders if list(folder.glob(wheel))]
     pin = next(word for word in base.torch if canonicalize_name(Requirement(word).name) == name)
     raise StackyardError(
-        f"base {base.name} names {pin}, and what was resolved is {name} {version}: another build",
+        f"base {base.name} names {pin}, but uv resolved another build: {name} {version}",
         why=f"offered by the wheel folder {', '.join(offered)}" if offered
         else "offered by a package index",
         hint=f"write {pin.replace('==', '===', 1) if '===' not in pin else pin} in"
@@ -283,24 +285,40 @@ def _refuse_build(base: Base, name: str, version: str, caller: CallerSettings) -
     )  # fmt: skip
 
 
-def lock_wheel(wheel: Wheel, base: Base, caller: CallerSettings) -> dict[str, str]:
-    """The sdist of one built package, and what its build needs and the base does not provide."""
-    command = f"invoke lock --base {base.name}"
-    inputs = lock.wheel_inputs(wheel, base)
+def lock_wheel(
+    wheel: Wheel, base: Base, caller: CallerSettings, others: str = ""
+) -> dict[str, str]:
+    """Lock the sdist of one built package, and what its build needs and the base lacks.
+
+    Args:
+        others: the lock as it was just made for other bases; what it holds is taken and kept.
+
+    Raises:
+        StackyardError: the bases need different versions, and there is one lock for all.
+    """
+    before = {item.name: item for item in lock.parse_lock(others)}
     sdist = compile_requirements(
         [f"{wheel.package}=={wheel.version}"], base=base, caller=caller, dependencies=False
     )
     given = base.provided
     wanted = [r for r in wheel.requires if canonicalize_name(Requirement(r).name) not in given]
-    needs = compile_requirements(wanted, base=base, caller=caller, exclude=given)
-    return {
-        lock.wheel_lock_path(wheel.package, base.name): lock.render_lock(
-            sdist, inputs=inputs, command=command
-        ),
-        lock.wheel_lock_path(wheel.package, base.name, "build"): lock.render_lock(
-            needs, inputs=inputs, command=command
-        ),
-    }
+    needs = compile_requirements(
+        wanted, base=base, caller=caller, exclude=given, preferred=lock.versions(before.values())
+    )
+    found = {item.name: item for item in (*sdist, *needs)}
+    for name, item in found.items():
+        if name in before and before[name].version != item.version:
+            raise StackyardError(
+                f"building {wheel.package} needs {name} {item.version} on {base.name}, and"
+                f" {before[name].version} on other bases",
+                why="one lock serves every base",
+                hint=f"name {name} with a version that suits all under `requires` in"
+                f" images/wheels/{wheel.package}.yml",
+            )
+    text = lock.render_lock(
+        {**before, **found}.values(), inputs=lock.wheel_inputs(wheel), command=lock.WHEEL_COMMAND
+    )
+    return {lock.wheel_lock_path(wheel.package): text}
 
 
 def lock_stack(
@@ -310,7 +328,7 @@ def lock_stack(
     provided: Mapping[str, str],
     caller: CallerSettings,
 ) -> dict[str, str]:
-    """The stack's own wheels: everything resolved, less what the base has and what is built."""
+    """Resolve the stack's lock, without packages that the base provides or that are built."""
     remedies = [fixes[name].remedy for name in stack.fixes]
     stays = {n: v for n, v in provided.items() if n not in base.replaceable}
     if base.bootstrap is not None:
@@ -347,11 +365,11 @@ def lock_stack(
 
 def _does_not_fit(stack: Stack, base: Base, error: CommandError) -> CommandError:
     return CommandError(
-        f"what {stack.name} needs could not be resolved beside what {base.name} holds",
+        f"the requirements of {stack.name} do not fit the packages in {base.name}",
         code=error.code,
         why=error.why or error.what,
-        hint=f"where a version inside the base is in the way: name it under `replaceable` in"
-        f" images/bases/{base.name}.yml if the base does without it, or take another base",
+        hint=f"if a version inside the base conflicts: name the package under `replaceable` in"
+        f" images/bases/{base.name}.yml if the base does not need it, or take another base",
     )
 
 
@@ -360,9 +378,9 @@ def _kept_by_base(
 ) -> tuple[dict[str, str], list[str]]:
     """Split the base's packages into constraints and packages left out of resolution.
 
-    Versions of a vendor's own (pre-releases, and those with a local part) are on no index, so they
-    are left out of the resolution. Of a pulled base all others are constraints: what does not go
-    with them is found here, and not when it is imported. The build asserts that all are unchanged.
+    A vendor's own versions (pre-releases, and those with a local part) are on no index, so they
+    are left out of the resolution. All others of a pulled base are constraints, so that a conflict
+    is found here and not at import. The build asserts that all are unchanged.
 
     Raises:
         StackyardError: the stack pins one of them to another version.
@@ -391,7 +409,7 @@ def _may_be_on_an_index(version: str) -> bool:
 
 
 def write_files(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Write files whole (temporary name, then rename); returns the paths that changed."""
+    """Write files atomically (temporary name, then rename); return the paths that changed."""
     changed = []
     for path, text in files.items():
         target = root / path

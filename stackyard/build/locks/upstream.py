@@ -1,7 +1,7 @@
-"""What moved upstream since a stack was locked, and which recorded fixes would not cover it.
+"""List newer releases of a stack's packages, and the fixes that do not cover them.
 
-Owns which packages are told of and when one is behind. Pure: the versions are given.
-`build.locks.outdated` asks for them.
+Owns which packages are listed, and when one is behind. Pure: versions are arguments, which
+`build.locks.outdated` gets from the index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stackyard.definitions.spec import Base, Definitions, Fix, Stack
 
 
 def direct(stack: Stack, base: Base) -> dict[str, str]:
-    """What is asked for by name, by canonical name, with where it is written."""
+    """Return the direct requirements, by canonical name, with the file that names each."""
     found: dict[str, str] = {
         str(canonicalize_name(Requirement(word).name)): f"images/bases/{base.name}.yml"
         for word in base.torch
@@ -31,7 +31,7 @@ def direct(stack: Stack, base: Base) -> dict[str, str]:
 
 
 def fixes_of(definitions: Definitions, stack: Stack) -> list[Fix]:
-    """The fixes of a stack and of the wheels that are built for it."""
+    """Return the fixes of a stack and of the wheels that are built for it."""
     names = [*stack.fixes, *(f for w in stack.builds for f in definitions.wheels[w].fixes)]
     return [definitions.fixes[name] for name in dict.fromkeys(names)]
 
@@ -39,7 +39,7 @@ def fixes_of(definitions: Definitions, stack: Stack) -> list[Fix]:
 def told(
     locked: Mapping[str, str], allowed: Mapping[str, str], asked: Iterable[str]
 ) -> tuple[str, ...]:
-    """The packages that are told of: those asked for by name, and those that a lock would move."""
+    """Return the packages to list: direct requirements, and those that a new lock would move."""
     wanted = {name for name in asked if name in locked}
     wanted |= {name for name, version in locked.items() if allowed.get(name, version) != version}
     return tuple(sorted(wanted))
@@ -52,14 +52,14 @@ def rows(
     written: Mapping[str, str],
     fixes: Iterable[Fix],
 ) -> list[dict[str, Any]]:
-    """One row a package, by name; ready for JSON.
+    """Return one row for each package, sorted by name, ready for JSON.
 
     Args:
-        locked: what the locks name.
-        allowed: what they would name if they were made now.
-        newest: the newest release of each that is told of, with its day.
-        written: where a version is asked for by name.
-        fixes: those whose `applies_to` is looked at.
+        locked: the versions in the locks.
+        allowed: the versions that new locks would have.
+        newest: the newest release of each listed package, with its day.
+        written: the file that names each direct requirement.
+        fixes: the fixes whose `applies_to` is checked.
     """
     known = list(fixes)
     found = []
@@ -81,7 +81,7 @@ def rows(
 
 
 def uncovered(name: str, locked: str, newest: str, fixes: Iterable[Fix]) -> list[str]:
-    """The fixes that apply to the locked version of a package and not to the newest."""
+    """Return the fixes that apply to the locked version of a package, but not to the newest."""
     if not newest or compat.version_problem(newest) or compat.version_problem(locked):
         return []
     return [
@@ -95,5 +95,5 @@ def uncovered(name: str, locked: str, newest: str, fixes: Iterable[Fix]) -> list
 
 
 def _public(version: str) -> str:
-    """Without the local part: `2.13.0+cpu` is no other release than `2.13.0`."""
+    """Return a version without its local part: `2.13.0+cpu` is the release `2.13.0`."""
     return version.partition("+")[0]

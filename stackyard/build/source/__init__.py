@@ -1,1 +1,1 @@
-"""Build images with users' own code: folders, git repositories, and whether fixes fit them."""
+"""Build images with users' own code from folders or git repositories, and check it first."""

@@ -1,7 +1,7 @@
-"""Whether users' own code fits the image: its requirements the lock, the fixes its text.
+"""Check that users' own code fits an image: its requirements the lock, and the fixes its text.
 
-Owns what is looked at before a build (which says the last word), and how a build's refusals are
-told. Pure: trees, images and a program's words are arguments.
+Owns the checks before a build, which itself decides, and the errors for a build's refusals. Pure:
+trees, images and a program's output are arguments.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from stackyard.definitions import lock
 from stackyard.definitions.spec import Fix
 from stackyard.system.errors import UsageError
 
-# Where a project's packages lie in its tree, as against below site-packages.
+# Folders of a project's tree that may hold its packages (in an image: site-packages).
 ROOTS = ("", "src/", "python/", "lib/")
 _SAID = re.compile(r"^fix ([a-z0-9-]+): (\S+): (.*)$")
 _APPLIED, _THERE = "applied", "already fixed upstream"
 
 
 def require_met(source: Source, tree: Tree, image: ResolvedImage) -> None:
-    """See that what a tree plainly says it needs is in the image.
+    """Check that the image holds the requirements that a tree declares statically.
 
     Raises:
-        UsageError: with everything that is not.
+        UsageError: it does not; names every unmet requirement.
     """
     held = {**image.provided, **image.packages}
     less = dockerfile.replaced_requirements(image.fixes)
@@ -47,7 +47,7 @@ def require_met(source: Source, tree: Tree, image: ResolvedImage) -> None:
 
 
 def unmet(package: str, wrong: Sequence[str], image: ResolvedImage) -> UsageError:
-    """What is said of requirements that the lock does not hold."""
+    """Return the error for requirements that the lock does not hold."""
     stack, base = image.stack.name, image.base.name
     return UsageError(
         f"{package}: your tree requires what {lock.lock_path(stack, base)} does not hold",
@@ -58,7 +58,7 @@ def unmet(package: str, wrong: Sequence[str], image: ResolvedImage) -> UsageErro
 
 
 def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[str]) -> str:
-    """Why a requirement is not met; empty when it is, or when only a build can tell."""
+    """Return why a requirement is not met; empty if it is, or if only a build can find out."""
     try:
         wanted = Requirement(text)
     except InvalidRequirement:
@@ -72,7 +72,7 @@ def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[s
     if found is None:
         return f"{text}: not there"
     version = found.value
-    # Of a host's own packages less is known than a version, of other sources nothing.
+    # The version of a host's own package may be short (`2.5`), and that of a source is unknown.
     known = re.fullmatch(r"\d+\.\d+\.\d+\S*", version)
     if known and not wanted.specifier.contains(version, prereleases=True):
         return f"{text}: {version} is there ({found.source})"
@@ -80,11 +80,11 @@ def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[s
 
 
 def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]:
-    """The part of a package's fixes that its tree alone can answer for, and where it begins.
+    """Return the part of a package's fixes that can be checked on its tree alone.
 
     Returns:
-        Rules as `apply_fixes.py` reads them, all of stage `installed`; and the folder of the tree
-        that site-packages would be.
+        Rules as JSON for `apply_fixes.py`, all of stage `installed`; and the folder of the tree
+        that corresponds to site-packages.
     """
     mine = [fix for fix in fixes if canonicalize_name(fix.package) == canonicalize_name(package)]
     found: list[dict[str, Any]] = []
@@ -97,7 +97,7 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
     for fix in found:
         here = "" if fix["stage"] == "source" else root
         kept = [{**r, "file": here + r["file"]} for r in fix["replace"] if here + r["file"] in tree]
-        # A module beside the packages is the image's: no tree has it, and none lacks it.
+        # A module that a fix adds at the top of site-packages belongs to no package's tree.
         added = {
             here + name: text
             for name, text in fix.get("add", {}).items()
@@ -109,20 +109,20 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
 
 
 def files_of(rules: str) -> list[str]:
-    """The files that rules are about."""
+    """Return the files that rules change or add."""
     found = json.loads(rules)
     replaced = [rule["file"] for fix in found for rule in fix["replace"]]
     return list(dict.fromkeys([*replaced, *(name for fix in found for name in fix["add"])]))
 
 
 def folder_of(path: str) -> str:
-    """The folder of a file, with a slash at its end; empty at the top."""
+    """Return the folder of a file, with a slash at its end; empty at the top."""
     folder, slash, _ = path.rpartition("/")
     return folder + slash
 
 
 def answers(output: str) -> dict[str, dict[str, str]]:
-    """What `apply_fixes.py` said: by fix, by file, its words, and rather what was done."""
+    """Parse `apply_fixes.py`'s output: a message for each fix and file, preferably of a change."""
     found: dict[str, dict[str, str]] = {}
     for line in output.splitlines():
         match = _SAID.match(line.strip())
@@ -134,7 +134,7 @@ def answers(output: str) -> dict[str, dict[str, str]]:
 
 
 def there_already(said: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Fixes that a tree has already, in all files that were asked."""
+    """Return the fixes that a tree has already, in all files that were checked."""
     return sorted(
         fix for fix, files in said.items()
         if files and all(words in (_THERE, "there already") for words in files.values())
@@ -142,12 +142,13 @@ def there_already(said: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def conflict(output: str, fixes: Iterable[Fix], source: str, typed: str) -> UsageError | None:
-    """The refusal of a tree that fixes do not fit; None when that is not what a program said.
+    """Return the error for a tree that fixes do not fit; None if the output shows no conflict.
 
     Args:
-        output: of `apply_fixes.py`, or of a build that ran it.
-        source: what the tree is called, for people.
-        typed: the command, to which `--despite` is added.
+        fixes: the fixes that were applied.
+        output: the output of `apply_fixes.py`, or of a build that ran it.
+        source: the tree's name for people.
+        typed: the command, to which the hint adds `--despite`.
     """
     known = {fix.id: fix for fix in fixes}
     good = (_APPLIED, _THERE, "added", "there already")
@@ -164,7 +165,7 @@ def conflict(output: str, fixes: Iterable[Fix], source: str, typed: str) -> Usag
         lines.append(f"fix {fix} ({known[fix].symptom.split(': ')[0].strip()[:100]})")
         lines.append(f"  {file}: {words}, and the repaired text is not there either"
                      if "matched" in words else f"  {file}: {words}")  # fmt: skip
-        # Which of a file's patterns it was, the program does not say.
+        # The program does not say which of a file's patterns did not match.
         rules = [rule for rule in known[fix].remedy.replace if file.endswith(rule.file)]
         for rule in rules if "matched" in words else ():
             lines.append(f"    pattern:  {_line(rule.pattern)}")
@@ -180,7 +181,7 @@ def conflict(output: str, fixes: Iterable[Fix], source: str, typed: str) -> Usag
 
 
 def missing(output: str) -> list[str]:
-    """What a build said of requirements that are not met, as its last step lists them."""
+    """Return the unmet requirements that a build's last step lists."""
     found = re.findall(r"^The package .\S+. requires .([^`']+).?, but (.*)$", output, re.MULTILINE)
     return [f"{wanted}: {why.replace('`', '')}" for wanted, why in found]
 

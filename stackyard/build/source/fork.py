@@ -1,7 +1,7 @@
-"""An image with the users' own code in place of a release: the same plan, with their tree in it.
+"""Change an image's plan so that users' own code replaces a release.
 
-Owns what changes in a resolved image and its plan, and nothing else: context, labels, tag and
-recipe. Pure; `build.source.reading` reads trees, `build.builder` builds.
+Owns the changes of a resolved image and its plan: context, labels, tag and recipe. Pure:
+`build.source.reading` reads trees, `build.builder` builds.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from stackyard.definitions.spec import Definitions
 from stackyard.system.errors import UsageError
 
 _TAG = re.compile(r"[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?")
-# What build tools take a version from where there is no git to ask.
+# Build tools take the version from these variables where there is no git repository.
 _VERSION_VARIABLES = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fork:
-    """Users' sources for one image.
+    """Hold users' sources for one image.
 
     Attributes:
-        archives: the trees, by package; empty where only the recipe is asked for.
-        despite: fixes that are left out.
-        tag: what the image is to be called; empty for its usual name.
+        archives: the packed trees, by package; empty where only the recipe is needed.
+        despite: ids of the fixes to leave out.
+        tag: name of the image; empty for its default name.
     """
 
     sources: tuple[Source, ...]
@@ -53,10 +53,10 @@ class Fork:
     tag: str = ""
 
     def image(self, image: ResolvedImage) -> ResolvedImage:
-        """The image with the sources as wheels that are built, and less fixes.
+        """Return the image with wheels built from the sources, and without fixes in `despite`.
 
         Raises:
-            UsageError: `--despite` names a fix that this image has not.
+            UsageError: `--despite` names a fix that this image does not have.
         """
         known = {fix.id for fix in [*image.fixes, *(f for w in image.wheels for f in w.fixes)]}
         for name in self.despite:
@@ -99,15 +99,13 @@ class Fork:
 
     def _declared(self, package: str, image: ResolvedImage, locks: dict[str, str]) -> ResolvedWheel:
         """A package that otherwise comes as a wheel; the lock of its build joins `locks`."""
-        base = image.base.name
-        path = lock.wheel_lock_path(package, base, "build")
+        path = lock.wheel_lock_path(package)
         text = self.definitions.locks.get(path, "")
-        inputs = lock.wheel_inputs(self.definitions.wheels[package], image.base)
-        if lock.locked_inputs(text) != inputs:
+        if lock.locked_inputs(text) != lock.wheel_inputs(self.definitions.wheels[package]):
             raise UsageError(
-                f"building {package} from source has no lock on {base}",
+                f"building {package} from source has no lock",
                 why=f"{path} is {'of another definition' if text else 'not there'}",
-                hint=f"invoke lock {image.stack.name} --base {base}",
+                hint=f"invoke lock {image.stack.name}",
             )
         locks[path] = text
         versions = {name: s.value for name, s in {**image.provided, **image.packages}.items()}
@@ -116,13 +114,13 @@ class Fork:
         )
 
     def files(self, image: ResolvedImage, files: Mapping[str, str]) -> dict[str, str]:
-        """The context's files, the stack's lock without what the sources take the place of."""
+        """Return the context's files; the stack's lock loses the packages that sources replace."""
         path = lock.lock_path(image.stack.name, image.base.name)
         own = {canonicalize_name(source.package) for source in self.sources}
         return {**files, path: lock.without(files[path], own)}
 
     def plan(self, made: BuildPlan) -> BuildPlan:
-        """The plan with the sources in its context, its labels, its tag and its recipe."""
+        """Return the plan with the sources in its context, labels, tag and recipe."""
         contents = [[s.package, s.digest] for s in self.sources]
         decided = [made.recipe, contents, sources_text(self.sources), list(self.despite)]
         recipe = "sha256:" + hashlib.sha256(json.dumps(decided).encode()).hexdigest()
@@ -144,12 +142,12 @@ class Fork:
 
     @property
     def short(self) -> str:
-        """All sources, as part of a tag."""
+        """Return the part of a tag that names all sources."""
         return "-".join(source.short for source in self.sources)
 
 
 def buildable(definitions: Definitions, stack: str) -> list[str]:
-    """Packages of a stack that can be built from source; its main one first, if that can."""
+    """Return the packages of a stack that can be built from source, its main one first."""
     found = definitions.stacks[stack]
     declared = {canonicalize_name(name): name for name in definitions.wheels}
     named = [*found.packages, *found.builds]
@@ -158,42 +156,42 @@ def buildable(definitions: Definitions, stack: str) -> list[str]:
 
 
 def own_names(definitions: Definitions) -> set[str]:
-    """What every stack's and every base's own image is called here."""
+    """Return the names of all stacks' and bases' own images."""
     bases = definitions.bases
     found = {dockerfile.image_tag(stack, base) for stack in definitions.stacks for base in bases}
     return found | {base.reference for base in bases.values()}
 
 
 def require_tag(tag: str, stack: str, base: str, taken: Collection[str] = ()) -> str:
-    """A tag for an image of users' sources; without `:` it is one of the stack's repository.
+    """Return the full tag for an image of users' sources; a bare TAG gets the stack's name.
 
     Args:
-        taken: names of other images that it must not take.
+        taken: names of other images, which it must not have.
 
     Raises:
-        UsageError: it is none, the stack's own, or taken.
+        UsageError: it is not a valid name, or the stack's own, or taken.
     """
     if tag and ":" not in tag and "/" not in tag:
         tag = f"stackyard/{stack}:{tag}"
     if tag and not _TAG.fullmatch(tag):
-        raise UsageError(f"--tag: {tag[:200]!r} is no image's name", hint="--tag NAME:TAG, or TAG")
-    # To the engine a name without a registry is one of docker.io.
+        raise UsageError(f"--tag: {tag[:200]!r} is not a valid name", hint="--tag NAME:TAG, or TAG")
+    # The engine takes a name without a registry for one of docker.io.
     plain = re.sub(r"^(index\.)?docker\.io/", "", tag)
     if plain == dockerfile.image_tag(stack, base):
         raise UsageError(
             f"--tag: {tag} is the stack's own image",
-            why="an image of your sources would take its place for every command",
-            hint="another --tag, or none: its name says the commit then",
+            why="an image of your sources would replace it for every command",
+            hint="another --tag, or none: its name then holds the commit",
         )
     if plain in taken:
         raise UsageError(f"--tag: {tag} is an image of stackyard's own",
-                         hint="another --tag, or none: its name says the commit then"
+                         hint="another --tag, or none: its name then holds the commit"
                          )  # fmt: skip
     return tag
 
 
 def fork_of(definitions: Definitions, labels: Mapping[str, str]) -> Fork | None:
-    """What an image's labels say that it was built from; None for a stack's own image."""
+    """Return the sources in an image's labels; None for a stack's own image."""
     sources = sources_of(labels)
     if not sources:
         return None

@@ -1,7 +1,7 @@
-"""The users' own code as a value: where it is, which revision, what exactly was taken.
+"""Name users' own code: its location, its revision, and the digest of its content.
 
-Owns how `--source` is written, what an image's labels say of its sources, and what an image built
-from them is called. Pure; reading a tree is `build.source.reading`'s.
+Owns the syntax of `--source`, the labels for an image's sources, and the tag of an image built
+from them. Pure: `build.source.reading` reads trees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES_LABEL = "stackyard.sources"
 DESPITE_LABEL = "stackyard.despite"
 _PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)", re.DOTALL)
 _URL = re.compile(r"(?:git\+)?((?:https?|ssh|git|file)://)(.*)", re.DOTALL)
-# user@host:path, as ssh and git have it; a drive or a plain path has no `@` before its colon.
+# user@host:path, as for ssh and git; a plain path has no `@` before its colon.
 _SCP = re.compile(r"([A-Za-z0-9._-]+@[A-Za-z0-9._-]+:)([^/@][^@]*|/[^@]*)(?:@(.*))?", re.DOTALL)
 
 _FORMS = {
@@ -32,13 +32,13 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What `--source` names.
+    """Hold the value of `--source`.
 
     Attributes:
-        package: the distribution that it takes the place of.
-        location: a folder, or a git repository's address.
-        revision: branch, tag or commit; empty for a folder as it is, or a repository's HEAD.
-        remote: whether the location is an address.
+        package: the distribution that it replaces.
+        location: a folder, or the URL of a git repository.
+        revision: branch, tag or commit; empty for a folder's present files or a repository's HEAD.
+        remote: true if the location is a URL.
     """
 
     package: str
@@ -49,17 +49,17 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A tree that an image was, or will be, built from.
+    """Describe a tree that an image was, or will be, built from.
 
     Attributes:
-        origin: the repository's address without credentials; empty where it has none.
-        revision: as it was asked for.
+        origin: the repository's URL without credentials; empty where it has none.
+        revision: the revision in `--source`.
         commit: full id; empty for a folder that is in no repository.
-        dirty: whether tracked files differ from the commit, or files not ignored are in none.
-        digest: sha256 of the very content that is built (paths, modes, bytes).
+        dirty: true if tracked files differ from the commit, or untracked files are not ignored.
+        digest: sha256 of the content that is built (paths, modes, bytes).
         submodules: `path commit`, `path (not checked out)`, or `path (no submodule: not taken)`.
-        version: what tools that ask git for a version are told; empty where nothing asks.
-        files: how many files it has.
+        version: version for tools that would ask git for it; empty where none does.
+        files: number of files.
     """
 
     package: str
@@ -74,13 +74,13 @@ class Source:
 
     @property
     def short(self) -> str:
-        """Part of a tag: the commit (of a folder its content), and whether that is all."""
+        """Return the part of a tag: the commit (or content's digest), and `-dirty` if it is."""
         plain = self.commit or self.digest.removeprefix("sha256:")
         return plain[:12] + ("-dirty" if self.dirty else "")
 
     @property
     def says(self) -> str:
-        """One line for people."""
+        """Return origin, commit and state in one line, for people."""
         where = self.origin or ("a local repository" if self.commit else "a folder without git")
         if not self.commit:
             return f"{where}, content {self.digest[7:19]}"
@@ -90,20 +90,20 @@ class Source:
 
 
 def archive_path(package: str) -> str:
-    """Where a source lies in a build's context."""
+    """Return the path of a source in a build's context."""
     return f"sources/{package}.tar.gz"
 
 
 def parse_asked(text: str, default: str, known: Iterable[str], there: Collection[str]) -> Asked:
-    """Read `[PACKAGE=]PATH_OR_GIT[@REV]`.
+    """Parse `[PACKAGE=]PATH_OR_GIT[@REV]`.
 
     Args:
         default: the package where none is named.
         known: packages of the stack that can be built from source.
-        there: those beginnings of the text that are folders here (see `beginnings`).
+        there: the beginnings of the text (see `beginnings`) that are existing folders.
 
     Raises:
-        UsageError: it is nothing of the kind; says what could be typed.
+        UsageError: the text does not have this form, or names an unknown package.
     """
     named = _PACKAGE.fullmatch(text)
     package, location = (named[1], named[2]) if named else (default, text)
@@ -127,7 +127,7 @@ def parse_asked(text: str, default: str, known: Iterable[str], there: Collection
 
 
 def beginnings(text: str) -> list[str]:
-    """Every part of `--source`'s text that may be a folder: whole, or up to an `@`."""
+    """Return every part of `--source`'s text that may be a folder: whole, or up to an `@`."""
     named = _PACKAGE.fullmatch(text)
     found = [text]
     for whole in (text, *((named[2],) if named else ())):
@@ -136,7 +136,7 @@ def beginnings(text: str) -> list[str]:
 
 
 def _split(location: str, there: Collection[str]) -> tuple[str, str, bool]:
-    """Location, revision, and whether it is an address."""
+    """Return location and revision, and true if the location is a URL."""
     url = _URL.fullmatch(location)
     if url:
         host, slash, path = url[2].partition("/")
@@ -145,7 +145,7 @@ def _split(location: str, there: Collection[str]) -> tuple[str, str, bool]:
         if ":" in userinfo or (userinfo and url[1].startswith("http")):
             raise UsageError(
                 "--source: the address holds a password or token",
-                why="arguments are seen by everybody on this machine",
+                why="every user of this machine can see a command's arguments",
                 hint="leave it out; git asks its credential helper, or take an ssh address",
             )
         return f"{url[1]}{host}{slash}{path}", revision, True
@@ -161,7 +161,7 @@ def _split(location: str, there: Collection[str]) -> tuple[str, str, bool]:
 
 
 def clean_address(address: str) -> str:
-    """A repository's address without credentials; empty for a path of this machine."""
+    """Return a repository's URL without credentials; empty for a local path."""
     url = _URL.fullmatch(address.strip())
     if url:
         host, slash, path = url[2].partition("/")
@@ -170,17 +170,17 @@ def clean_address(address: str) -> str:
         user, _, place = host.rpartition("@")
         keep = user if url[1] == "ssh://" and ":" not in user else ""
         clean = f"{url[1]}{f'{keep}@' if keep else ''}{place}{slash}{path}"
-        return re.split("[?#]", clean)[0]  # some hosts take a token there
+        return re.split("[?#]", clean)[0]  # some hosts take a token in the query
     return address.strip() if _SCP.fullmatch(address.strip()) else ""
 
 
 def sources_text(sources: Iterable[Source]) -> str:
-    """Sources as an image's label has them."""
+    """Return sources as the text of an image's label."""
     return json.dumps([asdict(source) for source in sources], sort_keys=True)
 
 
 def sources_of(labels: Mapping[str, str]) -> tuple[Source, ...]:
-    """The sources that an image was built from; none for a stack's own image.
+    """Return the sources that an image was built from; none for a stack's own image.
 
     Raises:
         UsageError: its label is not one that this version writes.
@@ -193,7 +193,7 @@ def sources_of(labels: Mapping[str, str]) -> tuple[Source, ...]:
 
 
 def _checked(**given: Any) -> Source:
-    """A source out of a label, which whoever built the image wrote: names of files come of it."""
+    """Check a source from a label: anyone may have written it, and paths are made from it."""
     kinds = {"files": int, "dirty": bool, "submodules": tuple}
     wrong = [name for name, value in given.items() if type(value) is not kinds.get(name, str)]
     wrong += [name for name, form in _FORMS.items() if not re.fullmatch(form, str(given[name]))]
@@ -204,15 +204,15 @@ def _checked(**given: Any) -> Source:
 
 
 def despite_of(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The fixes that an image was built without, as its label says."""
+    """Return the fixes that an image was built without, from its label."""
     return tuple(name for name in labels.get(DESPITE_LABEL, "").split(",") if name)
 
 
 def require_labels(labels: Mapping[str, str], reference: str, stack: str, base: str) -> None:
-    """See that an image says that it is of a stack and a base.
+    """Require an image whose labels name a stack and a base.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it has no such labels, or other ones.
     """
     found = labels.get("stackyard.stack", ""), labels.get("stackyard.base", "")
     if not all(found):

@@ -1,7 +1,7 @@
-"""Reading users' source trees: git repositories, at a revision or as they lie there, and folders.
+"""Read users' source trees: folders, and git repositories at a revision or with local changes.
 
-Owns git's part of it, by the caller's own git: credentials stay there, and nothing of `.git` goes
-into a build. What a tree means is `build.source.tree`'s.
+Owns all git commands. It uses the caller's own git, so that credentials stay there, and nothing of
+`.git` goes into a build. `build.source.tree` interprets a tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, StackyardError, UsageError, shown
 from stackyard.system.process import last_lines
 
-# A tree is held in memory; checkpoints and data sets are no source.
+# In bytes: a tree is held in memory, and should hold no checkpoints or data sets.
 LARGEST = 2 * 2**30
 _SKIPPED = {".git", "__pycache__", ".hg", ".svn", ".tox", ".venv", ".mypy_cache", ".pytest_cache"}
 _HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR",
@@ -30,13 +30,13 @@ Say = Callable[[str], None]
 
 
 def read(asked: Asked, version: str, say: Say) -> tuple[Source, Tree]:
-    """The tree that `--source` names, and what is to be recorded of it.
+    """Read the tree that `--source` names, and describe it for the image's label.
 
     Args:
-        version: of the release that it takes the place of.
+        version: version of the release that it replaces.
 
     Raises:
-        UsageError: there is no such tree, or it is not that package's.
+        UsageError: there is no such tree, or it is of another package.
     """
     if asked.remote or asked.revision:
         _require_git()
@@ -101,9 +101,9 @@ def _require_git() -> None:
 
 
 def _git(folder: Path, *words: str, timeout: float = 60.0) -> str:
-    # Nobody is there to answer a question: git's credential helper or an agent does, or it fails.
+    # git must not ask for a password: a credential helper or an agent answers, or it fails.
     env = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    # A hook of some repository that called us has its own in these.
+    # Called from a git hook, these variables would name the hook's repository.
     less = [part for name in _HOOKS if name in os.environ for part in ("-u", name)]
     words = ("git", "-C", str(folder), *words)
     return process.run(["env", *less, *words] if less else words, env=env, timeout=timeout).output
@@ -114,7 +114,7 @@ def _listed(folder: Path, *words: str) -> list[str]:
 
 
 def _cloned(asked: Asked, say: Say) -> tuple[Source, Tree]:
-    """A revision of a repository, in a clone that is gone afterwards."""
+    """Read a revision of a repository from a temporary clone."""
     address = asked.location if asked.remote else str(Path(asked.location).resolve())
     say(f"fetching {shown(clean_address(address) or asked.location)}")
     with cleanup.folder("clone") as folder:
@@ -136,16 +136,17 @@ def _cloned(asked: Asked, say: Say) -> tuple[Source, Tree]:
                 _git(clone, "submodule", "--quiet", "update", "--init", "--recursive", timeout=1800)
             except CommandError as error:
                 raise UsageError(
-                    f"--source: the submodules of {shown(asked.location)} cannot be had",
+                    f"--source: the submodules of {shown(asked.location)} cannot be fetched",
                     why=last_lines(error.why, 5),
-                    hint="clone it yourself, with what a build needs of them; name the folder",
+                    hint="clone it yourself, with the submodules that a build needs, and name the"
+                    " folder",
                 ) from error
         source, tree = _folder(asked, clone)
     return _with(source, origin=clean_address(address) or source.origin), tree
 
 
 def _resolve(clone: Path, asked: Asked) -> str:
-    """The full id of the commit that is meant."""
+    """Return the full id of the commit that the revision names."""
     wanted = asked.revision or "HEAD"
     for name in (wanted, f"origin/{wanted}"):
         try:
@@ -165,7 +166,7 @@ def _resolve(clone: Path, asked: Asked) -> str:
 
 
 def _folder(asked: Asked, folder: Path) -> tuple[Source, Tree]:
-    """A folder as it is: in a repository what git tracks or would, else everything."""
+    """Read a folder: in a repository all files that git does not ignore, else everything."""
     top = _repository(folder)
     if top is None:
         tree = _entries(folder, _walk(folder))
@@ -190,13 +191,17 @@ def _head(folder: Path) -> str:
 
 
 def _taken(folder: Path, top: Path) -> tuple[list[str], list[str], bool]:
-    """What git tracks or would, in submodules too; what is said of these; whether git was told
-    not to look for changes of some files."""
+    """List the files that git does not ignore, submodules included.
+
+    Returns:
+        Their paths; a description of each submodule; and true if git was told not to look for
+        changes of some files (assume-unchanged, skip-worktree).
+    """
     staged = _listed(folder, "--stage")
     modules = [line.partition("\t")[2] for line in staged if line.startswith("160000 ")]
     names = _listed(folder, "--cached", "--others", "--exclude-standard")
     unseen = any(line[0].islower() or line[0] == "S" for line in _listed(folder, "-v"))
-    # Of a repository that is no submodule git would track no file: it names the folder.
+    # git lists the folder alone of a nested repository that is not a submodule.
     said = [f"{name[:-1]} (no submodule: not taken)" for name in names if name.endswith("/")]
     for path in modules:
         inner, inside = folder / path, _repository(folder / path)
@@ -222,7 +227,7 @@ def _source(
 
 
 def _repository(folder: Path) -> Path | None:
-    """The repository that a folder is in; None where it is in none, or ignored by it."""
+    """Return the repository that a folder is in; None if there is none or it is ignored."""
     if shutil.which("git") is None:
         if any(
             (parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)
@@ -240,7 +245,7 @@ def _repository(folder: Path) -> Path | None:
     if folder.resolve() != top.resolve():
         try:
             _git(folder, "check-ignore", "--quiet", ".")
-            return None  # an ignored folder is in the repository by place only
+            return None  # the repository does not hold a folder that it ignores
         except CommandError:
             pass
     return top
@@ -265,7 +270,7 @@ def _walk(folder: Path) -> Iterable[str]:
 
 
 def _behind_link(folder: Path, place: str, known: dict[str, bool]) -> bool:
-    """Whether a folder of the tree, or one that it is in, is a symbolic link."""
+    """Say if a folder of the tree, or one above it, is a symbolic link."""
     if place not in known:
         above = _behind_link(folder, place.rpartition("/")[0], known)
         known[place] = above or (folder / place).is_symlink()
@@ -279,7 +284,7 @@ def _entries(folder: Path, names: Iterable[str]) -> Tree:
     for name in sorted(set(names)):
         path = folder / name
         if _behind_link(folder, name.rpartition("/")[0], linked):
-            continue  # tracked, and its folder replaced by a link: to git it is deleted
+            continue  # tracked, but a link has replaced its folder: to git it is deleted
         try:
             kind = path.lstat()
             if stat.S_ISLNK(kind.st_mode):
@@ -301,7 +306,7 @@ def _entries(folder: Path, names: Iterable[str]) -> Tree:
                 raise StackyardError(f"--source: a file's name cannot be read: {shown(name)}",
                                      hint="give it a name in UTF-8 without breaks"
                                      ) from None  # fmt: skip
-            continue  # tracked, and deleted: the tree is dirty and has no such file
+            continue  # tracked, but deleted: the tree is dirty and has no such file
         except OSError as error:
             raise StackyardError(f"{path} cannot be read", why=str(error)) from error
     return found

@@ -1,7 +1,7 @@
-"""A source tree as a value: its files, its digest, its archive, and what it says of itself.
+"""Hash, pack and inspect a source tree.
 
-Owns the content address of a tree and the reading of a project's name, requirements and where its
-version comes from, without running anything of it. Pure: `build.source.reading` has the files.
+Owns the content address of a tree, and reading a project's name, requirements and source of its
+version without running any of its code. Pure: `build.source.reading` reads the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCM = re.compile(r"setuptools[-_]scm|hatch-vcs|versioningit|\bpbr\b|poetry-dyna
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One file of a tree; `link` is where a symbolic link leads, else empty."""
+    """Hold one file of a tree; `link` is the target of a symbolic link, else empty."""
 
     data: bytes = b""
     executable: bool = False
@@ -34,7 +34,7 @@ Tree = Mapping[str, Entry]
 
 
 def digest(tree: Tree) -> str:
-    """Content address of a tree: paths, modes, links and bytes."""
+    """Return the content address of a tree: a hash of paths, modes, links and bytes."""
     found = hashlib.sha256()
     for path, entry in sorted(tree.items()):
         kind = "l" if entry.link else "x" if entry.executable else "f"
@@ -44,7 +44,7 @@ def digest(tree: Tree) -> str:
 
 
 def pack(tree: Tree) -> bytes:
-    """A compressed archive, the same bytes for the same tree; all below one folder, as an sdist."""
+    """Pack a tree like an sdist, below one folder; the same tree gives the same bytes."""
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as packed,
@@ -53,7 +53,7 @@ def pack(tree: Tree) -> bytes:
         for path, entry in sorted(tree.items()):
             info = tarfile.TarInfo(f"source/{path}")
             info.mode = 0o755 if entry.executable else 0o644
-            # Zip files begin in 1980, and wheels are some.
+            # 1980: a wheel is a zip file, which cannot hold an earlier time.
             info.mtime = 315_532_800
             if entry.link:
                 info.type, info.linkname = tarfile.SYMTYPE, entry.link
@@ -63,7 +63,7 @@ def pack(tree: Tree) -> bytes:
 
 
 def leads_out(path: str, link: str) -> bool:
-    """Whether a symbolic link at `path` leads out of its tree."""
+    """Say if a symbolic link at `path` leads out of its tree."""
     if link.startswith("/"):
         return True
     depth = len(PurePosixPath(path).parent.parts)
@@ -75,17 +75,17 @@ def leads_out(path: str, link: str) -> bool:
 
 
 def is_project(tree: Tree) -> bool:
-    """Whether pip could build it."""
+    """Say if a tree has the files of a Python project that pip can build."""
     return "pyproject.toml" in tree or "setup.py" in tree
 
 
 def asks_git(tree: Tree) -> bool:
-    """Whether its build takes the version from git, which is not there in a build."""
+    """Say if a tree's build asks git for the version; a build has no git repository."""
     return any(_SCM.search(text(tree, name)) for name in PROJECT_FILES)
 
 
 def project_name(tree: Tree) -> str:
-    """The distribution's name, where a file says it plainly; empty where only a build could."""
+    """Return the distribution's name, if a file declares it statically; else empty."""
     found = _toml_table(text(tree, "pyproject.toml"), "project")
     match = re.search(r'^name\s*=\s*["\']([^"\']+)["\']', found, re.MULTILINE)
     if match:
@@ -98,7 +98,7 @@ def project_name(tree: Tree) -> str:
 
 
 def requirements(tree: Tree) -> tuple[str, ...]:
-    """What it needs to run, where a file says it plainly; a build tells the rest."""
+    """Return the requirements that a file declares statically; a build finds the others."""
     found = _toml_table(text(tree, "pyproject.toml"), "project")
     array = r"^dependencies\s*=\s*(\[[^\n]*\]|\[.*?^\s*\])"
     match = re.search(array, found, re.MULTILINE | re.DOTALL)
@@ -112,19 +112,19 @@ def requirements(tree: Tree) -> tuple[str, ...]:
 
 
 def text(tree: Tree, path: str) -> str:
-    """A file as text; empty where there is none."""
+    """Return a file as text; empty where there is none."""
     entry = tree.get(path)
     return entry.data.decode("utf-8", errors="replace") if entry else ""
 
 
 def _toml_table(content: str, name: str) -> str:
-    """The lines of one table. Python 3.10 has no TOML reader, and two keys are all we read."""
+    """Return one table's lines; Python 3.10 has no TOML parser, and we read only two keys."""
     match = re.search(rf"^\[{name}\]\s*$(.*?)(?=^\[|\Z)", content, re.MULTILINE | re.DOTALL)
     return match[1] if match else ""
 
 
 def _literal(source: str) -> ast.expr | None:
-    """A TOML array of strings, which Python reads as well."""
+    """Parse a TOML array of strings, which has the same syntax in Python."""
     try:
         return ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -150,7 +150,7 @@ def _config(tree: Tree) -> configparser.ConfigParser:
 
 
 def _setup_argument(tree: Tree, name: str) -> ast.expr | None:
-    """What setup.py's call of setup() is given by that name."""
+    """Return the keyword argument of that name in setup.py's call of setup()."""
     try:
         parsed = ast.parse(text(tree, "setup.py"))
     except (SyntaxError, ValueError):

@@ -1,1 +1,1 @@
-"""Read one declared file each, strictly: unknown keys and wrong types are problems with a place."""
+"""Read declared files strictly; unknown keys and wrong types become problems with a line."""

@@ -1,7 +1,7 @@
-"""An example's file, read strictly: every problem with its line.
+"""Read an example's text strictly, and collect every problem with its line.
 
-Owns the format of images/<stack>/examples/<name>.yml (docs/templates.md). Pure: the caller reads
-the file.
+Owns the format of images/<stack>/examples/<name>.yml (docs/templates.md). It is pure: the caller
+reads the file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stackyard.system.errors import DefinitionError, Problem
 
 
 def read_example(text: str, file: str, stack: str, name: str) -> Example:
-    """One example.
+    """Read one example.
 
     Raises:
-        DefinitionError: with every problem.
+        DefinitionError: there are problems; holds all of them.
     """
     problems: list[Problem] = []
     top = parse_document(text, file=file, problems=problems)
@@ -117,7 +117,7 @@ def _check_words(top: Entry, example: Example) -> None:
 def _check_names(top: Entry, example: Example) -> None:
     for name in example.values:
         if name in GIVEN or name == "size":
-            top.problem(f"{name} is given by the place where it runs", key="values")
+            top.problem(f"{name} is set by Stackyard; choose another name", key="values")
         elif not re.fullmatch("[a-z_][a-z0-9_]*", name):
             top.problem(f"{name!r} cannot be a placeholder's name", key="values")
     for place, folder in example.files.items():
@@ -131,7 +131,7 @@ def _wrong_fields(word: str, known: Collection[str]) -> Iterator[str]:
     try:
         parts = list(string.Formatter().parse(word))
     except ValueError as error:
-        yield f"{word!r}: {error}; a brace that is meant as one is written twice"
+        yield f"{word!r}: {error}; write a literal brace twice"
         return
     for _, name, form, conversion in parts:
         if name is not None and name not in known:

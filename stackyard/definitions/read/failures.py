@@ -1,4 +1,4 @@
-"""One file of `images/failures/` to one value: how a known failure is recognised and repaired.
+"""Read one file of `images/failures/`: how a known failure is recognised and repaired.
 
 Owns what such a file may say. Every wrong value becomes a problem of the mapping being read. It
 must not look at any log: `validate.diagnose` does.
@@ -20,7 +20,7 @@ KINDS = ("cause", "consequence", "remark")
 
 
 def read_failure(top: document.Mapping, name: str, known: Collection[str]) -> Failure:
-    """`images/failures/<name>.yml`; `known` are the ids of all failures."""
+    """Read `images/failures/<name>.yml`; `known` are the ids of all failures."""
     value = Failure(
         id=top.text("id"),
         title=top.text("title"),
@@ -57,7 +57,7 @@ def _check_pattern(top: document.Mapping, key: str, pattern: str) -> None:
 
 
 def check_brings(failures: Mapping[str, Failure]) -> Iterator[Problem]:
-    """A failure that brings itself about, by way of others, would hide every one of them."""
+    """Yield a problem where `brings` is circular: such failures would hide each other."""
     order = TopologicalSorter(
         {one.id: [other for other in one.brings if other != one.id] for one in failures.values()}
     )
@@ -65,5 +65,5 @@ def check_brings(failures: Mapping[str, Failure]) -> Iterator[Problem]:
         order.prepare()
     except CycleError as error:
         circle = list(reversed(error.args[1]))
-        message = f"goes in a circle: {', '.join(circle)}"
+        message = f"is circular: {', '.join(circle)}"
         yield Problem(file=f"{FOLDER}/{circle[0]}.yml", line=1, key="brings", message=message)

@@ -1,8 +1,8 @@
-"""One definition file to one value: the known keys, their types, and the rules within a file.
+"""Read the file of a base, a wheel or a stack, or `images/common.yml`, by the rules of each.
 
-Owns what a base, a wheel and a stack may say (fixes and limits: `definitions.read.fix`). Every
-wrong value becomes a problem of the mapping being read, never an exception; what is returned then
-is only fit to look for more.
+Owns what these may say (`definitions.read.fix` owns fixes and limits). Every wrong value becomes a
+problem of the mapping being read, never an exception; the value that is returned then serves only
+to find more problems.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DISK = re.compile(r"[1-9][0-9]{0,3} GiB")
 
 
 def read_common(top: Mapping) -> Common:
-    """`images/common.yml`."""
+    """Read `images/common.yml`."""
     return Common(
         system=top.single_lines("system"),
         build_system=top.single_lines("build_system"),
@@ -37,7 +37,7 @@ def read_common(top: Mapping) -> Common:
 
 
 def named(top: Mapping, key: str, name: str) -> str:
-    """The name that a definition gives itself: its file's or folder's."""
+    """Return the name of a file or folder; a problem where its definition says another one."""
     value = top.text(key)
     if value and value != name:
         top.problem(f"must be {name!r}, like its file or folder, not {value!r}", key=key)
@@ -89,7 +89,7 @@ def _read_host(top: Mapping) -> HostBase | None:
 
 
 def read_base(top: Mapping, name: str) -> Base:
-    """`images/bases/<name>.yml`."""
+    """Read `images/bases/<name>.yml`."""
     bootstrap = None
     made = top.mapping("bootstrap")
     if made is not None:
@@ -149,7 +149,7 @@ def _version(top: Mapping, key: str) -> str:
 
 
 def specifier(top: Mapping, key: str, value: str) -> str:
-    """`value` if it is a version specifier, else nothing and a problem."""
+    """Return `value` if it is a version specifier; else record a problem and return nothing."""
     wrong = compat.specifier_problem(value)
     if wrong:
         top.problem(f"not a version specifier: {wrong}", key=key)
@@ -158,7 +158,7 @@ def specifier(top: Mapping, key: str, value: str) -> str:
 
 
 def check_pin(top: Mapping, key: str, requirement: str) -> None:
-    """See that a requirement names one exact version; with `===` it names one build of it, too."""
+    """Refuse a requirement that is not one exact version (`==`) or one exact build (`===`)."""
     try:
         parsed = Requirement(requirement)
     except (InvalidRequirement, RecursionError) as error:
@@ -170,7 +170,7 @@ def check_pin(top: Mapping, key: str, requirement: str) -> None:
 
 
 def read_stack(top: Mapping, name: str) -> Stack:
-    """`images/<name>/stack.yml`."""
+    """Read `images/<name>/stack.yml`."""
     packages = top.table("packages")
     for package, version in packages.items():
         wrong = compat.version_problem(version)
@@ -198,7 +198,7 @@ def read_stack(top: Mapping, name: str) -> Stack:
 
 
 def read_wheel(top: Mapping, name: str) -> Wheel:
-    """`images/wheels/<name>.yml`."""
+    """Read `images/wheels/<name>.yml`."""
     value = Wheel(
         package=named(top, "package", name),
         version=_version(top, "version"),

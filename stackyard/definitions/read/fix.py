@@ -1,4 +1,4 @@
-"""One file of `images/fixes/` or `images/limits/` to one value: what it repairs, and its witness.
+"""Read one file of `images/fixes/` or `images/limits/`, with its remedy and its witness.
 
 Owns what fixes and limits may say, and where they apply. Every wrong value becomes a problem of the
 mapping being read. It must not run a witness: `validate.prove.play` does.
@@ -17,14 +17,14 @@ from stackyard.definitions.read.files import DEVICES, check_pin, named, specifie
 from stackyard.definitions.spec import Fix, Limit, Place, Remedy, Replacement, Witness
 
 LIMITS = "images/limits"
-_LONGEST_WITNESS = 300  # seconds; a witness is quick
+_LONGEST_WITNESS = 300  # seconds
 _FILE = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 _HASHED = re.compile(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Applies:
-    """`applies_to` of a fix or a limit."""
+    """Hold `applies_to` of a fix or a limit."""
 
     versions: dict[str, str]
     python: str
@@ -32,7 +32,7 @@ class Applies:
 
 
 def read_applies(top: Mapping) -> Applies:
-    """Versions, Python and devices that a fix or a limit is for."""
+    """Read the versions, Python and devices that a fix or a limit applies to."""
     applies = top.mapping("applies_to")
     if applies is None:
         top.problem("required key is missing", key="applies_to")
@@ -52,7 +52,7 @@ def read_applies(top: Mapping) -> Applies:
 
 
 def read_fix(top: Mapping, name: str, added: TextByName[str, str]) -> Fix:
-    """`images/fixes/<name>.yml`; `added` are the modules that fixes may add, by their path."""
+    """Read `images/fixes/<name>.yml`; `added` are the modules that fixes may add, by path."""
     applies = read_applies(top)
     remedy, witness = _read_remedy(top, added), read_witness(top)
     return Fix(
@@ -104,7 +104,7 @@ def _read_remedy(top: Mapping, added: TextByName[str, str]) -> Remedy:
         if not _HASHED.fullmatch(line):
             entry.problem(f"must be NAME==VERSION --hash=sha256:..., not {line!r}", key="without")
     if bool(remedy.without) != bool(remedy.override or remedy.exclude):
-        entry.problem("belongs to override or exclude, and they to it", key="without")
+        entry.problem("must be given with override or exclude, and only with them", key="without")
     entry.done()
     parts = (
         remedy.replace,
@@ -122,7 +122,7 @@ def _read_remedy(top: Mapping, added: TextByName[str, str]) -> Remedy:
 
 
 def _read_added(entry: Mapping, added: TextByName[str, str]) -> dict[str, str]:
-    """The modules that a fix adds, out of those below `images/fixes/files`."""
+    """Read the modules that a fix adds, out of those below `images/fixes/files`."""
     found = {}
     for path in entry.texts("add", ()):
         if path in added:
@@ -148,14 +148,14 @@ def _read_replacement(entry: Mapping) -> Replacement:
         entry.problem("must be at least 1", key="count")
     if value.file.startswith("/") or ".." in Path(value.file).parts:
         entry.problem("must be relative to site-packages", key="file")
-    elif not _FILE.fullmatch(value.file):  # it stands in a Dockerfile
+    elif not _FILE.fullmatch(value.file):  # the name is written into a Dockerfile
         entry.problem("must be letters, digits, and -_.+ between slashes", key="file")
     entry.done()
     return value
 
 
 def read_witness(top: Mapping) -> Witness:
-    """What shows that a fix or a limit is needed."""
+    """Read the witness, which shows that a fix or a limit is needed."""
     entry = top.mapping("witness")
     if entry is None:
         top.problem("required key is missing", key="witness")
@@ -184,7 +184,7 @@ def _witness(entry: Mapping, command: tuple[str, ...] | None, seconds: int) -> W
 
 
 def read_limit(top: Mapping, name: str, stacks: Collection[str]) -> Limit:
-    """`images/limits/<name>.yml`; `stacks` are the names of those that there are."""
+    """Read `images/limits/<name>.yml`; `stacks` are the names of all stacks."""
     applies = read_applies(top)
     value = Limit(
         id=named(top, "id", name),

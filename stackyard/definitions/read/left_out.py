@@ -1,8 +1,8 @@
-"""What images leave out of the packages they install: the key `left_out` of `images/common.yml`.
+"""Read key `left_out` of `images/common.yml`: files of packages that images leave out.
 
-Owns which patterns may be written. As in `definitions.read.files`, every wrong value becomes a
-problem of the mapping being read, never an exception; what a pattern means is
-`inside/leave_out.py`'s.
+Owns which patterns may be written; `inside/leave_out.py` owns their meaning. As in
+`definitions.read.files`, every wrong value becomes a problem of the mapping being read, never an
+exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORD = re.compile(r"[A-Za-z0-9]")
 
 
 def read_left_out(top: Mapping) -> tuple[LeftOut, ...]:
-    """Every entry; none where the key is absent."""
+    """Read every entry; none where the key is absent."""
     found = []
     for entry in top.mappings("left_out"):
         value = LeftOut(
@@ -40,7 +40,7 @@ def read_left_out(top: Mapping) -> tuple[LeftOut, ...]:
 
 
 def path_problem(path: str) -> str:
-    """Why a pattern is not one that is below the packages' folder; empty when it is."""
+    """Return why a pattern does not name something below the packages' folder; empty if it does."""
     if path.startswith("/") or ".." in path.split("/"):
         return "must be below the folder of the Python packages"
     for name in path.split("/"):

@@ -1,4 +1,4 @@
-"""A stack's smoke: the training that judges it on CPU ranks and, beside it, on GPUs.
+"""Read a stack's smoke, the training that judges it on CPU ranks and on GPUs.
 
 Owns the section `smoke` of a stack file and its rules. As in `definitions.read.files`, every wrong
 value becomes a problem of the mapping being read, never an exception.
@@ -22,7 +22,7 @@ MODEL_PARALLEL = (
 
 
 def read_smoke(top: Mapping) -> tuple[Smoke, Smoke | None]:
-    """The smoke on CPU ranks, and the one on GPUs: where `gpus` says nothing, as the first."""
+    """Read the smokes on CPU ranks and on GPUs; values of the first are the second's defaults."""
     entry = top.mapping("smoke")
     if entry is None:
         top.problem("required key is missing", key="smoke")
@@ -38,7 +38,7 @@ def read_smoke(top: Mapping) -> tuple[Smoke, Smoke | None]:
 
 
 def blank_smoke() -> Smoke:
-    """What stands for a smoke that could not be read; fit only to look for more problems."""
+    """Return a stand-in for a smoke that could not be read, fit only to find more problems."""
     return Smoke(
         launcher="", env={}, prepare=(), program=(), updates=0, save_at=0, reference="",
         resume="", tolerance=0.0, start_seconds=0, stall_seconds=0, layouts=(),
@@ -46,9 +46,9 @@ def blank_smoke() -> Smoke:
 
 
 def _smoke(whole: Mapping, entry: Mapping, device: str, other: Smoke | None = None) -> Smoke:
-    """Read a smoke from `entry`; what it does not say is as in `other`.
+    """Read a smoke from `entry`, with the values of `other` as defaults.
 
-    Launcher, data and program are the stack's, whatever the ranks compute on.
+    Launcher, data and program are the same on both devices, so `whole` declares them.
     """
     if other is None:
         launcher = whole.one_of("launcher", LAUNCHERS)
@@ -129,7 +129,7 @@ def _check_smoke(entry: Mapping, smoke: Smoke) -> None:
 
 
 def _check_model_parallel(entry: Mapping, smoke: Smoke) -> None:
-    """fairseq's own tensor parallelism cannot be built any more: refused before anybody waits."""
+    """Refuse fairseq's own tensor parallelism, which cannot be built any more."""
     words = [*smoke.program, *smoke.args, *(w for layout in smoke.layouts for w in layout.args)]
     if smoke.program[:1] != ("fairseq-train",):
         return

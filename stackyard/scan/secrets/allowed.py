@@ -1,7 +1,6 @@
-"""Secrets that are none: which ones, in which file, and why (`images/gate.yml`).
+"""Read `images/gate.yml`: the public secrets that may be published, in which file, and why.
 
-Owns what that file may say, and whether an entry lets something through. It must not look for
-secrets.
+Owns that file's format, and which findings an entry allows. It must not look for secrets.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Some secrets that everybody may know.
+    """Allow some public secrets in one file.
 
     Attributes:
-        path: all of the path of the files that hold them.
-        digests: their fingerprints, as findings name them: no other is let through.
+        path: matches the whole path of the files that hold them.
+        digests: their fingerprints, as findings name them; no other secret is allowed.
         why: who ships them, and why they are public.
     """
 
@@ -34,12 +33,12 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """All of them."""
+    """Hold all entries of `images/gate.yml`."""
 
     entries: tuple[Entry, ...] = ()
 
     def lets(self, rule: str, path: str, digest: str) -> bool:
-        """Whether this one may be published."""
+        """Say if this secret may be published."""
         return any(
             entry.rule == rule and digest in entry.digests and entry.path.fullmatch(path)
             for entry in self.entries
@@ -50,7 +49,7 @@ NOTHING = Allowed()
 
 
 def read_allowed(text: str, file: str) -> Allowed:
-    """The text of `images/gate.yml`; `file` is what problems name.
+    """Read the text of `images/gate.yml`; `file` is its name in problems.
 
     Raises:
         DefinitionError: with every problem and its line.

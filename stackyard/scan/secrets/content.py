@@ -1,7 +1,7 @@
-"""What the bytes of a file say: keys, key stores, logins, passwords, traces of the caller.
+"""Find keys, key stores, logins, passwords and traces of the caller in the bytes of a file.
 
-Owns what is looked for in which files, and reading long files in pieces that overlap, so that
-nothing hides on a border. Tokens of known form are `scan.secrets.tokens`'s. It must not open
+Owns what is looked for in which files, and reading long files in overlapping pieces, so that no
+secret is missed at a border. `scan.secrets.tokens` finds tokens of known form. It must not open
 files, archives or images.
 """
 
@@ -18,18 +18,18 @@ from stackyard.scan.mirror_traces import GAP, Caller, fingerprint, parse_certifi
 from stackyard.scan.secrets.rules import Hit
 from stackyard.scan.secrets.tokens import condense, digest, find_tokens, is_made_up
 
-# A piece stays in the processor's cache while every rule passes over it.
+# A piece stays in the processor's cache while every rule is applied to it.
 CHUNK = 256 * 2**10
-# More than any key, certificate or token is long.
+# Longer than any key, certificate or token.
 OVERLAP = 24 * 2**10
-# What a rule looks at in front of a secret.
+# Bytes before a secret that a rule looks at.
 LEAD = 512
 
 _BEGIN = b"-----BEGIN "
 _MARKER = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 # Between the characters of a key: line breaks, also as escapes and in strings of source code.
 _BREAK = rb"(?:%b|[\"',#])" % GAP
-# 64 characters at least, in a first line of more than prose has without a space.
+# At least 64 characters, 38 of them without a break, which prose does not have.
 _BODY = rb"%b{0,80}[A-Za-z0-9+/]{38}(?:%b{0,80}[A-Za-z0-9+/=]){26,12000}" % (_BREAK, _BREAK)
 _KEY = re.compile(
     _MARKER.pattern + rb"(?:%b{1,80}[A-Za-z-]{1,40}: [^\n\\]{0,200}){0,9}(%b)" % (_BREAK, _BODY)
@@ -58,7 +58,7 @@ _PKCS12 = re.compile(
 )
 _JAVA_STORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
-# Where package tools and builds write, as opposed to the files that packages bring.
+# Paths that package tools and builds write, as opposed to files from packages.
 _WRITTEN = re.compile(
     r"(?!.*/(dist|site)-packages/)/(etc|root|home|srv|opt|tmp|run|mnt|media|usr/local)/.*"
     r"|/var/(?!lib/dpkg/info/).*"
@@ -85,7 +85,7 @@ _VARIABLE = re.compile(
     rb"|[\"']\s{0,2}:)\s{0,2}[\"']?([^\s\"';,&|]{3,4000})",
     re.IGNORECASE,
 )
-# A path, a variable, a mount, an ellipsis, a switch or a number: no secret.
+# Not secrets: a path, a variable, a mount, an ellipsis, a switch or a number.
 _NO_SECRET = re.compile(
     rb"/.*|[$<{%(*\[].*|file:.*|true|false|yes|no|none|null|\d{1,5}|x+|\.+|user|pass|passw(or)?d|pw"
     rb"|secret|token|key|changeme|.*(/run/secrets/).*",
@@ -98,20 +98,20 @@ _REGISTRY_LOGIN = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Some bytes of a file, with those that overlap the pieces before and after it."""
+    """Hold some bytes of a file, including the overlap with the pieces around it."""
 
     data: bytes
     first: bool
     last: bool
 
     def owns(self, start: int) -> bool:
-        """Whether what begins at `start` is this piece's to tell, and not a neighbour's."""
+        """Say if this piece, and not a neighbour, reports a match that begins at `start`."""
         after = len(self.data) - OVERLAP + LEAD
         return (self.first or start >= LEAD) and (self.last or start < after)
 
 
 def pieces(content: Readable) -> Iterator[Piece]:
-    """All of a file, in pieces that overlap."""
+    """Yield a whole file in overlapping pieces."""
     data, first = content.read(CHUNK), True
     while data:
         rest = content.read(CHUNK)
@@ -121,11 +121,14 @@ def pieces(content: Readable) -> Iterator[Piece]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the path and the first bytes of a file say about where to look.
+    """Hold the facts about a file, from its path and first bytes, that select the rules.
 
     Attributes:
-        program: it holds the first lines of keys as constants.
+        program: an ELF binary, which may hold the first lines of keys as constants.
         written: a build or a package tool may have written it.
+        settings: it may hold settings.
+        variables: it sets environment variables.
+        logins: it may hold passwords.
     """
 
     path: str
@@ -137,7 +140,7 @@ class Place:
 
 
 def make_place(path: str, head: bytes) -> Place:
-    """The place that a file is."""
+    """Classify a file by its path and first bytes."""
     written = bool(_WRITTEN.fullmatch(path))
     return Place(
         path=path,
@@ -154,7 +157,7 @@ CONFIGURATION = Place(path="", written=True, settings=True, variables=True)
 
 
 def find_all(piece: Piece, place: Place, caller: Caller) -> Iterator[Hit]:
-    """What one piece of a file breaks."""
+    """Yield the rules that one piece of a file breaks."""
     data, runs = piece.data, condense(piece.data)
     armoured = _BEGIN in data
     placed = [*find_tokens(data, runs, settings=place.settings), *_bare_keys(data, runs)]
@@ -184,7 +187,7 @@ def _armoured_keys(data: bytes, place: Place) -> Iterator[tuple[int, Hit]]:
 
 
 def _bare_keys(data: bytes, runs: bytes) -> Iterator[tuple[int, Hit]]:
-    """Keys without the lines around them, wrapped in base64 once more, and PuTTY's."""
+    """Yield keys without header and footer, keys in base64 twice, and PuTTY's keys."""
     if _BARE_START in runs:
         yield from ((m.start(), _key(m.group(0))) for m in _BARE.finditer(data))
     if _WRAPPED_START in runs:
@@ -201,7 +204,7 @@ def _key(body: bytes) -> Hit:
 
 
 def key_digest(body: bytes) -> str:
-    """The fingerprint of a key: that of its characters, however they are broken into lines."""
+    """Return the fingerprint of a key, which does not depend on its line breaks."""
     return digest(re.sub(_BREAK, b"", body))
 
 
@@ -223,7 +226,7 @@ def _binary_keys(piece: Piece) -> Iterator[Hit]:
 
 
 def _fits(der: bytes) -> bool:
-    """Whether a DER value is as long as the file; OpenPGP's packets only have to fit in."""
+    """Say if a DER value is as long as the file; an OpenPGP packet may be shorter."""
     if der[0] != 0x30:
         size = der[1] if der[0] == 0x94 else int.from_bytes(der[1:3], "big")
         return der[0] == 0xC5 or 40 < size <= len(der)
@@ -233,7 +236,7 @@ def _fits(der: bytes) -> bool:
 
 
 def _java_keys(store: bytes) -> bool:
-    """Whether a Java key store holds a key, or cannot be read: most hold certificates only."""
+    """Say if a Java key store holds a key or cannot be read; most hold certificates only."""
     version, count = (int.from_bytes(store[at : at + 4], "big") for at in (4, 8))
     at = 12
     for _ in range(count):

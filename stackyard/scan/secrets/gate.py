@@ -1,8 +1,8 @@
-"""The gate: what an image holds that must not be published.
+"""Find what an image holds that must not be published.
 
-Owns turning layers and an image's configuration into findings. A later layer does not take away
-what an earlier one holds, so every layer is looked at by itself. It must not talk to an engine or
-a registry, write files, or show a secret.
+Owns turning layers and an image's configuration into findings. A file that a later layer deletes
+stays in the earlier layer, so every layer is scanned by itself. It must not talk to an engine or a
+registry, write files, or show a secret.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from stackyard.system.errors import EngineError
 
 __all__ = ["NOTHING", "Allowed", "Finding", "read_allowed", "scan_config", "scan_layer"]
 
-# A file up to this long is held as a whole, which a proof by its hash needs.
+# Files of at most this size (bytes) are read whole, so that they can be hashed.
 WHOLE = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Finding:
-    """One thing that must not be there.
+    """Report one thing that must not be in an image.
 
     Attributes:
         rule: which of `scan.secrets.rules.RULES` it breaks.
         path: the file, `archive!/member` in a compressed one; or a place of the configuration.
         what: what it is, with a fingerprint, never the secret.
-        secret: whether it forbids publication; otherwise it is only untidy.
+        secret: true if it forbids publication; otherwise it is only untidy.
     """
 
     rule: str
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(kw_only=True)
 class _Layer:
-    """What has been seen of a layer so far."""
+    """Collect the findings of one layer."""
 
     caller: Caller
     allowed: Allowed
@@ -62,7 +62,7 @@ class _Layer:
     recorded: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: str, hits: Iterable[Hit]) -> None:
-        """Keep what may not be published."""
+        """Keep the hits that are not allowed."""
         for hit in hits:
             if not self.allowed.lets(hit.rule, path, hit.digest):
                 known = hit.digest and hit.digest not in hit.what
@@ -71,7 +71,7 @@ class _Layer:
                 self.found.add(Finding(rule=hit.rule, path=path, what=what, secret=secret))
 
     def proven(self, finding: Finding) -> bool:
-        """Whether a wheel's RECORD shows that the file is as the wheel brought it."""
+        """Say if a wheel's RECORD proves that a certificate file came from the wheel."""
         known = self.unproven.get(finding.path)
         return (
             finding.rule == "certificate"
@@ -81,15 +81,15 @@ class _Layer:
 
 
 def scan_layer(stream: IO[bytes], caller: Caller, allowed: Allowed = NOTHING) -> list[Finding]:
-    """Everything in one layer that breaks a rule.
+    """Return everything in one layer that breaks a rule.
 
     Args:
-        stream: the layer as an uncompressed tar; it need not seek, and is read to its end.
-        caller: whose settings must not be found.
-        allowed: known secrets that everybody may know.
+        stream: the layer as an uncompressed tar; need not be seekable, and is read to its end.
+        caller: the caller's settings, which must not be found.
+        allowed: public secrets that may be published.
 
     Raises:
-        EngineError: the stream is not a whole archive.
+        EngineError: the stream is not a complete archive.
     """
     layer = _Layer(caller=caller, allowed=allowed)
     try:
@@ -117,7 +117,7 @@ def _scan_member(member: tarfile.TarInfo, content: Readable, layer: _Layer) -> N
 
 
 def _scan_packed(path: str, content: Section, size: int, layer: _Layer) -> None:
-    """A compressed file: as it is, and what is in it."""
+    """Scan a compressed file and its members."""
     if size > LIMIT:
         layer.add(path, [Hit(rule="unread", what=f"{size} bytes, compressed")])
         _scan_file(path, b"", content, size, layer)
@@ -136,7 +136,7 @@ def _scan_packed(path: str, content: Section, size: int, layer: _Layer) -> None:
 def _scan_file(
     path: str, head: bytes, content: Readable, size: int, layer: _Layer, known: Iterable[Hit] = ()
 ) -> set[Hit]:
-    """What one file breaks, beside what is `known` of it."""
+    """Scan one file, and return the hits that are not `known`."""
     place = make_place(path, head)
     hits = {hit for piece in pieces(content) for hit in find_all(piece, place, layer.caller)}
     hits.difference_update(known)
@@ -149,7 +149,7 @@ def _scan_file(
 
 
 def _scan_rest(content: Readable, layer: _Layer) -> None:
-    """What stands behind the end of the archive, where only zeros should."""
+    """Scan what follows the end of the archive, which should be zeros only."""
     path = "(behind the last file)"
     place = make_place(path, b"")
     for piece in pieces(content):
@@ -163,7 +163,7 @@ def _record_hash(content: bytes) -> str:
 
 
 def _recorded(path: str, content: bytes) -> dict[str, str]:
-    """The hashes that a wheel's RECORD states, by path."""
+    """Return the hashes in a wheel's RECORD, by path."""
     folder = path.rsplit("/", 2)[0]
     found = {}
     for line in content.decode("utf-8", "replace").splitlines():
@@ -175,12 +175,12 @@ def _recorded(path: str, content: bytes) -> dict[str, str]:
 def scan_config(
     config: Mapping[str, Any], caller: Caller, allowed: Allowed = NOTHING
 ) -> list[Finding]:
-    """Everything in an image's configuration, its history included, that breaks a rule.
+    """Return everything in an image's configuration and history that breaks a rule.
 
     Args:
         config: the configuration, as OCI and docker write it.
-        caller: whose settings must not be found.
-        allowed: known secrets that everybody may know.
+        caller: the caller's settings, which must not be found.
+        allowed: public secrets that may be published.
     """
     layer = _Layer(caller=caller, allowed=allowed)
     for path, text in _texts("configuration", "", config):
@@ -190,7 +190,7 @@ def scan_config(
 
 
 def _texts(path: str, name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every text of a configuration with its place, and as `name=text` where it has a name."""
+    """Yield every text of a configuration with its path, as `name=text` where it has a name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(f"{path}.{key}", str(key), inner)

@@ -1,7 +1,7 @@
-"""Reading long files in parts, and looking into compressed ones, one level deep.
+"""Read long files in parts, and unpack compressed ones, one level deep.
 
-Owns the bounds of memory and time: nothing is written to disk, a compressed file is unpacked to
-at most `LIMIT` bytes. It must not know any rule.
+Owns the bounds of memory and time: at most `LIMIT` bytes of a compressed file are unpacked, and
+none are written to disk. It must not know any rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, cast
 from stackyard.scan.layer_stream import BLOCK, Readable, members
 
 LIMIT = 64 * 2**20
-# As many as fit in memory with all that zipfile keeps of each.
+# More would need too much memory: zipfile keeps an object for each.
 ZIP_MEMBERS = 50_000
 
 _OPENERS: dict[bytes, Callable[[IO[bytes]], io.BufferedIOBase]] = {
@@ -34,13 +34,13 @@ _BROKEN = (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zli
 
 
 class Section:
-    """The next `size` bytes of a stream, beginning with those that were read already."""
+    """Read the next `size` bytes of a stream, beginning with `head`, which was read already."""
 
     def __init__(self, head: bytes, rest: Readable, size: int) -> None:
         self._head, self._rest, self._left = io.BytesIO(head), rest, size - len(head)
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
+        """Read at most `size` bytes."""
         found = self._head.read(size)
         if len(found) < size and self._left > 0:
             more = self._rest.read(min(size - len(found), self._left))
@@ -50,14 +50,16 @@ class Section:
 
 
 class Unreadable(Exception):
-    """Compressed content that is broken, encrypted, or too large to look into."""
+    """Report compressed content that is damaged, encrypted, or too large to unpack."""
 
 
 def unpack(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The files in a compressed one, by name (none: ""), at most `LIMIT` bytes of them together.
+    """Yield name and content of each file in a compressed one, at most `LIMIT` bytes in total.
+
+    The name is empty where there is none (a compressed single file).
 
     Raises:
-        Unreadable: at the end, when not all of them could be looked into.
+        Unreadable: at the end, when not all of them could be unpacked.
     """
     trouble = ""
     try:
@@ -75,7 +77,7 @@ def unpack(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _bounded(packed: io.BufferedIOBase, limit: int) -> tuple[bytes, str]:
-    """What can be read, and why that is not all."""
+    """Return the bytes that can be read, and the reason why they are not all; empty if they are."""
     parts: list[bytes] = []
     left = limit
     try:
@@ -89,13 +91,13 @@ def _bounded(packed: io.BufferedIOBase, limit: int) -> tuple[bytes, str]:
 
 
 def _files(plain: bytes) -> Iterator[tuple[str, bytes]]:
-    """What was one compressed stream: the members of an archive, or one file."""
+    """Yield the members of an archive, or the one file, of a decompressed stream."""
     if plain[257:262] != b"ustar":
         yield "", plain
         return
     for member, content in members(io.BytesIO(plain)):
         if member is not None and member.isfile():
-            if member.size > LIMIT:  # a sparse file, or a lie
+            if member.size > LIMIT:  # a sparse file, or a false size
                 raise Unreadable(f"{member.size} bytes in one file")
             yield member.name.removeprefix("./"), content.read(member.size)
 

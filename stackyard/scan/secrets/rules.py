@@ -1,6 +1,6 @@
-"""The rules of the gate, and what the name, kind and mode of a file break.
+"""List the rules for publishing an image, and apply those on a file's name, kind and mode.
 
-Owns which rules there are and which of them concern secrets. It must not look into files:
+Owns the list of rules, and which of them concern secrets. It must not read files:
 `scan.secrets.content` and `scan.secrets.tokens` do.
 """
 
@@ -11,10 +11,10 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# What must leave no machine.
+# Findings that forbid publication.
 SECRETS = {
     "key": "private key material",
-    "key file": "a file named as ssh and gpg name keys and lists of keys",
+    "key file": "a file with a name that ssh or gpg give to keys or lists of keys",
     "keystore": "a PKCS#12 or Java key store",
     "caller": "an address, password or folder of the caller's package settings",
     "certificate": "a certificate of the caller's bundle that no package brought",
@@ -35,20 +35,20 @@ SECRETS = {
     "password": "a password in a URL or in a file of logins",
     "variable": "a variable named as a secret, with a value",
 }
-# What does not belong in an image of ours, and harms nobody.
+# Findings that do not forbid publication: they do no harm, but do not belong in our images.
 TIDINESS = {
     "key marker": "the first line of a private key, without the key",
-    "identity": "what makes one machine itself: name, id, resolver, histories",
+    "identity": "the identity of one machine: its name, id, resolver or shell history",
     "cache": "a package manager's caches and downloads",
     "log": "a log",
-    "left over": "something in a folder that an image has empty, or deleted too late",
-    "world-writable": "a file that everybody may change",
+    "left over": "a file in a folder that should be empty, or deleted in a later layer",
+    "world-writable": "a file that every user may write",
     "setuid": "a program with more rights than its user, beyond Debian's own",
-    "unread": "compressed content that could not be looked into",
+    "unread": "compressed content that could not be unpacked",
 }
 RULES = {**SECRETS, **TIDINESS}
 
-# Set in Debian's packages; runs are started with no-new-privileges, where none has any effect.
+# Set by Debian's packages; without effect in our runs, which start with no-new-privileges.
 SETUID = {
     "/usr/bin/chage": 0o2755,  # passwd
     "/usr/bin/chfn": 0o4755,
@@ -74,7 +74,7 @@ _IDENTITY = re.compile(
     r"/etc/(hostname|mtab)|/var/lib/dbus/machine-id|/var/lib/systemd/random-seed"
     r"|.*/\.(bash_history|python_history|lesshst|viminfo|wget-hsts)"
 )
-# Engines mount over these, so images have them empty: nothing of a machine is in that.
+# Engines mount over these, so images have them as empty files, which reveal nothing.
 _IDENTITY_UNLESS_EMPTY = re.compile(r"/etc/(machine-id|resolv\.conf|hosts)")
 _CACHE = re.compile(
     r"/var/cache/.*|/var/lib/apt/lists/.*|/(root|home/[^/]+)/\.(cache|npm|cargo)(/.*)?"
@@ -88,10 +88,10 @@ _EMPTY = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """What breaks a rule, wherever it stands.
+    """Report one match of a rule, without its place.
 
     Attributes:
-        what: what it is, in words that do not give it away.
+        what: what it is, in words that do not reveal the secret.
         digest: a fingerprint of the secret itself; empty where there is none.
     """
 
@@ -101,22 +101,22 @@ class Hit:
 
 
 def is_key_name(path: str) -> bool:
-    """Whether a file is named as keys and lists of keys are."""
+    """Say if a file has a name that keys or lists of keys have."""
     return bool(_KEY_NAME.fullmatch(path.rpartition("/")[2])) or "/private-keys-v1.d/" in path
 
 
 def untidy(path: str, member: tarfile.TarInfo) -> Iterator[Hit]:
-    """What a file's name, kind and mode say, beside that it is named as a key."""
+    """Yield the rules that a file's name, kind and mode break, except `key file`."""
     name = path.rpartition("/")[2]
     mode = member.mode & 0o7777
     if name.startswith(".wh."):
         yield Hit(rule="left over", what="deleted here, still in an earlier layer")
     if _EMPTY.fullmatch(path):
-        yield Hit(rule="left over", what="this folder has to be empty")
+        yield Hit(rule="left over", what="this folder must be empty")
     told = member.size or not member.isfile()
     if _IDENTITY.fullmatch(path) or (told and _IDENTITY_UNLESS_EMPTY.fullmatch(path)):
         yield Hit(rule="identity", what="belongs to one machine")
-    # A character device has its mode by right: /dev/null.
+    # Character devices such as /dev/null are meant to be world-writable.
     if mode & 0o002 and not (
         member.issym() or member.ischr() or (member.isdir() and mode & 0o1000)
     ):

@@ -1,9 +1,8 @@
-"""Tokens that are known by their form: whose they are, how they begin, what is in them.
+"""Find tokens by their form: prefix, length, alphabet and entropy.
 
 Owns the table of forms and finding them in bytes, fast: a token is a long run of letters, digits,
-`-` and `_`, so only such runs are searched for the literals with which forms begin. Packages hold
-many made-up tokens; a body must have the right length, alphabet and disorder. It must not read
-files.
+`-` and `_`, so only such runs are searched for the forms' literals. Packages hold many made-up
+tokens, so the body must also look random. It must not read files.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stackyard.scan.secrets.rules import Hit
 
 # The shortest token of the table has 20 characters, with its prefix.
 RUN = 20
-# What is kept in front of a run: `API_KEY = "`, `:_authToken=`, `Bearer `.
+# Bytes kept before a run, for `API_KEY = "`, `:_authToken=` and `Bearer `.
 BEFORE = 16
 _WORDS = (string.ascii_letters + string.digits + "-_").encode()
 _AS_RUNS = bytes(ord("a") if byte in _WORDS else 0 for byte in range(256))
@@ -32,7 +31,8 @@ _MADE_UP = re.compile(
     rb"|insert[-_]|your[-_]|1234567|abcdef|qwerty|(.)\1{5}",
     re.IGNORECASE,
 )
-# `"\\nghp_..."`, `%3Dghp_...`, `\\u003dghp_...` and a terminal's colours end in a letter, too.
+# A token may follow an escape that ends in a letter or digit: `\\nghp_...`, `%3Dghp_...`,
+# `\\u003dghp_...`, or a terminal's colour.
 _BEFORE_TOKEN = re.compile(
     rb"(?:^|[^A-Za-z0-9]|\\[nrt]|%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\x1b\[[0-9;]{0,5}m)\Z"
 )
@@ -42,15 +42,15 @@ _AWS_NEAR = 300  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How one kind of token is written.
+    """Describe how one kind of token is written.
 
     Attributes:
         anchors: literals, one of which is in every such token or just before it.
-        pattern: the token; group 1 is what is random in it.
-        bits: the least entropy of that, per character.
-        digits: how many digits it has at least.
-        capitals: the least share of capitals, and of small letters: words have few.
-        settings: whether it counts in settings only, and not in every file.
+        pattern: the token; group 1 is its random part.
+        bits: the least entropy of the random part, in bits per character.
+        digits: the least number of digits in it.
+        capitals: the least share of capitals, and of small letters; words have few capitals.
+        settings: true if it counts in settings only, not in every file.
     """
 
     rule: str
@@ -120,7 +120,7 @@ FORMS = (
 
 
 def _any_of(literals: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Any of some literals; grouped by their first character, which is twice as fast."""
+    """Return a pattern of literals, grouped by first character, which is twice as fast."""
     groups: dict[bytes, list[bytes]] = {}
     for literal in literals:
         groups.setdefault(literal[:1], []).append(re.escape(literal[1:]))
@@ -132,25 +132,25 @@ _ANCHORS = _any_of(anchor for form in FORMS for anchor in form.anchors)
 
 
 def digest(secret: bytes) -> str:
-    """A name for a secret that tells nothing about it, unless it can be guessed."""
+    """Return a fingerprint of a secret, which reveals it only if the secret can be guessed."""
     return hashlib.sha256(secret).hexdigest()[:16]
 
 
 def entropy(body: bytes) -> float:
-    """Shannon's entropy of the bytes, in bits for each."""
+    """Return the Shannon entropy of the bytes, in bits per byte."""
     shares = [count / len(body) for count in Counter(body).values()]
     return -sum(share * math.log2(share) for share in shares)
 
 
 def is_made_up(body: bytes) -> bool:
-    """Whether documentation writes so where a secret would stand."""
+    """Say if a text is a placeholder, as documentation uses for secrets."""
     return _MADE_UP.search(body) is not None
 
 
 def condense(data: bytes) -> bytes:
-    """The long runs of token characters, each with what stands in front of it.
+    """Return the long runs of token characters, each with the `BEFORE` bytes before it.
 
-    Names that a C++ compiler made, a third of what remains of a library, are left out.
+    C++ symbol names (mangled) are left out; they are a third of such runs in a library.
     """
     marks = data.translate(_AS_RUNS)
     found = []
@@ -166,7 +166,7 @@ def condense(data: bytes) -> bytes:
 
 
 def find_tokens(data: bytes, runs: bytes, *, settings: bool) -> Iterator[tuple[int, Hit]]:
-    """Tokens in some bytes, each with the place where it begins; `runs` are their `condense`."""
+    """Yield tokens in `data`, each with its position; `runs` is `condense(data)`."""
     present = set(_ANCHORS.findall(runs))
     for form in FORMS if present else ():
         if form.settings > settings or present.isdisjoint(form.anchors):
@@ -183,7 +183,7 @@ def find_tokens(data: bytes, runs: bytes, *, settings: bool) -> Iterator[tuple[i
 
 
 def _begins(data: bytes, start: int) -> bool:
-    """Whether a token may begin here: not within a word, but right after an escape."""
+    """Say if a token may begin here: not within a word, except right after an escape."""
     return _BEFORE_TOKEN.search(data[max(0, start - 8) : start]) is not None
 
 
@@ -199,7 +199,7 @@ def _is_random(form: Form, body: bytes) -> bool:
 
 
 def _aws(data: bytes, match: re.Match[bytes]) -> Iterator[tuple[int, Hit]]:
-    """An access key: its id, and the secret beside it; an id alone has a digit."""
+    """Yield an access key's id and the secrets near it; an id without one needs a digit."""
     near = max(0, match.start() - _AWS_NEAR)
     secrets = [
         (near + other.start(), other.group(1))
@@ -210,5 +210,5 @@ def _aws(data: bytes, match: re.Match[bytes]) -> Iterator[tuple[int, Hit]]:
         return
     yield match.start(), Hit(rule="aws", what="an AWS access key id", digest=digest(match.group(1)))
     for _, secret in secrets:
-        # Where the key's id begins, so that both are found in the same piece of a file.
+        # At the id's position, so that the same piece of a file reports both.
         yield match.start(), Hit(rule="aws", what="an AWS secret key", digest=digest(secret))

@@ -16,8 +16,7 @@ from tests.unit import samples
 def locks():
     return {
         "images/toy/far.lock": samples.locked("alpha==1.2.0"),
-        "images/wheels/beta.far.lock": samples.locked("beta==3.0"),
-        "images/wheels/beta.far.build.lock": samples.locked("setuptools==80.0.0"),
+        "images/wheels/beta.lock": samples.locked("beta==3.0", "numpy==2", "setuptools==80.0.0"),
     }
 
 

@@ -73,8 +73,9 @@ def commands(monkeypatch, tmp_path):
     def run(argv, *, env=None, cwd=None, timeout=0):
         ran.append(list(argv))
         if "--dest" in argv:
-            name = Path(argv[argv.index("--requirement") + 1]).name
-            (Path(argv[argv.index("--dest") + 1]) / f"from-{name}").write_text("x")
+            text = Path(argv[argv.index("--requirement") + 1]).read_text()
+            for item in lock.parse_lock(text):
+                (Path(argv[argv.index("--dest") + 1]) / f"{item.name}.whl").write_text("x")
 
     (tmp_path / "requirements.lock").write_text("rich==15.0 \\\n    --hash=sha256:" + "0" * 64)
     monkeypatch.setattr(bundle_fetch.process, "run", run)
@@ -95,21 +96,23 @@ def commands(monkeypatch, tmp_path):
 def image():
     """The image of the bundle's tests, its sdist locked as what is downloaded here."""
     digest = "sha256:" + hashlib.sha256(b"beta").hexdigest()
-    entry = lock.Locked(name="beta", version="3.0", hashes=(digest,))
-    text = lock.render_lock([entry], inputs="sha256:" + "f" * 64, command="invoke lock")
-    return test_bundle.image(locks={**test_bundle.locks(), "images/wheels/beta.far.lock": text})
+    path = "images/wheels/beta.lock"
+    text = test_bundle.locks()[path].replace("sha256:" + "0" * 64, digest, 1)
+    assert lock.parse_lock(text)[0].name == "beta"
+    return test_bundle.image(locks={**test_bundle.locks(), path: text})
 
 
 def test_every_lock_is_fetched_into_its_folder_and_packed(commands):
     root, ran, asked = commands
     manifest = bundle_fetch.make(root, [image()], root / "far.tar", SOURCES, lambda text: None)
     assert set(manifest.files) == {
-        "wheels/from-far.lock",
-        "wheels/from-beta.far.build.lock",
+        "wheels/alpha.whl",
+        "wheels/setuptools.whl",  # and no numpy: the base has it
         "sdists/beta-3.0.tar.gz",
-        "tool/from-requirements.lock",
         "tool/requirements.lock",
     }
+    folders = [Path(words[words.index("--dest") + 1]).name for words in ran if "--dest" in words]
+    assert folders == ["wheels", "wheels", "tool"]
     assert bundle.read(root / "far.tar") == manifest
     assert [words[-1] for words in ran if words[0] == "apt-get"] == ["update", "tini"]
     (own,) = asked

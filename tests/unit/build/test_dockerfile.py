@@ -21,8 +21,7 @@ def text(base="cpu", **changes):
 def test_every_rendered_file_has_its_place():
     assert sorted(files()) == [
         "images/toy/cpu.Dockerfile",
-        "images/toy/cpu.fixes.json",
-        "images/wheels/beta.cpu.fixes.json",
+        "images/toy/fixes.json",
     ]
     assert dockerfile.image_tag("toy", "cpu") == "stackyard/toy:cpu"
 
@@ -100,6 +99,18 @@ def test_a_bases_own_torch_is_there_for_the_wheels_that_want_it_and_hidden_from_
     assert "HIDE_TORCH" not in text()
 
 
+def test_a_build_takes_of_its_wheels_lock_what_the_base_lacks():
+    text = samples.locked("beta==3.0", "numpy==2.4.6", "setuptools==80.0.0")
+    locks = {**samples.locks(), "images/wheels/beta.lock": text}
+    found = {"cpu": files(locks=locks)["images/toy/cpu.Dockerfile"], "far": far(locks=locks)}
+    for base, needs in (("cpu", "numpy setuptools"), ("far", "setuptools")):
+        assert (
+            "    && some_of /mnt/wheel.lock beta > /mnt/sdist.lock \\\n"
+            f"    && some_of /mnt/wheel.lock {needs} > /mnt/build.lock \\\n"
+            "    && build_wheel /mnt/sdist.lock /mnt/build.lock "
+        ) in found[base]
+
+
 def test_what_a_base_provides_is_asserted_before_anything_is_installed():
     assert "    && assert_provided numpy torch==2.11.0 \\\n    && install_locked" in far()
     assert "assert_provided torch==2.1.0a0+nv \\\n" in text("gpu")
@@ -134,11 +145,9 @@ def test_values_that_reach_a_shell_are_quoted():
     assert "apt_install 'a b; id'\n" in found
 
 
-def rules(fixes, stage="installed"):
-    entry = fixes[
-        "images/toy/cpu.fixes.json" if stage == "installed" else "images/wheels/beta.cpu.fixes.json"
-    ]
-    return json.loads(entry)
+def rules(found, stage="installed"):
+    of_wheel = "images/wheels/beta.cpu.fixes.json"
+    return json.loads(found["images/toy/fixes.json" if stage == "installed" else of_wheel])
 
 
 def test_fixes_are_written_as_data_for_the_build():
@@ -147,12 +156,32 @@ def test_fixes_are_written_as_data_for_the_build():
         "fixed": "^new$",
     }  # fmt: skip
     assert rules(files()) == [{"id": "alpha-old", "stage": "installed", "replace": [rule]}]
-    assert rules(files(), "source") == []
+
+
+def test_a_stacks_fixes_are_one_file_and_a_dockerfile_names_those_that_apply():
+    fixes = {
+        "alpha-old": samples.fix(devices=("cpu",)),
+        "alpha-gpu": samples.fix(id="alpha-gpu", devices=("cuda",)),
+    }
+    stacks = {"toy": samples.stack(fixes=("alpha-old", "alpha-gpu"))}
+    cpu, gpu = (files(base, fixes=fixes, stacks=stacks) for base in ("cpu", "gpu"))
+    assert cpu["images/toy/fixes.json"] == gpu["images/toy/fixes.json"]
+    assert [fix["id"] for fix in rules(cpu)] == ["alpha-old", "alpha-gpu"]
+    assert "        --only alpha-old \\\n" in cpu["images/toy/cpu.Dockerfile"]
+    assert "        --only alpha-gpu \\\n" in gpu["images/toy/gpu.Dockerfile"]
+
+
+def test_where_no_fix_applies_none_is_mounted():
+    found = text("gpu", fixes={"alpha-old": samples.fix(devices=("cpu",))})
+    step = found.split("FROM packages AS image\n")[1]
+    assert "fixes" not in step.partition("\nRUN ")[0] and "&& warm alpha" in step
 
 
 def test_a_fix_without_replacements_is_no_work_for_the_build():
     fix = samples.fix(remedy=samples.remedy(replace=(), env={"A": "1"}))
-    assert rules(files(fixes={"alpha-old": fix})) == []
+    found = files(fixes={"alpha-old": fix})
+    assert list(found) == ["images/toy/cpu.Dockerfile"]
+    assert "/mnt/fixes.json" not in found["images/toy/cpu.Dockerfile"]
 
 
 def test_a_fix_of_a_source_goes_to_the_stage_that_builds_it():
@@ -164,6 +193,13 @@ def test_a_fix_of_a_source_goes_to_the_stage_that_builds_it():
     )
     assert [fix["id"] for fix in rules(found)] == ["alpha-old"]
     assert [fix["id"] for fix in rules(found, "source")] == ["beta-build"]
+    step = "source=images/wheels/beta.cpu.fixes.json,target=/mnt/fixes.json"
+    assert step in found["images/toy/cpu.Dockerfile"]
+    assert (
+        "build_wheel /mnt/sdist.lock /mnt/build.lock /mnt/fixes.json"
+        in (found["images/toy/cpu.Dockerfile"])
+    )
+    assert "build_wheel /mnt/sdist.lock /mnt/build.lock /dev/null" in text()
 
 
 def leaving(**changes):

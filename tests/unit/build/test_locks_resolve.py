@@ -48,6 +48,33 @@ def test_a_build_on_a_base_that_provides_nothing_is_locked_whole(uv):
     assert uv[0][1][1:] == (["setuptools==80.0.0", "numpy==2.4.6"], [])
 
 
+def test_a_wheels_lock_is_the_union_of_what_its_build_needs_on_every_base(uv):
+    wheel = samples.wheel(requires=("numpy==2.4.6",))
+    pins = {"beta": "beta==3.0 --hash=sha256:" + "1" * 64, "numpy": "numpy==2.4.6"}
+
+    def on(base, others=""):
+        before, uv[1]["text"] = len(uv[0]), "\n".join(pins.values())
+        (text,) = resolve.lock_wheel(wheel, base, NOBODY, others).values()
+        return text, uv[0][before:]
+
+    first, _ = on(samples.base())
+    del pins["numpy"]  # the other base has it
+    both, ran = on(samples.carried(), first)
+    assert both == first
+    assert lock.versions(lock.parse_lock(both)) == {"beta": "3.0", "numpy": "2.4.6"}
+    assert len(ran) == 2
+
+
+def test_bases_that_need_different_versions_for_a_build_are_told_to_pin_one(uv):
+    others = samples.locked("beta==3.0", "packaging==25.0")
+    uv[1]["text"] = "packaging==26.3"
+    with pytest.raises(StackyardError) as caught:
+        resolve.lock_wheel(samples.wheel(), samples.pulled(), NOBODY, others)
+    said = "building beta needs packaging 26.3 on gpu, and 25.0 on other bases"
+    assert (caught.value.what, caught.value.why) == (said, "one lock serves every base")
+    assert "images/wheels/beta.yml" in caught.value.hint
+
+
 def lock_on(base, **changes):
     stack = samples.stack(fixes=(), **changes)
     return resolve.lock_stack(stack, base, {}, base.provided, NOBODY)
@@ -83,7 +110,7 @@ def test_a_lock_of_another_build_is_refused_and_who_offered_it_is_named(uv, tmp_
     with pytest.raises(StackyardError) as caught:
         resolve.lock_base(samples.base(), caller)
     assert caught.value.what == (
-        "base cpu names torch==2.0.0, and what was resolved is torch 2.0.0+cpu: another build"
+        "base cpu names torch==2.0.0, but uv resolved another build: torch 2.0.0+cpu"
     )
     assert caught.value.why == f"offered by {why.format(folder=tmp_path)}"
     assert caught.value.hint.startswith("write torch===2.0.0 in images/bases/cpu.yml")
@@ -159,9 +186,9 @@ def test_a_base_in_whose_way_something_is_says_what_to_write(read):
     read["answer"] = CommandError("uv failed", code=1, why="alpha wants regex>=2025")
     with pytest.raises(StackyardError) as caught:
         lock_pulled()
-    assert caught.value.what == "what toy needs could not be resolved beside what gpu holds"
+    assert caught.value.what == "the requirements of toy do not fit the packages in gpu"
     assert caught.value.why == "alpha wants regex>=2025"
-    assert "name it under `replaceable` in images/bases/gpu.yml" in caught.value.hint
+    assert "name the package under `replaceable` in images/bases/gpu.yml" in caught.value.hint
 
 
 DIGEST = "sha256:" + "1" * 64
@@ -248,9 +275,9 @@ def test_an_image_of_docker_hub_has_its_digest_under_every_name_of_it(named, lis
         (says(TORCH), {"registry.example/torch:1": (f"docker.io/torch@{DIGEST}",)}, "no digest",
          ""),
         (says(("torch", "2.2")), NAMES, "does not hold what images/bases/gpu.yml says",
-         "torch: gpu is to provide 2.1.0a0+nv, the image holds 2.2"),
+         "torch: gpu declares 2.1.0a0+nv, the image holds 2.2"),
         (says(), NAMES, "does not hold what", "the image holds none"),
-        (says(TORCH, python="3.13"), NAMES, "has Python 3.13, gpu says 3.12", "wheels"),
+        (says(TORCH, python="3.13"), NAMES, "has Python 3.13, gpu declares 3.12", "wheels"),
         ("python3: not found", NAMES, "no inventory from id", "python3: not found"),
     ],
 )  # fmt: skip

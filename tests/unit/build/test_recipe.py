@@ -37,8 +37,7 @@ def test_the_context_holds_the_files_of_the_project_and_the_rendered_ones():
             *recipe.INSIDE,
             *samples.locks(),
             "images/toy/cpu.Dockerfile",
-            "images/toy/cpu.fixes.json",
-            "images/wheels/beta.cpu.fixes.json",
+            "images/toy/fixes.json",
         ]
     )
 

@@ -408,7 +408,7 @@ def test_what_is_there_already_is_left_as_it_is(here, capsys, engine):
     (here / "out" / "mine").write_text("a")
     code, value = exported(capsys, engine)
     assert code == 2
-    assert "is not there yet" in value["error"]["hint"]
+    assert "does not exist yet" in value["error"]["hint"]
     assert [path.name for path in (here / "out").iterdir()] == ["mine"]
     assert sorted(path.name for path in here.iterdir()) == ["out", "site.yml"]
 
@@ -654,7 +654,7 @@ def test_a_run_goes_on_without_its_words(kubernetes):
     )
     state, _, said = followed(cluster)
     assert state.state == "done"
-    assert "what it says cannot be shown (any more): connection reset" in said
+    assert "its output cannot be shown: connection reset" in said
 
 
 def test_a_run_that_somebody_removed_is_gone(kubernetes):

@@ -57,7 +57,7 @@ def test_an_encoding_whose_lines_cannot_be_cut_is_refused(text):
     ("changed", "said"),
     [
         ({"bad_lines": "drop"}, "--bad-lines"),
-        ({"split": (9, 1, 0), "inputs": {"train": ["a"], "valid": ["b"]}}, "two ways"),
+        ({"split": (9, 1, 0), "inputs": {"train": ["a"], "valid": ["b"]}}, "together with"),
         ({"seq_length": -1}, "--seq-length"),
         ({"stack": "fairseq", "eod": "<end>"}, "own </s>"),
         ({"eod": "<end>", "append_eod": False}, "contradict"),
@@ -163,7 +163,7 @@ def test_a_pattern_means_what_it_means_in_a_shell(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [("none", "does not exist"), ("folder", "is a folder"), ("empty", "is empty"),
-     ("a:b", "colon"), ("x.zst", "zstd"), ("*.csv", "no file fits")],
+     ("a:b", "colon"), ("x.zst", "zstd"), ("*.csv", "no file matches")],
 )  # fmt: skip
 def test_an_input_that_cannot_be_read_is_refused_before_anything_starts(tmp_path, name, said):
     (tmp_path / "folder").mkdir()
@@ -209,7 +209,7 @@ def test_a_vocabulary_with_merges_is_a_tokenizer(tmp_path):
 def test_what_is_no_tokenizer_is_refused_and_a_name_on_the_hub_says_how_to_get_it(tmp_path):
     (tmp_path / "t").mkdir()
     for given, said in (
-        (("", "", ""), "say what makes numbers"),
+        (("", "", ""), "--tokenizer or --vocab is missing"),
         (("t", "v", ""), "not both"),
         ((str(tmp_path / "t"), "", ""), "holds no tokenizer"),
         (("", str(tmp_path / "v.json"), ""), "no such file"),

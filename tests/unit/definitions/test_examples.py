@@ -183,7 +183,7 @@ def test_a_device_without_a_size_is_refused_with_those_that_have_one():
         (changed(devices={"cpu": {"arg": []}}), "devices.cpu.arg: unknown key"),
         (changed(devices={"cpu": {"env": {"A-B": "1"}}}), "devices.cpu.env.A-B: must be the name"),
         (changed(multiple=0), "multiple: must be at least 1"),
-        (changed(values={"data": "/x"}), "values: data is given by the place"),
+        (changed(values={"data": "/x"}), "values: data is set by Stackyard"),
         (changed(values={"a-b": "1"}), "values: 'a-b' cannot be a placeholder's name"),
         (changed(files={"srv/demo": "smoke"}), "files: 'srv/demo' must be an absolute path"),
         (changed(files={"/srv/demo": "../x"}), "files: '../x' must be a folder of the stack"),

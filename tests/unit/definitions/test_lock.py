@@ -13,8 +13,7 @@ A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 def test_each_lock_has_its_place():
     assert lock.base_lock_path("cpu") == "images/bases/cpu.lock"
     assert lock.lock_path("toy", "cpu") == "images/toy/cpu.lock"
-    assert lock.wheel_lock_path("beta", "cpu") == "images/wheels/beta.cpu.lock"
-    assert lock.wheel_lock_path("beta", "cpu", "build") == "images/wheels/beta.cpu.build.lock"
+    assert lock.wheel_lock_path("beta") == "images/wheels/beta.lock"
 
 
 def test_a_lock_is_rendered_sorted_with_its_digest_and_its_command():
@@ -123,9 +122,17 @@ def test_what_a_base_out_of_files_provides_decides_its_locks():
 
 @pytest.mark.parametrize("changes", [{"version": "3.1"}, {"requires": ()}, {"package": "other"}])
 def test_what_decides_a_wheels_lock_changes_its_digest(changes):
-    base = samples.base()
-    one, other = lock.wheel_inputs(samples.wheel(), base), samples.wheel(**changes)
-    assert lock.wheel_inputs(other, base) != one
+    assert lock.wheel_inputs(samples.wheel(**changes)) != lock.wheel_inputs(samples.wheel())
+
+
+def test_a_wheels_lock_keeps_what_other_bases_need_until_it_is_declared_anew():
+    new, old = (samples.locked(*pins.split()) for pins in ("a==2 b==1", "a==1 c==1"))
+    assert lock.versions(lock.parse_lock(lock.extended(new, old))) == {
+        "a": "2", "b": "1", "c": "1",
+    }  # fmt: skip
+    assert lock.locked_inputs(lock.extended(new, old)) == lock.locked_inputs(new)
+    assert lock.extended(new, old.replace("f" * 64, "e" * 64)) == new
+    assert lock.extended(new, "") == new
 
 
 def test_a_digest_is_the_same_on_every_run():

@@ -115,7 +115,7 @@ def test_a_failure_that_brings_itself_is_refused(folder):
 def test_failures_that_bring_each_other_are_refused(folder):
     change(folder, "remedy: look there", "remedy: look there\nbrings: [disk-full]", "peer-died")
     (said,) = problems(folder)
-    assert "brings: goes in a circle: " in said
+    assert "brings: is circular: " in said
     assert "disk-full" in said and "peer-died" in said
 
 

@@ -208,7 +208,7 @@ def test_what_was_seen_to_fail_is_refused_with_the_reason(name, change, env, why
 )
 def test_what_falls_to_sockets_is_warned_about(change, env):
     (said,) = sound(SHARED, change=change, **env)
-    assert said.startswith("NCCL falls to sockets")
+    assert said.startswith("NCCL falls back to sockets")
 
 
 def test_switches_that_cost_bandwidth_are_named():

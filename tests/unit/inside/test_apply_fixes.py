@@ -131,10 +131,10 @@ def test_a_repaired_file_keeps_its_mode_and_leaves_no_other_file(tree):
     assert [path.name for path in (tree / "alpha").iterdir()] == ["a.py"]
 
 
-def main(tree, fixes):
+def main(tree, fixes, *words):
     path = tree / "fixes.json"
     path.write_text(json.dumps(fixes))
-    return apply_fixes.main([str(path), "--stage", "installed", "--root", str(tree)])
+    return apply_fixes.main([str(path), "--stage", "installed", "--root", str(tree), *words])
 
 
 def test_the_command_says_what_it_did(tree, capsys):
@@ -144,7 +144,21 @@ def test_the_command_says_what_it_did(tree, capsys):
 
 def test_the_command_says_when_there_is_nothing_to_do(tree, capsys):
     assert main(tree, []) == 0
-    assert capsys.readouterr().out == "no fix for stage installed\n"
+    assert apply_fixes.main(["/dev/null", "--stage", "installed", "--root", str(tree)]) == 0
+    assert capsys.readouterr().out == "no fix for stage installed\n" * 2
+
+
+def test_of_a_stacks_fixes_those_are_applied_that_are_named(tree, capsys):
+    unfit = {**fix(rule(count=2)), "id": "alpha-other"}
+    assert main(tree, [unfit, fix()], "--only", "alpha-old") == 0
+    assert capsys.readouterr().out == "fix alpha-old: alpha/a.py: applied\n"
+
+
+def test_a_named_fix_that_the_file_lacks_fails_and_nothing_is_applied(tree, capsys):
+    before = (tree / "alpha" / "a.py").read_text()
+    assert main(tree, [fix()], "--only", "alpha-old", "alpha-new") == 1
+    assert capsys.readouterr().err.startswith("fix alpha-new: not in the file of fixes\n")
+    assert (tree / "alpha" / "a.py").read_text() == before
 
 
 def test_the_command_fails_when_a_fix_does_not_fit(tree, capsys):

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.infiniband import Adapters, Port
 from stackyard.gpu.placement import MIB, GpuProcess
 from stackyard.mesh.hosts import Folder, Host
 from stackyard.mesh.node_plan import (
@@ -311,25 +312,20 @@ def test_nodes_of_one_host_are_told_apart_by_what_they_see():
     assert "CUDA_VISIBLE_DEVICES" not in node_environment(lone, {"a": gpu_facts()}, lone.nodes[0])
 
 
-ADAPTER, MODULE = "/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"
+ACTIVE = Adapters(
+    ports=(Port(device="mlx5_0", number=1, state="ACTIVE", rate=400.0, layer="InfiniBand"),)
+)
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "hosts", "over"),
-    [
-        ((ADAPTER, MODULE), (ADAPTER,), "ab", "IB"),
-        ((ADAPTER,), (), "ab", None),
-        ((), (ADAPTER,), "ab", None),
-        ((ADAPTER,), (MODULE,), "ab", None),  # the kernel's module, and no adapter
-        ((), (), "ab", None),
-        ((ADAPTER,), (), "aa", None),  # nothing leaves the host
-    ],
+    ("b", "hosts", "over"),
+    [(ACTIVE, "ab", "=mlx5_0:1"), (Adapters(), "ab", None), (ACTIVE, "aa", None)],
 )
-def test_infiniband_is_asked_for_where_every_host_has_an_adapter(a, b, hosts, over):
+def test_nodes_are_told_the_adapters_that_all_hosts_have(b, hosts, over):
     made = plan(*(node(f"n{i}", host, gpus=(i,)) for i, host in enumerate(hosts)))
-    found = {"a": gpu_facts("a", infiniband=a), "b": gpu_facts("b", 2, infiniband=b)}
+    found = {"a": gpu_facts("a", infiniband=ACTIVE), "b": gpu_facts("b", 2, infiniband=b)}
     for one in made.nodes:
-        assert node_environment(made, found, one).get("NCCL_NET") == over
+        assert node_environment(made, found, one).get("NCCL_IB_HCA") == over
 
 
 def test_nodes_log_in_to_each_other_by_address_and_port():

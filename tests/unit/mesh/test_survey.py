@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stackyard.gpu.access import missing_files
+from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import MIB, why_not_usable
 from stackyard.mesh import survey
 from stackyard.mesh.survey import FolderFacts, choose_network, parse
@@ -55,7 +56,7 @@ def test_a_machine_without_gpus_is_read():
     assert found.folders == {
         "/shared": FolderFacts(path="/srv/shared", kind="ext2/ext3", free_bytes=34035380 * 1024)
     }
-    assert (found.driver, found.gpus, found.infiniband, found.cdi) == (None, (), (), ())
+    assert (found.driver, found.gpus, found.infiniband, found.cdi) == (None, (), Adapters(), ())
 
 
 def test_a_machine_with_gpus_is_read():
@@ -66,7 +67,7 @@ def test_a_machine_with_gpus_is_read():
     assert (idle.memory_bytes, idle.free_bytes) == (143771 * MIB, 143767 * MIB)
     assert (why_not_usable(idle), idle.compute_mode, idle.mig) == ("", "default", False)
     assert why_not_usable(busy) == "processes hold it: 681 (not visible from here, 2566 MiB)"
-    assert found.infiniband == ("/dev/infiniband/rdma_cm",)
+    assert found.infiniband == Adapters()  # its adapters were not asked for by name then
 
 
 def test_the_driver_of_a_machine_is_whole():

@@ -126,7 +126,7 @@ def test_an_interrupt_leaves_nothing_that_was_created(kubectl):
 def test_a_run_that_may_not_own_its_keys_runs_and_says_so(kubectl):
     kubectl(*CREATED, refused("secrets is forbidden"))
     said = kubernetes_client.submit(site(), TEXTS)
-    assert said.startswith("secret/toy-keys will not go with the run by itself")
+    assert said.startswith("secret/toy-keys is not removed together with the run")
     assert said.endswith("secrets is forbidden")
 
 

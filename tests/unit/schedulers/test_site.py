@@ -138,7 +138,7 @@ kubernets: {}
         ("", "site.yml:1: must be a mapping of keys to values"),
         ("{}", "site.yml:1: must have the key slurm or kubernetes"),
         ("slurm: 3", "site.yml:1: slurm: must be a mapping"),
-        ("slurm: {runtime: oci}", "site.yml:1: slurm: image: the runtime oci takes"),
+        ("slurm: {runtime: oci}", "site.yml:1: slurm: image: the runtime oci needs"),
         ("slurm: {minutes: soon}", "site.yml:1: slurm.minutes: must be a whole number"),
         ("slurm: {image_env: {A-B: c}}", "site.yml:1: slurm.image_env.A-B: must be the name of"),
         ("slurm:\n  binds: {/: /a}", "site.yml:2: slurm.binds: bind '/': the root is the image's"),

@@ -80,7 +80,7 @@ def test_a_job_that_does_not_fit_is_refused(changes, says):
         ({"image": "a b"}, "image 'a b'"),
         ({"image": "--uid=0"}, "image '--uid=0'"),
         ({"image_env": {"A-B": "x"}}, "env 'A-B'"),
-        ({"runtime": "apptainer"}, "takes the image's place"),
+        ({"runtime": "apptainer"}, "needs the image's path"),
         ({"runtime": "apptainer", "image": "toy.sif"}, "an absolute path"),
         ({"runtime": "oci", "image": "/images/a,b"}, "an absolute path"),
         ({"runtime": "filesystem", "image": "/"}, "an absolute path"),

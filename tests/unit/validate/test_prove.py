@@ -369,7 +369,7 @@ def test_a_place_is_one_of_the_replacements(number, said):
     ("remedy", "said"),
     [
         ("override: [a==1]\n  without: ['a==2 --hash=sha256:" + "0" * 64 + "']", []),
-        ("override: [a==1]", ["belongs to override or exclude, and they to it"]),
+        ("override: [a==1]", ["must be given with override or exclude, and only with them"]),
         ("exclude: [a]\n  without: [a==2]",
          ["must be NAME==VERSION --hash=sha256:..., not 'a==2'"]),
     ],
