@@ -1,4 +1,4 @@
-"""What `invoke build` and `invoke bundle` can be asked for."""
+"""Declare the requests of `invoke build` and `invoke bundle`."""
 
 from dataclasses import dataclass
 from typing import Annotated

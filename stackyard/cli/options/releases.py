@@ -1,4 +1,4 @@
-"""What `invoke publish`, `evidence` and `pull` can be asked for."""
+"""Declare the requests of `invoke publish`, `evidence` and `pull`."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What can be asked of hosts and clusters, and of the runs on them."""
+"""Declare the requests of commands about hosts, clusters and the runs on them."""
 
 from dataclasses import dataclass
 from typing import Annotated

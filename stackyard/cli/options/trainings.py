@@ -1,4 +1,4 @@
-"""What `invoke smoke`, `bench`, `prove` and `data` can be asked for."""
+"""Declare the requests of `invoke smoke`, `bench`, `prove` and `data`."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from stackyard.build.catalog import choose
+from stackyard.build.choice import decide
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import RunRequest
@@ -66,7 +66,7 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
 def list_examples(terminal: Terminal, stack: str) -> Answer:
     """`invoke run STACK --examples`: what there is, on how many ranks, and from which note."""
     project = load_project()
-    name = choose("stack", stack, project.definitions.stacks)
+    name = decide(project, stack).stack
     names = example_names(project.root, name)
     found = [load_example(project.root, name, example) for example in names]
     examples = [example for example in found if example is not None]
