@@ -1,1 +1,1 @@
-"""Measurements of builds and meshes, each against what a person would do by hand."""
+"""Measure builds and meshes, each against what a person would do by hand."""

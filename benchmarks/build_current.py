@@ -1,7 +1,7 @@
-"""`invoke build` with nothing changed, against three `docker build` typed in a row, all cached.
+"""Time `invoke build` with nothing changed against three cached `docker build` in a row.
 
-Owns both command lines and that neither side builds anything while it is timed. Images of the
-by-hand side carry names of their own and are removed at the end.
+Owns both command lines, and the check that neither side builds anything while it is timed. Images
+of the by-hand side have names of their own and are removed at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECONDS = 0.5
 
 
 def by_hand(project: Project, engine: Engine) -> list[list[str]]:
-    """What a person types for each image, as the head of its Dockerfile says."""
+    """Return the commands that a person types, as the heads of the Dockerfiles state them."""
     client = buildkit.find_client(os.environ["PATH"])
     base = project.definitions.bases[BASE]
     caller = mirrors.collect(os.environ, distribution=base.distribution)
@@ -44,14 +44,14 @@ def by_hand(project: Project, engine: Engine) -> list[list[str]]:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Wall seconds that an action takes."""
+    """Return the wall seconds of an action."""
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
 
 
 def measure(terminal: Terminal, engine: Engine) -> common.Measured:
-    """Both sides in turn, after one run of each that is not counted.
+    """Time both sides in turn, after one run of each that is not counted.
 
     Raises:
         BuildError: an image was built while the runs were timed.
@@ -91,7 +91,7 @@ def measure(terminal: Terminal, engine: Engine) -> common.Measured:
 
 
 def result(runs: list[dict[str, float]], engine: Engine) -> common.Measured:
-    """The medians, their ratio, and whether they are good enough."""
+    """Return the medians, their ratio, and the verdicts."""
     ours, theirs = ([run[name] for run in runs] for name in runs[0])
     panel = common.Panel(
         title="three images, nothing changed",

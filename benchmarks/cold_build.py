@@ -1,10 +1,11 @@
-"""Cold build of all stacks: `invoke build --base BASE` against hand-written pip Dockerfiles.
+"""Time a cold build of all stacks: `invoke build --base BASE` against hand-written pip Dockerfiles.
 
-Both sides begin with an engine that holds nothing, bootstrap their Debian base, take local wheels
-that the lock names from this machine and everything else from the network, and end with the same
-packages in the same versions, the same repairs, files and environment, which is checked. By hand is
-measured twice: the builds typed one after another, and all started at once. A GPU base is also held
-to limits of size, and shown beside the sizes of images that others publish.
+Both sides start with an empty engine, bootstrap their Debian base, take local wheels that the lock
+names from this machine and everything else from the network, and end with the same packages in the
+same versions, the same repairs, files and environment, which is checked. The side by hand is
+measured twice: with the builds typed one after another, and with all started at once. Images on a
+GPU base must also keep to limits of size, and are shown beside the sizes of images that others
+publish.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Limits:
     """Hold the limits of images on one base, in GB (10^9) unpacked.
 
     Attributes:
-        own: what a stack adds to the layers that all stacks share.
+        own: limit of a stack's own layers, above the layers that all stacks share.
     """
 
     image: float
@@ -57,13 +58,13 @@ LIMITS = {"cuda": Limits(image=5.6, layer=2.0, own=0.2)}
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """The size of somebody else's image as a public page states it; not measured here.
+    """Hold the size of a published image as a public page states it; not measured here.
 
     Attributes:
-        name: a short one, for pictures.
+        name: a short name, for pictures.
         gigabytes: unpacked, as `docker images` shows it.
         source: the page.
-        date: of that page.
+        date: the page's date.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Published:
     note: str = ""
 
 
-# No page of NVIDIA's own was found that states a size: those are from people who had its images.
+# NVIDIA publishes no sizes; these are from people who had its images.
 OTHERS = (
     Published(
         name="NVIDIA 2023",
@@ -103,7 +104,7 @@ OTHERS = (
 )
 INVOKE = Path(sys.prefix) / "bin" / "invoke"
 Seconds = dict[str, float]
-# What an image holds, read inside it: packages as Python and dpkg see them, files by hash.
+# Lists an image's content from inside: packages as Python and dpkg list them, files by hash.
 _CONTENT = """
 import hashlib, importlib.metadata as m, json, pathlib, re, subprocess
 names = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() for d in m.distributions()}
@@ -120,7 +121,7 @@ print(json.dumps({"python": {n: m.version(n) for n in sorted(names)},
 
 
 def build_ours(project: Project, base: str, engine: Engine, say: Callable[[str], None]) -> Seconds:
-    """Run `invoke build`; seconds in all, and of each stack from the common start."""
+    """Run `invoke build`; return seconds in all, and of each stack from the common start."""
     started = time.monotonic()
     words = [str(INVOKE), "build", "--base", base, "--json"]
     output = process.run(words, cwd=project.root, timeout=3600, on_line=say).output
@@ -129,7 +130,7 @@ def build_ours(project: Project, base: str, engine: Engine, say: Callable[[str],
 
 
 def built_rows(output: str) -> list[dict[str, Any]]:
-    """The images that `invoke build --json` reports, from its output with progress before it."""
+    """Return the images that `invoke build --json` reports after its progress lines."""
     rows: list[dict[str, Any]] = json.loads(output[output.rindex("\n{\n") :])["images"]
     return rows
 
@@ -171,7 +172,7 @@ def inspect(engine: Engine, tags: Mapping[str, str]) -> dict[str, Any]:
     """Weigh the images by stack, and read the content of each."""
     with tempfile.TemporaryDirectory(prefix="stackyard-layers-") as name:
         store = Spool(Path(name))
-        # Compressed as `invoke publish` does it: that is what is pulled.
+        # Compressed as `invoke publish` does it, as it is pulled.
         layers = {s: store.save(engine.saved(tag), {}).layers for s, tag in tags.items()}
     content = {stack: content_of(engine, tag) for stack, tag in tags.items()}
     return {**weighed(layers), "content": content}
@@ -213,7 +214,7 @@ def content_of(engine: Engine, tag: str) -> dict[str, Any]:
 
 
 def missing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """List what our image holds and the other lacks or has otherwise; the other may hold more."""
+    """List what the first image holds and the second lacks or has in another form."""
     return [
         f"{kind}: {name}: {value}, not {theirs[kind].get(name, 'there')}"
         for kind, held in ours.items()
@@ -223,10 +224,12 @@ def missing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
 
 
 def require_same(runs: Sequence[Mapping[str, Any]]) -> None:
-    """See that every image by hand holds all that ours of the same stack does, once ours is there.
+    """Check that each image by hand holds all that Stackyard's of the same stack holds.
+
+    Nothing is checked while Stackyard's side has not been built.
 
     Raises:
-        StackyardError: naming what differs; the comparison would mean nothing.
+        StackyardError: the images differ, so comparing would mean nothing; names the differences.
     """
     ours = next((run["content"] for run in runs if run["side"] == OURS), None)
     if ours is None:
@@ -252,7 +255,7 @@ _BUILDS: dict[str, Callable[[Project, str, Engine, Callable[[str], None]], Secon
 def run_side(
     side: str, project: Project, base: str, beside: Path, terminal: Terminal
 ) -> dict[str, Any]:
-    """Build one side cold, in an engine of its own, and look at its images."""
+    """Build one side cold, in an engine of its own, and inspect its images."""
     with private_engine(beside) as engine:
         seconds = _BUILDS[side](project, base, engine, lambda line: terminal.say(side, line[:200]))
         terminal.done(side, f"built in {seconds['all']:.1f} s; looking at the images")
@@ -302,7 +305,7 @@ def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str], base: st
 
 
 def others_beside(base: str) -> tuple[Published, ...]:
-    """Return the images of others that those on a base are shown beside."""
+    """Return the published images to show beside those on a base."""
     return OTHERS if base in LIMITS else ()
 
 
@@ -336,10 +339,10 @@ def image_panels(
 
 
 def limit_verdicts(runs: Sequence[Mapping[str, Any]], base: str) -> list[Verdict]:
-    """Judge the largest of our images against the limits of its base, where there are any.
+    """Judge the largest of Stackyard's images against the limits of its base, if it has any.
 
     Raises:
-        ValueError: ours were not measured.
+        ValueError: Stackyard's side was not measured.
     """
     if base not in LIMITS:
         return []
@@ -371,7 +374,7 @@ def counted(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure(rounds: int, sides: Sequence[str], base: str) -> Callable[[Terminal, Engine], Measured]:
-    """Return the benchmark; every second round goes through the sides in the other order."""
+    """Return the benchmark; every second round runs the sides in the other order."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         beside = Path(engine.data_folder()).parent
@@ -396,7 +399,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def result_name(base: str) -> str:
-    """Return the name of the result on a base; that on `cpu` is older than the choice."""
+    """Return the name of a base's result; that of `cpu` is older than the choice."""
     return "cold_build" if base == "cpu" else f"cold_build_{base}"
 
 

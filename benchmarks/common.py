@@ -1,7 +1,8 @@
-"""What all benchmarks share: a result's shape, facts of the machine, verdicts, the entry point.
+"""Run benchmarks and write their results; all benchmarks share this module.
 
-Owns the files under `benchmarks/results`. It must not measure anything itself, and knows nothing
-of matplotlib: pictures are drawn from the results by `benchmarks/plot.py`.
+Owns the files under `benchmarks/results`, facts of the machine, and verdicts. It must not measure
+anything itself, and knows nothing of matplotlib: pictures are drawn from the results by
+`benchmarks/plot.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stackyard.cli.console import Terminal
 from stackyard.definitions.project import ROOT
 from stackyard.system.engine import Engine
 
-# What building and locking do not read, or must not be carried along.
+# Files that building and locking do not read, or that a copy must not have.
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "reports", "results", "tests", "__pycache__", ".*_cache"
 )
@@ -33,7 +34,7 @@ LABEL = "stackyard.benchmark"
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture: for each place on the x axis, every value that each side had there.
+    """Hold one picture: the values of each side at each place on the x axis.
 
     Attributes:
         x: names (drawn as groups of bars) or numbers (drawn as a curve).
@@ -50,7 +51,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One goal and what was measured against it; `value` must be at most `goal`."""
+    """Hold one goal and the measured value, which must be at most `goal`."""
 
     what: str
     value: float
@@ -58,13 +59,13 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether the goal is reached; a value that is no number never is."""
+        """Return whether the goal is reached; NaN never reaches it."""
         return self.value <= self.goal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one benchmark saw: every single run, and what follows from them."""
+    """Hold the single runs of one benchmark, with its panels and verdicts."""
 
     title: str
     runs: Sequence[Mapping[str, Any]]
@@ -73,7 +74,7 @@ class Measured:
 
 
 def ended(seconds: Sequence[float | None]) -> str:
-    """Fastest and slowest of all rounds; or how often something was left (None)."""
+    """Return the fastest and slowest of all rounds, or how often something was left (None)."""
     there = sorted(value for value in seconds if value is not None)
     if len(there) < len(seconds) or not there:
         return f"LEFT in {len(seconds) - len(there)} of {len(seconds)}"
@@ -81,7 +82,7 @@ def ended(seconds: Sequence[float | None]) -> str:
 
 
 def middle(values: Sequence[float]) -> float:
-    """The median.
+    """Return the median.
 
     Raises:
         ValueError: there are no values.
@@ -92,7 +93,7 @@ def middle(values: Sequence[float]) -> float:
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of ours over the median of theirs.
+    """Divide the median of the first values by the median of the second.
 
     Raises:
         ValueError: one side has no values.
@@ -101,13 +102,13 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def cpu_model(cpuinfo: str) -> str:
-    """The processor's name, from the text of /proc/cpuinfo."""
+    """Return the processor's name from the text of /proc/cpuinfo."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found.group(1).strip() if found else "unknown"
 
 
 def machine(engine: Engine) -> dict[str, Any]:
-    """Facts of this machine and its engine; `load` tells whether it was quiet beforehand."""
+    """Return facts of this machine and its engine; `load` is from before the benchmark."""
     return {
         **engine.facts(),
         "cpu": cpu_model(Path("/proc/cpuinfo").read_text(encoding="utf-8")),
@@ -119,7 +120,7 @@ def machine(engine: Engine) -> dict[str, Any]:
 def as_result(
     name: str, facts: Mapping[str, Any], measured: Measured, started: str
 ) -> dict[str, Any]:
-    """The record of one benchmark, as it is written."""
+    """Build the record of one benchmark, as it is written."""
     return {
         "benchmark": name,
         "title": measured.title,
@@ -132,12 +133,12 @@ def as_result(
 
 
 def copy_project(target: Path) -> Path:
-    """The project of this moment, below `target`: somebody may be working on it meanwhile."""
+    """Copy the project below `target`, so that nobody changes it during the benchmark."""
     return Path(shutil.copytree(ROOT, target, ignore=_LEFT_OUT))
 
 
 def main(name: str, measure: Callable[[Terminal, Engine], Measured]) -> int:
-    """Run one benchmark, write `results/NAME.json` and say its verdicts.
+    """Run one benchmark, write `results/NAME.json` and print its verdicts.
 
     Returns:
         0 when every goal is met, 1 when one is not; other codes as `cli.command` has them.

@@ -1,10 +1,10 @@
-"""Text to Megatron's files: `invoke data`'s program against a pool that takes a line at a time.
+"""Time the conversion of text to Megatron's files: `invoke data` against a pool that reads lines.
 
 Both run in the same container of megatron's image, with one worker a core, on the same text and
-vocabulary, and have to write the same bytes, else there is no result. Ours is timed from the start
-of its program to its end, theirs without its imports (which take seconds and would only flatter us
-on small files). The text is the images' own, Chinese split into characters as its users have it,
-its lines drawn again and again in an order that a fixed seed gives.
+vocabulary, and must write the same bytes, else there is no result. The program of `invoke data` is
+timed from its start to its end, the pool without its imports (which take seconds and would only
+favour `invoke data` on small files). The text is the images' own, Chinese split into characters as
+its users do, its lines drawn repeatedly in an order that a fixed seed gives.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ TEXT = "/usr/local/share/stackyard/text"
 
 
 def spell(line: str, language: str) -> str:
-    """A line as words between blanks."""
+    """Return a line as words separated by blanks."""
     return " ".join("".join(line.split())) if language == "zh" else " ".join(line.split())
 
 
 def make_text(lines: list[str], size: int, path: Path) -> None:
-    """Lines drawn in a fixed order until the file has that many bytes, or a line more."""
+    """Write lines drawn in a fixed order until the file has `size` bytes, or up to a line more."""
     rng, written = random.Random(1), 0
     with path.open("wb") as file:
         while written < size:
@@ -55,7 +55,7 @@ def make_text(lines: list[str], size: int, path: Path) -> None:
 
 
 def make_vocabulary(lines: list[str], path: Path) -> int:
-    """Every second word of the text by order of code points, so that some are unknown."""
+    """Write every second word of the text by order of code points, so that some are unknown."""
     words = sorted({word for line in lines for word in line.split()})[::2]
     table = {word: n for n, word in enumerate(["<unk>", "<|endoftext|>", *words])}
     path.write_text(json.dumps(table, ensure_ascii=False), encoding="utf-8")
@@ -63,7 +63,7 @@ def make_vocabulary(lines: list[str], path: Path) -> int:
 
 
 def ratio(runs: list[dict[str, Any]], size: int) -> float:
-    """The median of our seconds over the median of theirs, at one size."""
+    """Return the median seconds of `invoke data` over those of the pool, at one size."""
     by = [
         [r["seconds"] for r in runs if r["side"] == side and r["megabytes"] == size]
         for side in (OURS, LINES)
@@ -72,7 +72,7 @@ def ratio(runs: list[dict[str, Any]], size: int) -> float:
 
 
 def growth(runs: list[dict[str, Any]], small: int, large: int) -> float:
-    """Our seconds a megabyte at a large size over those at a smaller one."""
+    """Return seconds a megabyte of `invoke data` at a large size over those at a smaller one."""
     each = [
         common.middle([r["seconds"] for r in runs if r["side"] == OURS and r["megabytes"] == size])
         for size in (small, large)
@@ -81,7 +81,7 @@ def growth(runs: list[dict[str, Any]], small: int, large: int) -> float:
 
 
 class _Box:
-    """megatron's container, with both programs and a folder of ours."""
+    """Run both programs in one megatron container, with a folder of the benchmark's own."""
 
     def __init__(self, engine: Engine, stack: contextlib.ExitStack, folder: Path) -> None:
         built = Builder(load_project(), engine, lambda name, text: None).build("megatron", "cpu")
@@ -153,7 +153,7 @@ def _round(box: _Box, folder: Path, workers: int) -> dict[str, float]:
 
 
 def measure(terminal: Terminal, engine: Engine) -> Measured:
-    """Every size, both sides in turn."""
+    """Measure every size, both sides in turn."""
     workers = len(os.sched_getaffinity(0))
     runs: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The kill matrix of runs over hosts, several rounds: seconds until nothing of a run is left.
+"""Time the kill matrix of runs over hosts: seconds until nothing of a run is left, several rounds.
 
 Owns the rounds and the table; a cell is played by `tests/fleet/matrix.py`, one after another.
 
@@ -23,7 +23,7 @@ HOSTS = ("study", "train", "depot")
 
 
 def table(cells: Sequence[matrix.Cell]) -> str:
-    """A Markdown table: a line for each target, a column for each stack."""
+    """Return a Markdown table with a line for each target and a column for each stack."""
     stacks = list(matrix.EXAMPLES)
     rounds = -(-len(cells) // (len(matrix.TARGETS) * len(stacks)))
     lines = [
@@ -62,7 +62,7 @@ def measure(terminal: Terminal, engine: Engine) -> common.Measured:
 
 
 def summarise(cells: Sequence[matrix.Cell]) -> common.Measured:
-    """The picture and the verdict."""
+    """Return the picture and the verdict."""
     series = {
         stack: [
             [

@@ -1,9 +1,9 @@
-"""A run over hosts by its number of nodes: up, asked, one command everywhere, down.
+"""Time a run over hosts by its number of nodes: up, status, one command everywhere, down.
 
 Three emulated hosts (containers with an engine and an sshd of their own, tests/fleet) share this
-machine; each gets a third of the nodes. So engines, logins and handshakes share its cores: what is
-seen is an upper bound for as many real hosts. By hand: `docker run -d` over ssh on each host, one
-after another as a shell loop does it, without keys, checks or anything that joins the nodes.
+machine; each gets a third of the nodes. Engines, logins and handshakes share its cores, so the
+times are an upper bound for as many real hosts. By hand: `docker run -d` over ssh on each host, one
+after another as in a shell loop, without keys, checks or anything that joins the nodes.
 
     benchmarks/run fleet_scale [--nodes 3 6 12 24 48]
 """
@@ -33,12 +33,12 @@ IMAGE = "stackyard/megatron:cpu"
 UP, STATUS, EACH, DOWN = "up", "status", "run on every node", "down"
 BARE = "docker run -d over ssh"
 MEMORY = "node 1's ssh to the others"
-# What the ssh processes of a machine hold, shared pages by their share, in KiB.
+# Memory of a machine's ssh processes, shared pages by their share, in KiB.
 HELD = "for at in $(pgrep -x ssh); do grep ^Pss: /proc/$at/smaps_rollup; done"
 
 
 def spread(yard: emulated.Yard, count: int) -> emulated.Yard:
-    """The same hosts with as many nodes in all."""
+    """Return the same hosts with `count` nodes in all."""
     share = count // len(HOSTS)
     text = (yard.folder / "hosts.yml").read_text(encoding="utf-8")
     folder = yard.folder / f"of-{count}"
@@ -49,7 +49,7 @@ def spread(yard: emulated.Yard, count: int) -> emulated.Yard:
 
 
 def one(yard: emulated.Yard, count: int) -> dict[str, float]:
-    """Seconds of each command at one size, and MiB of node 1's lines to the others."""
+    """Measure seconds of each command at one size, and MiB of node 1's lines to the others."""
     at, found, name = spread(yard, count), {}, f"scale-{secrets.token_hex(3)}"
 
     def timed(what: str, *words: str) -> str:
@@ -76,7 +76,7 @@ def one(yard: emulated.Yard, count: int) -> dict[str, float]:
 
 
 def bare(yard: emulated.Yard, count: int) -> float:
-    """Seconds of as many containers by hand."""
+    """Return the seconds that as many containers by hand take."""
     config = str(yard.folder / "ssh_config")
     started = time.monotonic()
     for number in range(count):
@@ -90,7 +90,7 @@ def bare(yard: emulated.Yard, count: int) -> float:
 
 
 def summarise(runs: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Measured:
-    """The curves."""
+    """Return the curves."""
     sides = (UP, BARE, STATUS, EACH, DOWN)
     series = {
         side: [[r[side] for r in runs if r["nodes"] == count and side in r] for count in counts]
@@ -118,7 +118,7 @@ def summarise(runs: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Measu
 
 
 def measure(counts: Sequence[int]) -> Callable[[Terminal, Engine], Measured]:
-    """The benchmark."""
+    """Return the benchmark."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         runs: list[dict[str, Any]] = []

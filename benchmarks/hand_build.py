@@ -1,4 +1,4 @@
-"""The stacks as a person would build them: Dockerfiles of `by_hand/`, pip, the layer cache.
+"""Build the stacks as a person would: Dockerfiles of `by_hand/`, pip, the layer cache.
 
 Owns what those builds are given: a context with pinned requirements made from the project's locks
 on one base, the local wheels that these name, and the caller's package settings as secrets. The
@@ -34,12 +34,12 @@ BASE = "benchmark/debian:12"
 
 @dataclass(frozen=True, kw_only=True)
 class Hand:
-    """Everything builds by hand need on one machine.
+    """Hold what builds by hand need on one machine.
 
     Attributes:
         folder: the build context.
-        secrets: the files that are handed over as secrets, by id.
-        device: what the images are for; the Dockerfiles are told.
+        secrets: the files that are passed as secrets, by id.
+        device: the images' device, passed to the Dockerfiles.
     """
 
     client: buildkit.Client
@@ -50,7 +50,7 @@ class Hand:
 
 
 def tag(stack: str, variant: str = "by-hand") -> str:
-    """The name of an image built by hand, from `<stack>.Dockerfile` or a variant of it."""
+    """Return the name of an image built by hand, from `<stack>.Dockerfile` or a variant of it."""
     return f"benchmark/{stack}:{variant}"
 
 
@@ -60,15 +60,15 @@ def dockerfile_name(stack: str, variant: str = "by-hand") -> str:
 
 
 def fixes_path(stack: str) -> str:
-    """Return where a stack's fixes lie in the context, those of the base that is built on."""
+    """Return the path of a stack's fixes in the context, those of the base that is built on."""
     return f"fixes/{stack}.json"
 
 
 def requirements(text: str, exact: Collection[str] = ()) -> str:
-    """Return pinned requirements as people write them, from a lock: the hashes left out.
+    """Return pinned requirements from a lock, without hashes, as people write them.
 
     Args:
-        exact: names whose pin is satisfied by no other build of that version, such as 2.13.0+cpu.
+        exact: names pinned to one build of a version, such as 2.13.0+cpu.
     """
     return "".join(
         f"{item.name}{'===' if item.name in exact else '=='}{item.version}\n"
@@ -77,12 +77,12 @@ def requirements(text: str, exact: Collection[str] = ()) -> str:
 
 
 def exact_names(base: Base) -> set[str]:
-    """Return the distributions of which a base wants one build (`torch===2.13.0`)."""
+    """Return the distributions that a base pins to one build (`torch===2.13.0`)."""
     return {canonicalize_name(pin.split("===")[0]) for pin in base.torch if "===" in pin}
 
 
 def bare_base(definitions: Definitions) -> Base:
-    """The bare Debian that hand-written Dockerfiles start from: apt and nothing of ours."""
+    """Return the bare Debian that hand-written Dockerfiles start from, with apt alone."""
     base = definitions.bases["cpu"]
     assert base.bootstrap is not None
     bare = Bootstrap(suite=base.bootstrap.suite, packages=("apt",), exclude=base.bootstrap.exclude)
@@ -90,7 +90,7 @@ def bare_base(definitions: Definitions) -> Base:
 
 
 def names(project: Project) -> list[str]:
-    """Every image name that builds by hand leave in an engine."""
+    """Return every image name that builds by hand leave in an engine."""
     base = base_image.base_reference(*_bare(project))
     return [base, BASE, *(tag(stack) for stack in project.stacks("all"))]
 
@@ -101,7 +101,7 @@ def _bare(project: Project) -> tuple[Base, Common]:
 
 
 def ensure_base(engine: Engine, project: Project, say: Callable[[str], None]) -> ImageInfo:
-    """Have the bare base in the engine, bootstrapped if it is not there."""
+    """Return the bare base's image, bootstrapped if the engine does not have it."""
     base, common = _bare(project)
     caller = mirrors.collect(os.environ, distribution=base.distribution)
     return base_image.ensure_base(engine, base, common, caller, say)
@@ -109,7 +109,7 @@ def ensure_base(engine: Engine, project: Project, say: Callable[[str], None]) ->
 
 @contextmanager
 def prepared(project: Project, base_name: str) -> Iterator[Hand]:
-    """Lay out the context and the secrets for one base, for as long as the builds take.
+    """Write the context and the secrets for one base, and remove them after the builds.
 
     Raises:
         StackyardError: the torch wheel is neither on the index nor in a local folder.
@@ -172,7 +172,7 @@ def write_requirements(
 
 
 def _write_secrets(folder: Path, given: Mapping[str, bytes]) -> dict[str, Path]:
-    """pip.conf, ca.pem and apt.sources as pip and apt read them."""
+    """Write pip.conf, ca.pem and apt.sources as pip and apt read them."""
     pip = given.get("pip.conf", b"[global]\n")
     if "ca.pem" in given:
         pip += b"cert = /run/secrets/ca.pem\n"
@@ -184,14 +184,14 @@ def _write_secrets(folder: Path, given: Mapping[str, bytes]) -> dict[str, Path]:
 
 
 def _copy_wheels(root: Path, base: Base, target: Path, folders: tuple[Path, ...]) -> None:
-    """Copy the local wheels that the base's lock names: `invoke build` takes them, too."""
+    """Copy the local wheels that the base's lock names; `invoke build` uses them, too."""
     pins = lock.versions(lock.parse_lock((root / lock.base_lock_path(base.name)).read_text()))
     wheels = base_image.local_wheels(folders, set(pins.items()))
-    # A build of torch that the public index does not have: pip is told of no other one.
+    # The public index lacks this build of torch, so pip gets no other source for it.
     if base.torch_index and not any(wheel.name.startswith("torch-") for wheel in wheels):
         raise StackyardError(
             f"the wheel of torch {pins['torch']} is in no local folder",
-            why="both sides are to take it from this machine, so that they download the same",
+            why="both sides must take it from this machine, so that they download the same",
             hint="pip download --no-deps torch==... into a folder, name it in PIP_FIND_LINKS",
         )
     target.mkdir()
@@ -202,7 +202,7 @@ def _copy_wheels(root: Path, base: Base, target: Path, folders: tuple[Path, ...]
 
 
 def arguments(hand: Hand, stack: str, variant: str = "by-hand") -> list[str]:
-    """The build command that a person would type."""
+    """Return the build command that a person would type."""
     client = hand.client
     words = [client.path, "buildx", "build", "--load"] if client.buildx else [client.path, "build"]
     words += ["--progress=plain", "-f", str(hand.folder / dockerfile_name(stack, variant))]
@@ -221,7 +221,7 @@ def build_stack(
     """Build one hand-written Dockerfile, or a variant that lies beside it in the context.
 
     Raises:
-        CommandError: the build failed; carries its last lines.
+        CommandError: the build failed; has its last lines.
     """
     process.run(
         arguments(hand, stack, variant),

@@ -1,6 +1,6 @@
-"""A stack as HPCCM makes it: its building blocks `apt_get` and `pip`, turned into a Dockerfile.
+"""Write a stack's Dockerfile with HPCCM, from its building blocks `apt_get` and `pip`.
 
-Reads what the stack is made of from standard input (JSON, see `benchmarks.image_size`), writes the
+Reads the stack's ingredients from standard input (JSON, see `benchmarks.image_size`) and writes the
 Dockerfile. It runs in the benchmarks' own environment (`benchmarks/requirements.lock`) and imports
 nothing of the project.
 """
@@ -23,7 +23,7 @@ PLAIN = r"sed -e 's/\x1b\[[0-9;]*m//g' -e ':a' -e 's/[^\x08]\x08//' -e 'ta' -e '
 
 
 def installed(pins: Sequence[str], *options: str, env: Mapping[str, str] | None = None) -> pip:
-    """The building block for exact requirements, without what they require themselves."""
+    """Return the building block for exact requirements, without their dependencies."""
     words = [f"{name}={shlex.quote(value)}" for name, value in (env or {}).items()]
     return pip(
         pip=" ".join(["env", *words, "pip3"]) if words else "pip3", ospackages=[],
@@ -34,7 +34,7 @@ def installed(pins: Sequence[str], *options: str, env: Mapping[str, str] | None 
 
 
 def text(packages: Sequence[str]) -> shell:
-    """The text that trainings read, out of Debian's packages."""
+    """Extract the text that trainings read from Debian's packages."""
     place, books = "/usr/local/share/stackyard/text", "usr/share/games/fortunes"
     return shell(commands=[
         "mkdir -p /tmp/text", "cd /tmp/text", "apt-get update -y",
@@ -49,13 +49,13 @@ def text(packages: Sequence[str]) -> shell:
 
 
 def recipe(stack: Mapping[str, Any]) -> Stage:
-    """One stage, as HPCCM's own recipes have them: system, Python packages, files."""
+    """Build one stage, as HPCCM's own recipes do: system, Python packages, files."""
     made = Stage()
     made += baseimage(image=stack["base"], _distro="ubuntu22")
     made += apt_get(ospackages=stack["system"])
     made += text(stack["text"])
     if stack["built_without_torch"]:
-        # Where torch can be imported fairseq's setup.py fails, so it comes first.
+        # fairseq's setup.py fails where torch can be imported, so fairseq comes first.
         made += installed(stack["build_requires"])
         made += installed(stack["built_without_torch"], "--no-build-isolation")
     made += installed(stack["torch"])

@@ -1,4 +1,4 @@
-"""Compare sizes of images: ours, by hand, all of it in one RUN, and by HPCCM's recipe.
+"""Compare sizes of images: by Stackyard, by hand, by hand in one RUN, and by HPCCM's recipe.
 
 Every side builds the same packages in the same versions, with the same repairs and files, which is
 checked. Bytes are those of the layers as they are pushed (compressed, by the compressor that
@@ -31,12 +31,12 @@ OURS, HAND, ONE_RUN, HPCCM = "stackyard", "by hand", "one RUN", "HPCCM"
 VARIANTS = {HAND: "by-hand", ONE_RUN: "one-run", HPCCM: "hpccm"}
 SIDES = (OURS, *VARIANTS)
 GOAL = 0.8
-# Compressed bytes over a bare Debian, in MB (10^6), that an image may have: measured, plus 4 %.
+# Limits of compressed bytes above a bare Debian, in MB (10^6): measured, plus 4 %.
 BUDGETS = {"accelerate": 251.0, "fairseq": 259.0, "megatron": 232.0}
 PLOT_PYTHON = Path(__file__).resolve().parent / ".venv" / "bin" / "python"
 RECIPE = Path(__file__).resolve().parent / "hpccm_recipe.py"
 
-# What official Debian images tell apt, and where the caller's authorities are.
+# Settings of apt in official Debian images, and the place of the caller's authorities.
 _APT = """\
 Acquire::https::CAInfo "/run/secrets/ca.pem";
 DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin || true"; };
@@ -52,13 +52,13 @@ _SECRETS = {
 
 
 def one_run(text: str) -> str:
-    """A hand-written Dockerfile with all its RUN steps made one; the rest in its order."""
+    """Return a hand-written Dockerfile with all its RUN steps made one; the rest in its order."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     steps = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
     runs = [step.removeprefix("RUN ") for step in steps if step.startswith("RUN ")]
     mounts = list(dict.fromkeys(word for run in runs for word in run.split() if _is_mount(word)))
     commands = [re.sub(r"^(?:--mount=\S+ +)*", "", run) for run in runs]
-    # Each in a subshell: what one changes (folder, variables) is not the next one's.
+    # Each in a subshell, so that no command changes folder or variables of the next.
     whole = "RUN " + " ".join([*mounts, " && ".join(f"( {command} )" for command in commands)])
     last = max(number for number, step in enumerate(steps) if step.startswith("RUN "))
     kept = [step for step in steps[:last] if not step.startswith("RUN ")]
@@ -70,14 +70,14 @@ def _is_mount(word: str) -> bool:
 
 
 def with_secrets(text: str) -> str:
-    """The caller's package settings for every RUN step: HPCCM's building blocks can name none."""
+    """Add the caller's package settings to every RUN step: HPCCM's building blocks cannot."""
     mounts = [f"--mount=type=secret,id={n},target={at},mode=0444" for n, at in _SECRETS.items()]
     mounts.append("--mount=type=bind,source=wheels,target=/tmp/wheels")
     return re.sub(r"^RUN ", f"RUN {' '.join(mounts)} ", text, flags=re.MULTILINE)
 
 
 def ingredients(project: Project, stack: str) -> dict[str, Any]:
-    """Return what a stack on the cpu base is made of, as input of HPCCM's recipe."""
+    """Return the ingredients of a stack on the cpu base, as input of HPCCM's recipe."""
     image = catalog.resolve(project.definitions, stack, "cpu")
     assert image.base.bootstrap is not None
     system = {*image.common.system, *image.base.bootstrap.packages, *image.common.build_system}
@@ -112,7 +112,7 @@ def hpccm_dockerfile(project: Project, stack: str) -> str:
 
 
 def write_variants(project: Project, hand: hand_build.Hand) -> hand_build.Hand:
-    """Lay the other Dockerfiles beside the hand-written ones, and the setting that they need."""
+    """Write the other Dockerfiles beside the hand-written ones, and the settings they need."""
     for stack in project.stacks("all"):
         written = (hand.folder / hand_build.dockerfile_name(stack)).read_text(encoding="utf-8")
         texts = {ONE_RUN: one_run(written), HPCCM: hpccm_dockerfile(project, stack)}
@@ -125,7 +125,7 @@ def write_variants(project: Project, hand: hand_build.Hand) -> hand_build.Hand:
 
 
 def weigh(engine: Engine, store: Spool, tag: str) -> dict[str, int]:
-    """Bytes of an image's layers, as they are pushed and unpacked."""
+    """Return the bytes of an image's layers, as they are pushed and unpacked."""
     layers = store.save(engine.saved(tag), {}).layers
     return {
         "compressed": sum(layer.size for layer in layers),
@@ -140,14 +140,14 @@ def over(weight: Mapping[str, int], base: Mapping[str, int]) -> dict[str, int]:
 
 
 def name_of(side: str, stack: str) -> str:
-    """The image of a side."""
+    """Return the image name of a side."""
     if side == OURS:
         return dockerfile.image_tag(stack, "cpu")
     return hand_build.tag(stack, VARIANTS[side])
 
 
 def ratio(runs: Sequence[Mapping[str, Any]], side: str, stack: str) -> float:
-    """Compressed bytes of ours over those of another side, both over the base.
+    """Return compressed bytes of Stackyard's image over another side's, both without the base.
 
     Raises:
         ValueError: one of them was not measured, or more than once.
@@ -160,7 +160,7 @@ def ratio(runs: Sequence[Mapping[str, Any]], side: str, stack: str) -> float:
 
 
 def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str]) -> Measured:
-    """The pictures and verdicts that follow from the runs."""
+    """Return the pictures and verdicts that follow from the runs."""
 
     def series(key: str, unit: float) -> dict[str, list[list[float]]]:
         return {
@@ -205,19 +205,19 @@ def summarise(runs: Sequence[Mapping[str, Any]], stacks: Sequence[str]) -> Measu
 
 
 def require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
-    """See that another side's image holds all that ours does.
+    """Check that another side's image holds all that Stackyard's does.
 
     Raises:
-        StackyardError: naming what differs; the comparison would mean nothing.
+        StackyardError: the images differ, so comparing would mean nothing; names the differences.
     """
     wrong = cold_build.missing(ours, theirs)
     if wrong:
         why = "\n".join(wrong[:30])
-        raise StackyardError(f"{what} does not hold what ours does", why=why)
+        raise StackyardError(f"{what} lacks what Stackyard's image holds", why=why)
 
 
 def measure(terminal: Terminal, engine: Engine) -> Measured:
-    """Build every side of every stack, weigh each, and take the others' names back."""
+    """Build every side of every stack, weigh each, and remove the other sides' names."""
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="stackyard-size-") as name:
         project = load_project(common.copy_project(Path(name) / "project"))
@@ -240,7 +240,7 @@ def measure(terminal: Terminal, engine: Engine) -> Measured:
 
 
 def _names(project: Project) -> list[str]:
-    """Every name that the other sides give to an image."""
+    """Return every name that the other sides give to an image."""
     variants = [hand_build.tag(s, v) for s in project.stacks("all") for v in VARIANTS.values()]
     return list(dict.fromkeys([*variants, *hand_build.names(project)]))
 

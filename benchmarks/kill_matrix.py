@@ -1,7 +1,8 @@
-"""The kill matrix, several rounds: seconds until nothing of a run is left, for every cell.
+"""Time the kill matrix: seconds until nothing of a run is left, for every cell, several rounds.
 
 Owns the rounds and the table; a cell is played by `tests/smoke/matrix.py`. The three stacks' cells
-run at the same time, so every run ends beside two others. Rounds take turns in which node is hit.
+run at the same time, so every run ends beside two others. The node that is hit changes with each
+round.
 
     benchmarks/run kill_matrix [ROUNDS]
 """
@@ -21,7 +22,7 @@ from tests.smoke import matrix
 
 
 def table(cells: Sequence[matrix.Cell]) -> str:
-    """A Markdown table: one line for each target and signal, one column for each stack."""
+    """Return a Markdown table: a line for each target and signal, a column for each stack."""
     rounds = len(cells) // (len(matrix.CELLS) * len(matrix.STACKS))
     lines = [
         f"Seconds until nothing was left, fastest to slowest of {rounds} rounds"

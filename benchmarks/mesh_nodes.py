@@ -1,7 +1,7 @@
-"""Nodes of a mesh from nothing to reachable, against as many bare `docker run -d`.
+"""Time a mesh from nothing to reachable against as many bare `docker run -d`.
 
-Ours: network, volume, containers, keys, sshd, and the logins that prove the mesh. Bare: the same
-image asleep, started one after another as a shell loop does, without keys, ssh or any proof. What
+A mesh: network, volume, containers, keys, sshd, and the logins that prove the mesh. Bare: the same
+image asleep, started one after another as in a shell loop, without keys, ssh or any proof. All that
 was started is removed after each measurement, outside the clock.
 """
 
@@ -30,7 +30,7 @@ from stackyard.system.errors import DefinitionError, Problem
 from stackyard.validate import smoke
 
 COUNTS = (2, 4, 8, 16, 32)
-# Seconds, or so many times as long as bare `docker run`: whichever is longer.
+# Seconds; a longer time is allowed up to FACTOR times that of bare `docker run`.
 GOALS: Mapping[int, float] = {2: 2.0, 8: 4.0, 32: 20.0}
 FACTOR = 2.5
 OURS, BARE = "stackyard: reachable mesh", "bare docker run -d"
@@ -38,7 +38,7 @@ EXAMPLE = ROOT / "examples" / "ddp"
 
 
 def example_settings(image: str) -> nodes.NodeSettings:
-    """What the nodes of the example are started with, on a given image."""
+    """Return the settings of the example's nodes, on a given image."""
     problems: list[Problem] = []
     text = (EXAMPLE / "stack.yml").read_text(encoding="utf-8")
     top = parse_document(text, file="stack.yml", problems=problems)
@@ -49,7 +49,7 @@ def example_settings(image: str) -> nodes.NodeSettings:
 
 
 def start_mesh(engine: Engine, settings: nodes.NodeSettings, count: int) -> float:
-    """Seconds from nothing until every pair that is tried has logged in."""
+    """Return the seconds from nothing until every pair that is tried has logged in."""
     names = tuple(f"node{number + 1}" for number in range(count))
     run = f"benchmark-{secrets.token_hex(4)}"
     plan = certificates.MeshPlan(run=run, nodes=names, port=smoke.SSH_PORT, seconds=3600)
@@ -60,7 +60,7 @@ def start_mesh(engine: Engine, settings: nodes.NodeSettings, count: int) -> floa
 
 
 def start_bare(client: str, image: str, count: int) -> float:
-    """Seconds that `docker run -d` of as many sleeping containers takes."""
+    """Return the seconds that `docker run -d` of as many sleeping containers takes."""
     label = f"{LABEL}={secrets.token_hex(4)}"
     words = [client, "run", "-d", "--label", label, "--entrypoint", "sleep", image, "3600"]
     started = time.monotonic()
@@ -76,12 +76,12 @@ def start_bare(client: str, image: str, count: int) -> float:
 
 
 def goal(count: int, bare: float) -> float | None:
-    """Seconds that a mesh of that size may take; None where no goal was set."""
+    """Return the seconds that a mesh of that size may take; None where no goal was set."""
     return max(GOALS[count], FACTOR * bare) if count in GOALS else None
 
 
 def summarise(runs: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Measured:
-    """The curve and the verdicts that follow from the runs."""
+    """Return the curve and the verdicts that follow from the runs."""
 
     def values(side: str, count: int) -> list[float]:
         return [r["seconds"] for r in runs if r["side"] == side and r["nodes"] == count]
@@ -110,7 +110,7 @@ def summarise(runs: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> Measu
 
 
 def measure(repetitions: int, counts: Sequence[int]) -> Callable[[Terminal, Engine], Measured]:
-    """The benchmark: both sides of a size right after each other, in turns first."""
+    """Return the benchmark: both sides of a size right after each other, each first in turn."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         client = buildkit.find_client(os.environ.get("PATH", "")).path

@@ -1,8 +1,8 @@
-"""Small mistakes made on purpose: does a fast test notice each of them?
+"""Make small mistakes on purpose, and check that a fast test notices each of them.
 
-Owns making them, one at a time, in throw-away copies of the project, and what counts as noticed.
-Which mistakes is data: `mutations.yml`. The tests that own a file run first; all fast tests only
-where those pass.
+Owns making them, one at a time, in throw-away copies of the project, and the rule of what counts as
+noticed. `mutations.yml` lists the mistakes. The tests that own a file run first; all fast tests run
+only where those pass.
 
     benchmarks/run mutations [WORD...]    all, or those of files whose path holds one of the words
 """
@@ -32,7 +32,7 @@ from stackyard.system.errors import CommandError, StackyardError
 LIST = Path(__file__).with_name("mutations.yml")
 FAST = ("tests/unit", "tests/golden")
 AT_ONCE, OWN_SECONDS, ALL_SECONDS = 2, 120.0, 600.0
-# Code without which nothing that Stackyard says of a training or a release can be believed.
+# Code on which every statement of Stackyard about a training or a release depends.
 TRUSTED = (
     "stackyard/validate/judge.py",
     "stackyard/release/verify.py",
@@ -46,7 +46,7 @@ _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis")
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """One mistake (`old` becomes `new` in a file), and what became of it.
+    """Hold one mistake (`old` becomes `new` in a file), and its outcome.
 
     Attributes:
         tests: the tests that own the file.
@@ -77,7 +77,7 @@ def mutate(text: str, mutation: Mutation) -> str:
     """Return a file's text with one mutation.
 
     Raises:
-        ValueError: the old text is not there exactly once, or the new one is no Python.
+        ValueError: the old text does not occur exactly once, or the new text is not valid Python.
     """
     count = text.count(mutation.old)
     if count != 1:
@@ -92,17 +92,17 @@ def mutate(text: str, mutation: Mutation) -> str:
 
 
 class Copies:
-    """Throw-away copies of the project, each with one mutation at a time."""
+    """Make mutations in throw-away copies of the project, one at a time in each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._over = folder, threading.Event()
         self._free: queue.Queue[Path] = queue.Queue()
 
     def make(self) -> None:
-        """Copy the project, and see that without a mutation all fast tests pass.
+        """Copy the project, and check that without a mutation all fast tests pass.
 
         Raises:
-            StackyardError: one fails; every mutation would seem to be noticed.
+            StackyardError: a test fails, so every mutation would seem to be noticed.
         """
         first = Path(shutil.copytree(ROOT, self._folder / "0", ignore=_LEFT_OUT))
         failed = self._failing(first, FAST, ALL_SECONDS, "-n", str(AT_ONCE))
@@ -113,7 +113,7 @@ class Copies:
             self._free.put(Path(shutil.copytree(first, self._folder / str(number))))
 
     def play(self, mutation: Mutation) -> Mutation:
-        """Make a mutation, see which test fails first, and take it back."""
+        """Make a mutation, find the first test that fails, and undo the mutation."""
         place = self._free.get()
         path = place / mutation.file
         kept, text = path.stat(), path.read_text(encoding="utf-8")
@@ -127,7 +127,7 @@ class Copies:
             return replace(mutation, outcome=BROKEN, by=str(error))
         finally:
             path.write_text(text, encoding="utf-8")
-            # Bytecode is known by its source's time: what was compiled before stays good.
+            # Bytecode is matched by its source's time: the restored file keeps its old bytecode.
             os.utime(path, ns=(kept.st_atime_ns, kept.st_mtime_ns))
             self._free.put(place)
 
@@ -144,7 +144,7 @@ class Copies:
         own.mkdir(exist_ok=True)
         words = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *more,
                  f"--basetemp={own / 'b'}", *tests]  # fmt: skip
-        # Bytecode of a mutation would be taken for that of the next one of the same length.
+        # Bytecode of a mutation would be used for the next one of the same length.
         env = {"TMPDIR": str(own), "PYTHONDONTWRITEBYTECODE": "" if more else "1"}
         try:
             done = process.run(words, env=env, cwd=place, timeout=limit, check=False)
@@ -157,7 +157,7 @@ class Copies:
 
 
 def play_all(wanted: Sequence[Mutation], terminal: Terminal) -> Iterator[Mutation]:
-    """Play mutations, and tell of each as soon as it is known."""
+    """Play mutations, and report each as soon as its outcome is known."""
     with cleanup.folder("mutations") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         copies = Copies(folder)
         try:
@@ -176,7 +176,7 @@ def play_all(wanted: Sequence[Mutation], terminal: Terminal) -> Iterator[Mutatio
 
 
 def table(found: Sequence[Mutation]) -> str:
-    """Return a Markdown table by file, and whatever was not noticed with its reason."""
+    """Return a Markdown table by file, and each mutation that was not noticed with its reason."""
     lines = [f"| file | {KILLED} | {LATE} | {SURVIVED} |", "|---|---|---|---|"]
     for file in dict.fromkeys(one.file for one in found):
         outcomes = [one.outcome for one in found if one.file == file]
@@ -188,7 +188,7 @@ def table(found: Sequence[Mutation]) -> str:
 
 
 def verdicts(found: Sequence[Mutation]) -> list[common.Verdict]:
-    """Return what must be so of the tests and of the list."""
+    """Return the goals of the tests and of the list, with the measured values."""
     left = [one for one in found if one.outcome == SURVIVED]
     wrong = [one for one in found if one.survives and one.outcome in (KILLED, LATE)]
     counts = {

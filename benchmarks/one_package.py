@@ -1,10 +1,10 @@
-"""One package of one stack changed: time until the image is there again, ours and by hand.
+"""Time a change of one package of one stack until its image is built, against a build by hand.
 
-Each case is a package in another version, in a copy of the project: its line in `stack.yml` and its
-entry in the lock, nothing else. Ours is `invoke build --base cpu` for all stacks, which has to see
-by itself that two of them are unchanged; by hand is the one Dockerfile that a person knows is
-touched. The engine's images get their names back at the end, and what was made is removed (but for
-BuildKit's own cache, as after any build).
+Each case is a package in another version, in a copy of the project: only its line in `stack.yml`
+and its entry in the lock change. Stackyard's side is `invoke build --base cpu` for all stacks,
+which has to find out by itself that two of them are unchanged; by hand is the one Dockerfile that a
+person knows must be built. The engine's images get their names back at the end, and new images are
+removed (but BuildKit's own cache stays, as after any build).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _VERSION = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A package of a stack and the versions it is changed to, one after another."""
+    """Hold a package of a stack and the versions it is changed to, one after another."""
 
     stack: str
     package: str
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """One line for people."""
+        """Return the case's name for people."""
         return f"{self.stack}: {self.package}"
 
 
@@ -60,7 +60,7 @@ CASES = (
 
 
 def with_pin(stack_yml: str, package: str, version: str) -> str:
-    """The text of a `stack.yml` with one package pinned to a version."""
+    """Return the text of a `stack.yml` with one package pinned to a version."""
     line = f'  {package}: "{version}"'
     declared = re.compile(rf"^  {re.escape(package)}: .*$", re.MULTILINE)
     if declared.search(stack_yml):
@@ -69,7 +69,7 @@ def with_pin(stack_yml: str, package: str, version: str) -> str:
 
 
 def with_entry(old: str, new: str, package: str, command: str) -> str:
-    """The old lock with one package's entry, and what it was resolved from, taken from a new one.
+    """Return the old lock with one package's entry, and its inputs, from a new lock.
 
     Raises:
         StackyardError: the new lock does not hold the package.
@@ -83,8 +83,10 @@ def with_entry(old: str, new: str, package: str, command: str) -> str:
 
 
 def _copy_images(origin: Path, copy: Path) -> None:
-    """The definitions as they are, with the locks of the base that is built: the other bases' would
-    be stale with a changed stack."""
+    """Copy the definitions, without the stacks' locks of other bases.
+
+    A changed stack would make those locks stale.
+    """
     shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
     for other in (copy / "images").glob("*/*.lock"):
         if other.name != "cpu.lock" and other.parent.name not in ("bases", "wheels"):
@@ -92,7 +94,7 @@ def _copy_images(origin: Path, copy: Path) -> None:
 
 
 def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> None:
-    """Make a copy what the origin is, but for one package of one stack; `mark` is a comment."""
+    """Copy the project with one package of one stack changed; `mark` is a comment."""
     _copy_images(origin, copy)
     declared = copy / "images" / case.stack / "stack.yml"
     pinned = with_pin(declared.read_text(encoding="utf-8"), case.package, version)
@@ -100,7 +102,7 @@ def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> 
     declared.write_text(pinned, encoding="utf-8")
     process.run([str(INVOKE), "lock", case.stack, "--base", "cpu"], cwd=copy, timeout=900)
     resolved = (copy / path).read_text(encoding="utf-8")
-    # Resolving again may have moved other packages since the lock was made: only one is to change.
+    # A new resolution may have moved other packages, too, and only one must change.
     _copy_images(origin, copy)
     declared.write_text(pinned, encoding="utf-8")
     command = f"invoke lock {case.stack} --base cpu"
@@ -110,7 +112,7 @@ def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> 
 
 
 def build_ours(copy: Path) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds of `invoke build --base cpu` in the copy, and what it says of each image."""
+    """Run `invoke build --base cpu` in the copy; return its seconds and report of each image."""
     started = time.monotonic()
     words = [str(INVOKE), "build", "--base", "cpu", "--json"]
     output = process.run(words, cwd=copy, timeout=3600).output
@@ -118,10 +120,10 @@ def build_ours(copy: Path) -> tuple[float, list[dict[str, Any]]]:
 
 
 def require_only(stack: str, rows: Sequence[Mapping[str, Any]], before: Mapping[str, str]) -> None:
-    """See that one stack was built, and every other image is the one that was there.
+    """Check that one stack was built, and every other image is unchanged.
 
     Raises:
-        StackyardError: naming what was built or changed besides, or that nothing was.
+        StackyardError: another image was built or changed, or nothing was; names them.
     """
     wrong = [
         f"{row['stack']}: {'built' if row['made'] else 'not built'}, image {row['image'][:19]}"
@@ -130,11 +132,11 @@ def require_only(stack: str, rows: Sequence[Mapping[str, Any]], before: Mapping[
         or (row["image"] == before[row["stack"]]) != (row["stack"] != stack)
     ]
     if wrong:
-        raise StackyardError(f"not just {stack} was built anew", why="\n".join(wrong))
+        raise StackyardError(f"the build did not change {stack} alone", why="\n".join(wrong))
 
 
 def require_version(engine: Engine, image: str, case: Case, version: str) -> None:
-    """See that an image holds the version that was asked for.
+    """Check that an image holds the version that was asked for.
 
     Raises:
         StackyardError: it holds another one.
@@ -146,7 +148,7 @@ def require_version(engine: Engine, image: str, case: Case, version: str) -> Non
 
 
 def ids(engine: Engine, names: Sequence[str]) -> dict[str, str | None]:
-    """The image id that each name stands for; None where there is none."""
+    """Return the image id of each name; None where there is none."""
     found = {name: engine.image(name) for name in names}
     return {name: info.id if info else None for name, info in found.items()}
 
@@ -169,7 +171,7 @@ def names_restored(engine: Engine, client: str, names: Sequence[str]) -> Iterato
 
 
 class _Sides:
-    """The two sides of one run, on the caller's own engine."""
+    """Build the two sides of one run, on the caller's own engine."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class _Sides:
 
     def edit(self, case: Case, version: str) -> None:
         """Change one package of one stack in the copy, for both sides."""
-        # A mark of its own: what an earlier benchmark left in the layer cache is of no use to it.
+        # A new mark each time: the layer cache of an earlier benchmark cannot be used.
         mark = f"benchmark {secrets.token_hex(8)}"
         edit_copy(self._origin, self._copy, case, version, mark)
         hand_build.write_requirements(
@@ -193,7 +195,7 @@ class _Sides:
         )
 
     def ours(self, case: Case, version: str) -> float:
-        """Build after the edit, and see that only the one stack was built, as edited."""
+        """Build after the edit, and check that only the one stack was built, as edited."""
         # Right before, all images are those of the unchanged project.
         _, current = build_ours(self._origin)
         before = {row["stack"]: row["image"] for row in current}
@@ -205,7 +207,7 @@ class _Sides:
         return seconds
 
     def build_hand(self, case: Case) -> float:
-        """Build the one hand-written Dockerfile; the seconds it took."""
+        """Build the one hand-written Dockerfile; return the seconds it took."""
         started = time.monotonic()
         hand_build.build_stack(self._hand, case.stack, lambda step: None)
         seconds = time.monotonic() - started
@@ -213,7 +215,7 @@ class _Sides:
         return seconds
 
     def by_hand(self, case: Case, version: str) -> float:
-        """The same after the edit, and see that the image is as edited."""
+        """Build by hand after the edit, and check that the image is as edited."""
         seconds = self.build_hand(case)
         require_version(self._engine, self._hand_image(case), case, version)
         return seconds
@@ -225,7 +227,7 @@ class _Sides:
 
 
 def run_case(case: Case, sides: _Sides, terminal: Terminal) -> list[dict[str, Any]]:
-    """Every version of one case, both sides of each right after each other."""
+    """Measure every version of one case, both sides of each right after each other."""
     terminal.say(case.stack, "building by hand as it is before the change")
     sides.build_hand(case)
     runs = []
@@ -242,7 +244,7 @@ def run_case(case: Case, sides: _Sides, terminal: Terminal) -> list[dict[str, An
 
 
 def summarise(runs: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> Measured:
-    """The picture and the verdicts that follow from the runs."""
+    """Return the picture and the verdicts that follow from the runs."""
 
     def values(side: str, case: Case) -> list[float]:
         return [r["seconds"] for r in runs if r["side"] == side and r["case"] == case.name]
@@ -269,7 +271,7 @@ def summarise(runs: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> Measu
 
 
 def measure(cases: Sequence[Case]) -> Callable[[Terminal, Engine], Measured]:
-    """The benchmark; both sides are brought up to date first, outside the clock."""
+    """Return the benchmark; both sides are brought up to date first, outside the clock."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         project = load_project(ROOT)

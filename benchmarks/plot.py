@@ -22,7 +22,7 @@ COLOURS = ("#1f77b4", "#d9822b", "#8a8a8a", "#5b9e4d", "#8e6bb8")
 
 
 def draw(result: dict[str, Any], out: Path) -> None:
-    """One figure: the result's panels side by side."""
+    """Draw the result's panels side by side in one figure."""
     panels = result["panels"]
     widths = [max(2, len(panel["x"])) for panel in panels]
     figure, axes = pyplot.subplots(
@@ -38,7 +38,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    # Above the panels: inside one it would lie on bars.
+    # Above the panels: inside one it would cover bars.
     figure.legend(
         *axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5,
         loc="upper center", bbox_to_anchor=(0.5, 0.955),
@@ -47,8 +47,8 @@ def draw(result: dict[str, Any], out: Path) -> None:
     lines = [*map(_verdict, result["verdicts"]), _machine(result)]
     figure.text(0.01, 0.01, "\n".join(lines), fontsize=7, color="#555555")
     figure.tight_layout(rect=(0, 0.015 + 0.03 * len(lines), 1, 0.95))
-    # Without the clock and with fixed names, the same result gives the same picture; letters
-    # stay letters, which keeps it small.
+    # Without the date and with fixed ids, the same result gives the same picture; text is stored as
+    # text, which keeps the file small.
     matplotlib.rcParams |= {"svg.hashsalt": result["benchmark"], "svg.fonttype": "none"}
     figure.savefig(out, metadata={"Date": None})
     pyplot.close(figure)
@@ -68,7 +68,7 @@ def _machine(result: dict[str, Any]) -> str:
 
 
 def _bars(panel: dict[str, Any], axis: Any) -> None:
-    """Groups of bars as high as the median, each single value a dot on its bar."""
+    """Draw groups of bars as high as the median, and each single value as a dot on its bar."""
     count = len(panel["series"])
     width = 0.8 / count
     for number, (side, values) in enumerate(panel["series"].items()):
@@ -87,7 +87,7 @@ def _bars(panel: dict[str, Any], axis: Any) -> None:
 
 
 def _curve(panel: dict[str, Any], axis: Any) -> None:
-    """One line through the medians for each side, each single value a dot."""
+    """Draw one line through the medians for each side, and each single value as a dot."""
     for number, (side, values) in enumerate(panel["series"].items()):
         known = [(x, found) for x, found in zip(panel["x"], values, strict=True) if found]
         medians = [statistics.median(found) for _, found in known]

@@ -1,8 +1,8 @@
-"""A container engine of a benchmark's own: empty at the start, gone at the end.
+"""Start a container engine for one benchmark: empty at the start, removed at the end.
 
 Owns a second dockerd with its own data, socket, containerd and bridge, so that a build can be cold
-without touching the caller's images and caches. What an earlier benchmark left because it was
-killed is removed first. It needs root, dockerd, ip and iptables.
+without touching the caller's images and caches. Remains of an earlier benchmark that was killed are
+removed first. It needs root, dockerd, ip and iptables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stackyard.system.errors import EngineError
 
 BRIDGE = "stackyard-bench"
 SUBNET, ADDRESS = "192.168.253.0/24", "192.168.253.1/24"
-# The way out of the builds; the engine itself must not touch the rules that another engine keeps.
+# Lets builds reach the network; the second engine itself must not touch the first one's rules.
 _RULES = (
     ("nat", "POSTROUTING", "-s", SUBNET, "!", "-o", BRIDGE, "-j", "MASQUERADE"),
     ("filter", "FORWARD", "-i", BRIDGE, "!", "-o", BRIDGE, "-j", "ACCEPT"),
@@ -34,10 +34,10 @@ _FLAGS = ("--iptables=false", "--ip-masq=false", "--userland-proxy=false", f"--b
 
 @contextlib.contextmanager
 def private_engine(beside: Path) -> Iterator[Engine]:
-    """Start an empty engine, point DOCKER_HOST at it, and remove all of it, however this ends.
+    """Start an empty engine, point DOCKER_HOST at it, and remove all of it at the end.
 
     Args:
-        beside: a folder on the disk that the engine's data is to lie on.
+        beside: a folder on the disk that is to hold the engine's data.
 
     Raises:
         EngineError: it cannot be started here, or another benchmark has one running.
@@ -91,7 +91,7 @@ def _remove_network() -> None:
 
 def _start(folder: Path) -> None:
     folder.mkdir(mode=0o711, parents=True)
-    # Instead of the machine's own configuration, whose settings could contradict these.
+    # Replaces the machine's own configuration, whose settings could contradict these.
     (folder / "daemon.json").write_text("{}\n")
     daemon = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if daemon is None:
@@ -99,7 +99,7 @@ def _start(folder: Path) -> None:
     words = [daemon, *_FLAGS, f"--config-file={folder}/daemon.json"]
     words += [f"--data-root={folder}/data", f"--exec-root={folder}/exec"]
     words += [f"--pidfile={folder}/pid", f"--host=unix://{folder}/socket"]
-    # Where a containerd of the system serves both engines, each has names of its own in it.
+    # One containerd of the system may serve both engines: namespaces keep them apart.
     words += ["--containerd-namespace=benchmark", "--containerd-plugins-namespace=benchmark-p"]
     process.start_daemon(words, log=folder / "log")
 
@@ -108,7 +108,7 @@ def _answering(folder: Path) -> Engine:
     end = time.monotonic() + 60
     while True:
         try:
-            # `docker save` writes all of an image to the disk before its first byte comes.
+            # `docker save` writes the whole image to the disk before its first byte comes.
             return Engine(seconds=600)
         except EngineError as error:
             if time.monotonic() > end:
@@ -118,7 +118,7 @@ def _answering(folder: Path) -> Engine:
 
 
 def _remove(folder: Path) -> None:
-    """Stop what runs on `folder` (the engine, then its containerd), and remove every trace."""
+    """Stop the processes on `folder` (the engine, then its containerd), and remove every trace."""
     for pid in ("pid", "exec/containerd/containerd.pid"):
         _stop(folder / pid, folder)
     for mount in reversed(mounts_below(Path("/proc/self/mounts").read_text(), folder)):
@@ -129,7 +129,7 @@ def _remove(folder: Path) -> None:
 
 
 def mounts_below(mounts: str, folder: Path) -> list[str]:
-    """Mount points below a folder, outermost first, from the text of /proc/self/mounts."""
+    """Return mount points below a folder, outermost first, from the text of /proc/self/mounts."""
     points = [line.split(" ")[1] for line in mounts.splitlines() if " " in line]
     return sorted(point for point in points if Path(point).is_relative_to(folder))
 
@@ -150,7 +150,7 @@ def _stop(file: Path, folder: Path) -> None:
 
 
 def _ours(pid: int, folder: Path) -> bool:
-    """Tell whether a process lives and was started for this folder; reap a child that ended."""
+    """Return whether a process lives and was started for this folder; reap a child that ended."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:

@@ -1,15 +1,15 @@
-"""A release onto 1, 2, 4 and 8 hosts: seconds, and bytes that the registry sends.
+"""Time the pull of a release onto 1, 2, 4 and 8 hosts, and count the bytes that the registry sends.
 
-Eight emulated hosts with empty engines and a real registry share this machine. What each of them
-sends is limited (`tc`), and so is its processor: a host gets its share, however many take part, as
-it would were it a machine of its own. By hand: `docker pull` on all hosts at the same time.
+Eight emulated hosts with empty engines and a real registry share this machine. The sending rate of
+each is limited (`tc`), and so is its processor: a host gets the same share, however many take part,
+as if it were a machine of its own. By hand: `docker pull` on all hosts at the same time.
 
     benchmarks/run release_pull [--stack megatron]     (40 minutes)
 
-Eight hosts on two cores have 0.22 of a core each, so a fast link is not what bounds them here.
-With 50 Mbit/s and 0.22 of a core all is eight times slower than with 400 Mbit/s and 1.76 cores
-(time dilation: Gupta et al., To infinity and beyond: time-warped network emulation, NSDI 2006): so
-both sides are measured there, too.
+Eight hosts on two cores have 0.22 of a core each, so with a fast link the processor is the limit.
+With 50 Mbit/s and 0.22 of a core everything is eight times slower than with 400 Mbit/s and 1.76
+cores (time dilation: Gupta et al., To infinity and beyond: time-warped network emulation, NSDI
+2006), so both sides are measured at that rate, too.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ HOSTS = ("study", "train", "depot", "forge", "attic", "cellar", "hall", "barn")
 COUNTS = (1, 2, 4, 8)
 SLOW, FAST = 50, 400
 DILATION = FAST // SLOW
-# What is left of two cores is the registry's and that of the machine that pulls.
+# The rest of the two cores is for the registry and the machine that pulls.
 CPUS = 0.22
 OURS, PLAIN = "invoke pull", "docker pull on all"
 
 
 class Field:
-    """Hosts, a registry with one release, and how they are brought back to nothing."""
+    """Pull onto hosts from a registry with one release, each time from nothing."""
 
     def __init__(self, site: Site, stack: str) -> None:
         self._site, self._stack = site, stack
 
     def limit(self, megabits: int) -> None:
-        """What everybody may send, and how much of a core each host has."""
+        """Limit the sending rate of all containers, and the processor of each host."""
         hosts = [host.container for host in self._site.yard.hosts.values()]
         for container in (self._site.registry.container, *hosts):
             shape(container, megabits)
         emulated.docker("update", "--cpus", str(CPUS), *hosts)
 
     def _forget(self) -> None:
-        """Empty engines, and an empty cache here."""
+        """Empty the hosts' engines and the cache here."""
         self._site.forget()
         shutil.rmtree(self._site.cache, ignore_errors=True)
 
     def ours(self, count: int) -> dict[str, float]:
-        """`invoke pull` onto so many hosts, from a machine that has nothing."""
+        """Run `invoke pull` onto `count` hosts, from a machine that has nothing."""
         self._forget()
         site = dataclasses.replace(self._site, yard=self._site.yard.only(*HOSTS[:count]))
         before, started = site.registry.sent(), time.monotonic()
@@ -72,7 +72,7 @@ class Field:
         return self._told(seconds, before)
 
     def plain(self, count: int, reference: str) -> dict[str, float]:
-        """`docker pull` on so many hosts at the same time."""
+        """Run `docker pull` on `count` hosts at the same time."""
         self._forget()
         hosts = [self._site.yard.hosts[name] for name in HOSTS[:count]]
         login = self._site.registry.folder / "docker" / "config.json"
@@ -89,7 +89,7 @@ class Field:
 
 
 def measure(stack: str) -> Callable[[Terminal, Engine], Measured]:
-    """The benchmark."""
+    """Return the benchmark."""
 
     def measured(terminal: Terminal, engine: Engine) -> Measured:
         runs: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def _values(
 
 
 def summarise(runs: Sequence[Mapping[str, Any]]) -> Measured:
-    """The curves and the verdicts."""
+    """Return the curves and the verdicts."""
     panels = [
         Panel(title=f"seconds at {megabits} Mbit/s, by hosts", unit="s", x=list(COUNTS),
               series={side: _values(runs, megabits, side, "seconds") for side in (OURS, PLAIN)})

@@ -1,8 +1,8 @@
-"""What an upgrade moves: bytes out of the registry onto two hosts, by what was changed.
+"""Measure an upgrade: bytes sent by the registry to two hosts, by what was changed.
 
-Each case publishes a stack as it is, pulls it, makes one change in a copy of the project, publishes
-that and pulls again; a real registry, emulated hosts. An image made in one RUN moves as a whole
-whatever changed; a base image of a vendor is the same on both sides.
+Each case publishes a stack, pulls it, makes one change in a copy of the project, publishes that and
+pulls again; a real registry, emulated hosts. An image made in one RUN moves as a whole whatever
+changed; a vendor's base image is the same on both sides.
 
     benchmarks/run release_upgrade
 """
@@ -37,14 +37,14 @@ GOAL = 0.2
 
 
 def change_fix(origin: Path, copy: Path, mark: str) -> None:
-    """Another text of a module that a fix adds."""
+    """Change the text of a module that a fix adds."""
     module = copy / "images/fixes/files/fairseq/fused.py"
     module.write_text(f"{module.read_text(encoding='utf-8')}# {mark}\n", encoding="utf-8")
     process.run([str(INVOKE), "render"], cwd=copy)
 
 
 def change_package(origin: Path, copy: Path, mark: str) -> None:
-    """The stack's first package in an earlier version, which its fixes fit, too."""
+    """Change the stack's first package to an earlier version, which its fixes fit, too."""
     for path in (origin / "images/fixes").glob("accelerate-*.yml"):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace('accelerate: "==1.15.0"', 'accelerate: ">=1.14"'), "utf-8")
@@ -54,7 +54,7 @@ def change_package(origin: Path, copy: Path, mark: str) -> None:
 
 
 def change_base(origin: Path, copy: Path, mark: str) -> None:
-    """One more package of the distribution in the base: everything above it is made anew."""
+    """Add a package of the distribution to the base, so that everything above it is built again."""
     base = copy / "images/bases/cpu.yml"
     text = base.read_text(encoding="utf-8")
     old = "packages: [python3, libgomp1]"
@@ -72,7 +72,7 @@ CASES: dict[str, tuple[str, Callable[[Path, Path, str], None]]] = {
 
 
 def run_case(name: str, site: Site, folder: Path) -> dict[str, Any]:
-    """One change: what the pull after it moved."""
+    """Make one change; return what the pull after it moved."""
     stack, change = CASES[name]
     slug = name.replace(" ", "-")
     origin, copy = (common.copy_project(folder / f"{slug}-{which}") for which in ("old", "new"))
@@ -83,7 +83,7 @@ def run_case(name: str, site: Site, folder: Path) -> dict[str, Any]:
         here = dataclasses.replace(site, project=project)
         done = here.publish(stack, "--unproven", seconds=900)
         size = sum(layer["size"] for layer in done["layers"])
-        # A cache of its own: what the machine that pulls has seen before is of no use to it.
+        # A cache of its own: that of the machine that pulled before is of no use to it.
         away = dataclasses.replace(here, cache=folder / f"{slug}-{len(moved)}")
         pulled = away.pull(stack, seconds=900)
         assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}, pulled
@@ -93,7 +93,7 @@ def run_case(name: str, site: Site, folder: Path) -> dict[str, Any]:
 
 
 def measure(terminal: Terminal, engine: Engine) -> Measured:
-    """The benchmark."""
+    """Measure every case."""
     runs = []
     client = buildkit.find_client(os.environ.get("PATH", "")).path
     tags = [dockerfile.image_tag(stack, "cpu") for stack, _ in CASES.values()]
@@ -115,7 +115,7 @@ def measure(terminal: Terminal, engine: Engine) -> Measured:
 
 
 def summarise(runs: list[dict[str, Any]]) -> Measured:
-    """A bar for each change, and the verdicts."""
+    """Return a bar for each change, and the verdicts."""
     x = [run["change"] for run in runs]
     return Measured(
         title="An upgrade of a release: what it moves",

@@ -1,8 +1,8 @@
-"""Text to Megatron's files the usual way: a pool, a line at a time, one tensor a line.
+"""Convert text to Megatron's files the usual way: a pool, a line at a time, one tensor a line.
 
-The program that people write after Megatron's own tools/preprocess_data.py: words of a vocab.json,
-`<unk>` for others, `<|endoftext|>` behind every line. Says the seconds of the work itself, without
-those of its imports.
+This is the program that people write after Megatron's own tools/preprocess_data.py: words of a
+vocab.json, `<unk>` for others, `<|endoftext|>` after every line. It prints the seconds of the work
+itself, without those of its imports.
 
     python3 preprocess_lines.py TEXT VOCAB PREFIX WORKERS
 """
@@ -22,7 +22,7 @@ _TABLE: dict[str, int] = {}
 
 
 def encode(line: str) -> list[int]:
-    """The numbers of one line."""
+    """Return the numbers of one line."""
     numbers = []
     for word in line.strip().split():
         numbers.append(_TABLE[word] if word in _TABLE else _TABLE["<unk>"])
@@ -31,7 +31,7 @@ def encode(line: str) -> list[int]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     text, vocabulary, prefix, workers = sys.argv[1:]
     started = time.monotonic()
     _TABLE.update(json.loads(Path(vocabulary).read_text(encoding="utf-8")))

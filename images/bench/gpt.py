@@ -1,7 +1,8 @@
-"""GPT-2's architecture in plain PyTorch, its starting values, its batches and its optimizer.
+"""Define GPT-2 in plain PyTorch, its initial values, its batches and its optimizer.
 
-Owns what all sides of a bench share that is not fairseq's: the same shapes, the same starting values (so that
-losses can be compared), the same batches in the same order, the same optimizer and schedule. Dropout is off.
+Owns what all sides of a bench share, except fairseq's: the same shapes, the same initial values (so
+that losses can be compared), the same batches in the same order, the same optimizer and schedule.
+Dropout is off.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CLIP = 1.0
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every side has."""
+    """Return a parser with the options that every side has."""
     found = argparse.ArgumentParser(description=description.splitlines()[0])
     found.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     found.add_argument("--record", required=True, help="record folder of this launch")
@@ -34,7 +35,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 class Block(nn.Module):
-    """One transformer block."""
+    """Hold one transformer block."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, context, width] in and out."""
+        """Apply the block to [batch, context, width]; return the same shape."""
         batch, length, width = x.shape
         shape = (batch, length, self.heads, width // self.heads)
         q, k, v = (t.view(shape).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
@@ -55,7 +56,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """GPT-2: learned places, output projection tied to the embedding."""
+    """Hold GPT-2: learned positions, output projection tied to the embedding."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Gpt(nn.Module):
         self.blocks, self.norm = nn.Sequential(*blocks), nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the token after each of [batch, context]."""
+        """Return logits of the token after each of [batch, context]."""
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
@@ -76,11 +77,11 @@ def initialise(parameters: Iterable[nn.Parameter], *, rows_out: bool) -> None:
     """Give parameters, in the order of `Gpt`, the same values on every rank and in every program.
 
     Args:
-        rows_out: whether a matrix is [out, in], as in nn.Linear; Hugging Face's GPT-2 has [in, out].
+        rows_out: matrices are [out, in], as in nn.Linear; Hugging Face's GPT-2 has [in, out].
     """
     for number, parameter in enumerate(parameters):
         if parameter.dim() < 2:
-            continue  # norms start at one, biases at zero: `neutral` sees to it
+            continue  # norms start at one, biases at zero, set by `neutral`
         shape = tuple(parameter.shape)
         turned = rows_out and number > 1  # the first two are the embeddings
         generator = torch.Generator(device=parameter.device).manual_seed(1000 + number)
@@ -92,7 +93,7 @@ def initialise(parameters: Iterable[nn.Parameter], *, rows_out: bool) -> None:
 
 @torch.no_grad()
 def neutral(model: nn.Module) -> None:
-    """Biases of all parts at zero, weights of norms at one."""
+    """Set biases of all parts to zero, weights of norms to one."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -110,7 +111,7 @@ def set_options(config: dict[str, Any], settings: Iterable[str]) -> None:
 
 
 def build(options: argparse.Namespace, device: torch.device) -> Gpt:
-    """The model with its starting values."""
+    """Build the model with its initial values."""
     model = Gpt(options).to(device)
     neutral(model)
     initialise(model.parameters(), rows_out=True)
@@ -118,13 +119,13 @@ def build(options: argparse.Namespace, device: torch.device) -> Gpt:
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """torch's AdamW: one kernel on GPUs."""
+    """Build torch's AdamW, fused into one kernel on GPUs."""
     fused = torch.cuda.is_available()
     return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, warm: int) -> Any:
-    """Linear warm-up, then down with the root of the updates."""
+    """Build a linear warm-up and then inverse square root decay."""
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: min((done + 1) / warm, (warm / (done + 1)) ** 0.5)
     )
@@ -133,7 +134,7 @@ def build_scheduler(optimizer: torch.optim.Optimizer, warm: int) -> Any:
 def batches(
     options: argparse.Namespace, rank: int, world: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens and the ones that follow, [batch, context] each, of every update; on the device already."""
+    """Yield tokens and their labels, [batch, context] each, of every update, on the device."""
     rows = torch.from_numpy(np.load(options.data / "tokens.npy")).to(device)
     for update in range(options.updates):
         first = (update * world + rank) * options.batch
@@ -143,5 +144,5 @@ def batches(
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean loss of one rank's batch; in single precision, as autocast would have it."""
+    """Return the mean loss of one rank's batch, in single precision like autocast."""
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())

@@ -1,6 +1,6 @@
-"""The loop that anybody would write: GPT-2 in plain PyTorch, DDP, bf16 autocast, fused AdamW.
+"""Train GPT-2 in a plain PyTorch loop: DDP, bf16 autocast, fused AdamW.
 
-What a stack's own way is held against. Started once a rank by torchrun.
+The stack's own way of training is compared with it. Started once a rank by torchrun.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from windows import Windows
 
 
 def main() -> None:
-    """One rank, from joining the process group to leaving it."""
+    """Run one rank, from joining the process group to leaving it."""
     options = gpt.parser(__doc__ or "").parse_args()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")

@@ -13,7 +13,7 @@ import synthetic
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder to write")
     for name in ("vocabulary", "context", "rows"):

@@ -1,7 +1,8 @@
-"""Made-up text for benches: the same tokens every time, with something to learn in them.
+"""Make synthetic text for benches: the same tokens every time, with something to learn in them.
 
-Owns how they come about: a word is either the one that always follows the word before (6 times of 10), or drawn
-by Zipf's law. A language model learns the frequencies first and then the followers, so its loss falls for long.
+Owns the rule: a word is either the one that always follows the word before (6 times of 10), or
+drawn by Zipf's law. A language model learns the frequencies first and then the followers, so its
+loss falls for long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ FOLLOWS = 0.6
 
 
 def documents(vocabulary: int, count: int, length: int, seed: int = 1) -> np.ndarray:
-    """`count` documents of `length` tokens each, numbers below `vocabulary`."""
+    """Return `count` documents of `length` tokens each, numbers below `vocabulary`."""
     generator = np.random.default_rng(seed)
     weights = 1 / np.arange(1, vocabulary + 1)
     limits = np.cumsum(weights / weights.sum())

@@ -1,8 +1,8 @@
-"""The clock of a bench: seconds, tokens, loss and memory of every few updates, as records.
+"""Measure a bench: record seconds, tokens, loss and memory of every few updates.
 
-Owns when the clock is looked at: every STACKYARD_BENCH_WINDOW updates, with the device synchronised. Between
-two looks it makes nobody wait: losses stay on the device, and how long each update took is left to the
-device's own events. Used by every program of `invoke bench`.
+Owns when the clock is read: every STACKYARD_BENCH_WINDOW updates, with the device synchronised. In
+between nothing waits for the device: losses stay on it, and its own events time each update. Used
+by every program of `invoke bench`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stackyard_record import Recorder
 
 
 class Windows:
-    """Windows of one rank.
+    """Record the windows of one rank.
 
     Args:
-        recorder: where they are recorded.
+        recorder: record that they are written to.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -34,21 +34,21 @@ class Windows:
         self.start()
 
     def start(self) -> None:
-        """The first update begins."""
+        """Start the clock at the first update."""
         self._began, self._marks = self._now(), [self._mark()]
 
     def look_at_memory(self) -> None:
-        """Take the peak so far; for programs that reset it, before they do."""
+        """Read the peak so far, for programs that reset it, before they do."""
         if self._cuda:
             self._peak = max(self._peak, torch.cuda.max_memory_allocated())
 
     def update(self, step: int, loss: Any, weight: Any, tokens: Any) -> None:
-        """Update number `step` (from 1) is done.
+        """Record that update number `step` (from 1) is done.
 
         Args:
-            loss: summed over the global batch, or of this rank's share; may lie on the device.
-            weight: by which that sum is to be divided for the mean.
-            tokens: of this rank in this update.
+            loss: sum over the global batch, or over this rank's share; may lie on the device.
+            weight: number to divide that sum by for the mean.
+            tokens: tokens of this rank in this update.
         """
         self._loss, self._weight = self._loss + _wide(loss), self._weight + _wide(weight)
         self._tokens = self._tokens + _wide(tokens)
@@ -69,7 +69,7 @@ class Windows:
         self._marks = self._marks[-1:]
 
     def _mark(self) -> Any:
-        """Mark the end of what was given to the device so far; on CPU ranks, now."""
+        """Mark the end of the work given to the device so far; on CPU ranks, the present time."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -86,5 +86,5 @@ class Windows:
 
 
 def _wide(value: Any) -> Any:
-    """In double precision: sums of a window would lose digits in half or single."""
+    """Convert to double precision: sums of a window would lose digits in half or single."""
     return value.detach().double() if torch.is_tensor(value) else float(value)

@@ -1,8 +1,8 @@
-"""Documents as numbers: words of a vocabulary, or a tokenizer's tokens.
+"""Encode documents as numbers: words of a vocabulary, or a tokenizer's tokens.
 
-Owns what a vocabulary must have and how fast text goes through it. An encoder gives, for documents,
-all their numbers in a row and how many each has; -1 stands for the end of a document until the
-stack's own number for it is put there.
+Owns what a vocabulary must have and the speed of encoding. An encoder returns all numbers of all
+documents in one array; -1 stands for the end of a document until the stack's own number replaces
+it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from source import Refused
 
 END = -1
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>")
-"""Names of the end of a text, the likeliest first, where a tokenizer does not say its own."""
+"""Names of the token that ends a text, most likely first, for tokenizers that name none."""
 _MOST = 2**31 - 1
 
 
 class Encoder(Protocol):
-    """What every way of encoding offers.
+    """Describe an encoder's interface.
 
     Attributes:
         size: one more than the largest number.
-        unknown: the number of what is not in the vocabulary, None where there is none.
-        names: files to keep beside the data, by what they are called there.
+        unknown: the number that words outside the vocabulary get, None where there is none.
+        files: files to keep beside the data, by their names there.
     """
 
     size: int
@@ -37,14 +37,14 @@ class Encoder(Protocol):
     files: Mapping[str, str]
 
     def number(self, token: str) -> int | None:
-        """The number of one token by its name."""
+        """Return the number of a token."""
 
     def encode(self, documents: Sequence[str]) -> np.ndarray:
-        """The numbers of all documents, each document ended by END."""
+        """Return the numbers of all documents, each document ended by END."""
 
 
 class Words:
-    """Words between white space, by their number in a vocabulary.
+    """Encode words between white space by their numbers in a vocabulary.
 
     Args:
         table: numbers by word.
@@ -59,19 +59,19 @@ class Words:
         self.files = files
 
     def number(self, token: str) -> int | None:
-        """The number of one word."""
+        """Return the number of a word."""
         return self._table.get(token)
 
     def encode(self, documents: Sequence[str]) -> np.ndarray:
-        """All lines at once: one split, one look-up a word, one array."""
+        """Encode all documents at once: one split, one look-up a word, one array."""
         words = (" \0 ".join(documents) + " \0").split()
-        # `get` with its default is half the time of a dict with __missing__.
+        # `get` with its default takes half the time of a dict with __missing__.
         numbers = map(self._table.get, words, itertools.repeat(self._unknown))
         return np.fromiter(numbers, dtype=np.int64, count=len(words))
 
 
 class Tokens:
-    """What a Hugging Face tokenizer makes of text, without its special tokens."""
+    """Encode text with a Hugging Face tokenizer, without its special tokens."""
 
     def __init__(self, tokenizer: Any, files: Mapping[str, str], ends: Sequence[str]) -> None:
         tokenizer.no_truncation()
@@ -85,12 +85,12 @@ class Tokens:
         self.ends = tuple(ends)
 
     def number(self, token: str) -> int | None:
-        """The number of one token."""
+        """Return the number of a token."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def encode(self, documents: Sequence[str]) -> np.ndarray:
-        """A batch without offsets or masks, which nobody reads."""
+        """Encode a batch without offsets or masks, which nothing reads."""
         batch = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         lists = [encoding.ids for encoding in batch]
         end = (END,)
@@ -101,10 +101,10 @@ class Tokens:
 
 
 def load_vocabulary(path: Path, name: str) -> dict[str, int]:
-    """A vocab.json: numbers by word.
+    """Load the numbers of words from a vocab.json.
 
     Raises:
-        Refused: it is not that.
+        Refused: the file is no vocabulary.
     """
     hint = 'a vocabulary is one JSON object: {"<unk>": 0, "the": 1, ...}'
     try:
@@ -128,26 +128,26 @@ def load_vocabulary(path: Path, name: str) -> dict[str, int]:
 
 
 def words(path: Path, name: str, unk: str) -> Words:
-    """An encoder of the words of a vocab.json.
+    """Return an encoder of the words of a vocab.json.
 
     Raises:
-        Refused: the file is no vocabulary, or has no word for the unknown.
+        Refused: the file is no vocabulary, or has no word for unknown words.
     """
     table = load_vocabulary(path, name)
     if unk not in table:
         raise Refused(
             f"{name} has no {unk!r}",
             why="a word that is not in the vocabulary has no number then",
-            hint="add it to the vocabulary, or say which word stands for the unknown: --unk WORD",
+            hint="add it to the vocabulary, or name its word for unknown words: --unk WORD",
         )
     return Words(table, table[unk], {"vocab.json": str(path)})
 
 
 def tokens(folder: Path, name: str) -> Tokens:
-    """An encoder of a folder with tokenizer.json, vocab.json and merges.txt, or spiece.model.
+    """Load the encoder of a folder with tokenizer.json, vocab.json and merges.txt, or spiece.model.
 
     Raises:
-        Refused: there is none of them, or it cannot be read.
+        Refused: the folder has none of them, or the tokenizer cannot be read.
     """
     try:
         from tokenizers import Tokenizer
@@ -171,7 +171,7 @@ def tokens(folder: Path, name: str) -> Tokens:
 
 
 def _byte_level(there: Mapping[str, str]) -> Any:
-    """GPT-2's own two files."""
+    """Build the tokenizer of GPT-2's own two files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     found = Tokenizer(models.BPE.from_file(there["vocab.json"], there["merges.txt"]))
@@ -181,7 +181,7 @@ def _byte_level(there: Mapping[str, str]) -> Any:
 
 
 def _converted(folder: Path, name: str) -> Any:
-    """What only transformers can read, in the form that is fast."""
+    """Load a tokenizer that only transformers can read, as a fast one."""
     try:
         import google.protobuf  # noqa: F401  without it a spiece.model is taken for something else
         import sentencepiece  # noqa: F401
@@ -206,7 +206,7 @@ def _own_end(folder: Path) -> tuple[str, ...]:
 
 
 def end_of(encoder: Encoder, asked: str, name: str) -> tuple[str, int]:
-    """The token that ends a document, and its number.
+    """Return the token that ends a document, and its number.
 
     Raises:
         Refused: the vocabulary has none.

@@ -1,9 +1,9 @@
-"""Text to what a stack trains on: `python3 prepare.py`, settings as JSON on standard input.
+"""Convert text to the data that a stack trains on; settings come as JSON on standard input.
 
-Owns the order: what is asked for is looked at, every chunk becomes a shard (several workers), the
-shards are joined in order. Says what happens as lines of JSON on standard output: `progress`,
-`note`, `error`, `done`. Everything is written below `work`; whoever started this takes the finished
-folder from there. What is written depends on text and settings alone, never on the workers.
+Owns the order: the settings are checked, every chunk becomes a shard (several workers), the shards
+are joined in order. Progress is JSON lines on standard output: `progress`, `note`, `error`, `done`.
+Everything is written below `work`; the caller takes the finished folder from there. The result
+depends on text and settings alone, never on the workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FORM: stacks.Form | None = None
 
 
 def say(event: str, **values: Any) -> None:
-    """One line for whoever started this."""
+    """Print one event for the caller."""
     print(json.dumps({"event": event, **values}), flush=True)
 
 
@@ -51,7 +51,7 @@ def _work(
 
 @dataclass
 class Seen:
-    """What became of the shards of one role."""
+    """Hold the shards of one role."""
 
     numbers: list[int] = field(default_factory=list)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Seen:
 
 
 class Progress:
-    """Bytes done of all bytes, said now and then."""
+    """Report bytes done of all bytes, at most every PATIENCE seconds."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._kept, self._tokens, self._said = total, 0, 0, 0, 0.0
@@ -81,7 +81,7 @@ class Progress:
 
 
 def encode_all(settings: Mapping[str, Any], work: Path) -> dict[str, Seen]:
-    """Make the shards of all inputs; what an earlier run finished is checked and kept."""
+    """Make the shards of all inputs; check and keep those that an earlier run finished."""
     inputs = {
         role: [source.Input(one["path"], one["name"]) for one in settings["inputs"].get(role, ())]
         for role in ROLES
@@ -102,7 +102,7 @@ def encode_all(settings: Mapping[str, Any], work: Path) -> dict[str, Seen]:
     for found in inputs.values():
         for one in found:
             if _identity(one) != sizes[one.path]:
-                raise Refused(f"{one.name} was changed while it was read", hint="type it again")
+                raise Refused(f"{one.name} was changed while it was read", hint="run it again")
     return seen
 
 
@@ -132,7 +132,7 @@ def _encode_beside(
     seen: Mapping[str, Seen],
     progress: Progress,
 ) -> None:
-    """Several workers, each with a few chunks waiting; the vocabulary came with the fork."""
+    """Encode with several workers, which have the vocabulary from the fork."""
     workers = settings["workers"]
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=multiprocessing.get_context("fork"), initializer=_worker
@@ -166,7 +166,7 @@ def _worker() -> None:
 
 
 def bounds(weights: Sequence[float], count: int) -> list[int]:
-    """Where contiguous splits of `count` documents begin and end, rounded as Megatron does."""
+    """Return the borders of contiguous splits of `count` documents, rounded as Megatron does."""
     total, done, found = sum(weights), 0.0, [0]
     for weight in weights:
         done += weight / total
@@ -178,7 +178,7 @@ def bounds(weights: Sequence[float], count: int) -> list[int]:
 def split_parts(
     folder: Path, seen: Seen, form: stacks.Form, first: int, last: int
 ) -> list[stacks.Part]:
-    """The parts of shards that hold documents `first` up to `last`."""
+    """Return the parts of shards that hold documents `first` up to `last`."""
     found, before = [], 0
     for number, record in zip(seen.numbers, seen.in_order(), strict=True):
         count = record["documents"]
@@ -201,7 +201,7 @@ def _some_lengths(folder: Path, number: int, low: int, high: int) -> Any:
 
 def divide(settings: Mapping[str, Any], seen: Mapping[str, Seen], form: stacks.Form,
            folder: Path) -> dict[str, list[stacks.Part]]:  # fmt: skip
-    """The parts of every split that is asked for."""
+    """Return the parts of every split that is asked for."""
     found = {}
     if settings["split"]:
         edges = bounds(settings["split"], seen["train"].total("documents"))
@@ -223,13 +223,13 @@ def require_enough(
     found: Mapping[str, Sequence[stacks.Part]],
     documents: Mapping[str, int],
 ) -> None:
-    """See that every split holds something to train or validate on.
+    """Check that every split holds something to train or validate on.
 
     Raises:
-        Refused: one does not; says how many documents each has.
+        Refused: a split does not; the error has each split's number of documents.
     """
     length = settings["seq_length"]
-    # A model is shown a token and asked for the next: one sample is one token longer.
+    # A model sees a token and predicts the next: one sample is one token longer.
     needed = length + (settings["stack"] == "megatron") if length else 1
     tokens = {role: sum(part.count for part in parts) for role, parts in found.items()}
     short = [role for role in found if tokens[role] < needed]
@@ -242,13 +242,13 @@ def require_enough(
         why=each,
         hint="give more text, another --split, or a shorter --seq-length"
         if settings["split"] or length
-        else "see that the input holds text",
+        else "check that the input holds text",
     )
 
 
 def join(settings: Mapping[str, Any], work: Path, seen: Mapping[str, Seen],
          form: stacks.Form) -> dict[str, Any]:  # fmt: skip
-    """Write the finished folder; what is said of it is written beside the data, too."""
+    """Write the finished folder; return its description, which is also written beside the data."""
     folder, ready = work / "shards", work / "ready"
     shutil.rmtree(ready, ignore_errors=True)
     ready.mkdir()
@@ -281,9 +281,9 @@ def join(settings: Mapping[str, Any], work: Path, seen: Mapping[str, Seen],
 
 
 def main() -> int:
-    """Read the settings, do it, say how it ended."""
+    """Read the settings, prepare the data, report the end."""
     global _FORM
-    # Ctrl-C is the business of whoever started this: it removes the container.
+    # The caller handles Ctrl-C: it removes the container.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
     work = Path(settings["work"])
@@ -296,12 +296,12 @@ def main() -> int:
         return 2
     except BrokenProcessPool:
         say("error", what="a worker was killed", why="most likely it ran out of memory",
-            hint="fewer workers: --workers N")  # fmt: skip
+            hint="use fewer workers: --workers N")  # fmt: skip
         return 4
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk of --out is full" if full else f"cannot go on: {error}"
-        hint = "make room and type it again: what is finished is kept" if full else ""
+        hint = "free some space and run the command again: finished work is kept" if full else ""
         say("error", what=what, why=str(error) if full else "", hint=hint)
         return 4
     kept = sum(1 for one in seen.values() for r in one.records.values() if r["kept"])

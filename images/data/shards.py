@@ -1,7 +1,7 @@
-"""One chunk encoded, in files of its own: what a killed run finds again, and believes only checked.
+"""Write one encoded chunk as a shard, and reuse a killed run's shard after checking it.
 
 Owns a shard's three files: tokens, lengths of documents, and a record that is written last. A shard
-is kept when its chunk is still the same text and its files are still what the record says.
+is kept when its chunk has the recorded text and its files have the recorded digests.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ def _path(folder: Path, number: int, kind: str) -> Path:
 
 
 def tokens_file(folder: Path, number: int) -> Path:
-    """Where a shard's tokens are."""
+    """Return the path of a shard's tokens."""
     return _path(folder, number, "tokens")
 
 
 def read_lengths(folder: Path, number: int) -> np.ndarray:
-    """How many tokens each document of a shard has."""
+    """Read the number of tokens of each document of a shard."""
     return np.fromfile(_path(folder, number, "lengths"), dtype="<i4")
 
 
 def make(
     folder: Path, number: int, chunk: source.Chunk, reading: Mapping[str, Any], form: Form
 ) -> dict[str, Any]:
-    """Make one shard, unless it is there; gives its record.
+    """Make one shard, unless it exists; return its record.
 
     Raises:
         Refused: a line cannot be read.
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     data = chunk.data()
     text_digest = _digest(data)

@@ -1,8 +1,8 @@
-"""Text files as chunks of whole lines, and chunks as documents.
+"""Read text files as chunks of whole lines, and chunks as documents.
 
-Owns where a file is cut (at the first line border behind every multiple of a size, so that the
-cuts depend on nothing but the file), how bytes become text, and what happens to lines that do
-not. It knows nothing of tokens or workers.
+Owns where a file is cut (at the first line border after every multiple of a size, so that the cuts
+depend on nothing but the file), how bytes become text, and what happens to lines that cannot be
+decoded. It knows nothing of tokens or workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Refused(Exception):
-    """Something about the input that the user has to decide: what, why, what to type."""
+    """Report a problem of the input that the user has to solve: what, why, what to type."""
 
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -41,23 +41,23 @@ def _refused(what: str, why: str, hint: str) -> Refused:
 
 @dataclass(frozen=True)
 class Input:
-    """One file: where it is here, and what its owner calls it."""
+    """Hold one input file: its path here, and the name its owner calls it by."""
 
     path: str
     name: str
 
     @property
     def compressed(self) -> bool:
-        """Whether it has to be read from its beginning."""
+        """Return whether the file is compressed, and so must be read from its beginning."""
         return Path(self.name).suffix in _OPENERS
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of one input: bytes from `start` up to `end`, or `text` where it was compressed.
+    """Hold a part of one input: bytes from `start` up to `end`, or `text` where it was compressed.
 
     Attributes:
-        read: position in the file as it lies on the disk, for the progress.
+        read: position in the file on the disk, for the progress.
     """
 
     input: Input
@@ -67,7 +67,7 @@ class Chunk:
     text: bytes | None = None
 
     def data(self) -> bytes:
-        """The whole lines that begin in this chunk, the last one ended."""
+        """Return the whole lines that begin in this chunk, the last one ended."""
         data = self.text if self.text is not None else self._from_file()
         if self.start == 0:
             data = data.removeprefix(_BOM)
@@ -88,7 +88,7 @@ class Chunk:
 
     @property
     def begin(self) -> int:
-        """Where its first line begins in the (uncompressed) text."""
+        """Return the position of its first line in the (uncompressed) text."""
         if self.text is not None:
             return self.start
         with open(self.input.path, "rb", buffering=0) as file:
@@ -96,7 +96,7 @@ class Chunk:
 
 
 def _border(file: BinaryIO, position: int) -> int:
-    """The beginning of the first line at or behind a position."""
+    """Return the beginning of the first line at or after a position."""
     if position == 0:
         return 0
     place = position - 1
@@ -110,10 +110,10 @@ def _border(file: BinaryIO, position: int) -> int:
 
 
 def chunks(found: Input, most: int) -> Iterator[Chunk]:
-    """The chunks of a file, in order.
+    """Yield the chunks of a file, in order.
 
     Args:
-        most: bytes of text in a chunk, about: what a worker takes at a time.
+        most: approximate bytes of text in a chunk, which one worker takes at a time.
 
     Raises:
         Refused: a compressed file is damaged.
@@ -143,11 +143,11 @@ def chunks(found: Input, most: int) -> Iterator[Chunk]:
 
 @dataclass
 class Reader:
-    """How text is read.
+    """Read text as documents.
 
     Attributes:
-        key: the text's key, where every line is a JSON object; empty for plain text.
-        bad: what happens to a line that cannot be read: `fail`, `skip` or `replace`.
+        key: key of the text where every line is a JSON object; empty for plain text.
+        bad: action on a line that cannot be read: `fail`, `skip` or `replace`.
     """
 
     encoding: str
@@ -157,10 +157,10 @@ class Reader:
     counts: Counter[str] = field(default_factory=Counter)
 
     def documents(self, chunk: Chunk, data: bytes) -> Iterator[list[str]]:
-        """The documents of a chunk's data, some at a time.
+        """Yield the documents of a chunk's data, some at a time.
 
         Raises:
-            Refused: a line cannot be read and `bad` is `fail`; names file, line and byte.
+            Refused: a line cannot be read and `bad` is `fail`; the error has file, line and byte.
         """
         start = 0
         while start < len(data):
@@ -206,7 +206,10 @@ class Reader:
         return found
 
     def _values(self, chunk: Chunk, start: int, lines: list[str]) -> list[str]:
-        """The texts in lines of JSON. A place is only known where no line before was skipped."""
+        """Return the texts in lines of JSON.
+
+        A line's position is only right while no line before it was skipped.
+        """
         found, place = [], start
         for line in lines:
             here, place = place, place + len(line.encode(self.encoding, errors="replace")) + 1
@@ -241,7 +244,7 @@ class Reader:
 
 
 def _line_number(chunk: Chunk, place: int) -> int:
-    """Which line of its file begins at a place of the chunk; reads all before it."""
+    """Return the number of the line at a place of the chunk; read all text before it."""
     before = 0
     if chunk.text is None:
         left = chunk.begin

@@ -1,7 +1,7 @@
-"""What each stack reads: how tokens are numbered, how wide a number is, which files are written.
+"""Write tokens in each stack's format: their numbers, their width, the files.
 
-Owns the three formats. fairseq's and Megatron's begin the same; accelerate has none of its own, so
-its examples read blocks of tokens as one array of numpy. Everything is written piece by piece.
+Owns the three formats. fairseq's and Megatron's begin the same; accelerate has no format of its
+own, so its examples read blocks of tokens as one numpy array. Everything is written piece by piece.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _FAIRSEQ_OWN = ("<s>", "<pad>", "</s>", "<unk>")
 _FAIRSEQ_END, _FAIRSEQ_UNKNOWN = 2, 3
 _MULTIPLE = 8
-"""fairseq pads dictionaries that it makes to a multiple of it; tensor cores like that."""
+"""fairseq pads its dictionaries to a multiple of this number, which suits tensor cores."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the numbers of one stack come to be.
+    """Hold how one stack numbers and stores tokens.
 
     Attributes:
         shift: added to every number of the encoder.
-        end: the number that ends a document; None leaves documents without.
-        unknown: the number of what is not in the vocabulary, None where there is none.
+        end: the number that ends a document; None adds no end.
+        unknown: the number that tokens outside the vocabulary get, None where there is none.
         size: one more than the largest number that can be written.
-        code: of the numbers' type, as the stack's own files say it.
-        files: to be copied beside the data, by name; `texts` are written instead.
+        code: code of `dtype` in the stack's own files.
+        files: files to copy beside the data, by name; `texts` are written instead.
     """
 
     encoder: encode.Encoder
@@ -52,10 +52,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a shard's documents: which tokens, and how long each document is.
+    """Hold some of a shard's documents: the range of tokens, and the length of each document.
 
     Attributes:
-        file: of the tokens; `first` and `count` are in tokens.
+        file: file of the tokens; `first` and `count` are in tokens.
     """
 
     file: Path
@@ -65,10 +65,10 @@ class Part:
 
 
 def form_of(settings: Mapping[str, Any]) -> Form:
-    """What the settings ask for.
+    """Build the form that the settings ask for.
 
     Raises:
-        Refused: the vocabulary lacks something.
+        Refused: the vocabulary lacks a token that is needed.
     """
     stack, how = settings["stack"], settings["tokens"]
     path, name = Path(how["path"]), str(how["name"])
@@ -97,7 +97,7 @@ def form_of(settings: Mapping[str, Any]) -> Form:
 
 
 def _fairseq(settings: Mapping[str, Any], path: Path, name: str) -> Form:
-    """fairseq puts four words of its own before those of dict.txt."""
+    """Build fairseq's form, which has four words of its own before those of dict.txt."""
     shift, texts = 0, {}
     if settings["tokens"]["kind"] == "words":
         encoder: encode.Encoder
@@ -124,7 +124,7 @@ def _fairseq(settings: Mapping[str, Any], path: Path, name: str) -> Form:
 
 
 def _dictionary(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """A dict.txt with padding words as fairseq adds them, and how many words it makes."""
+    """Return a dict.txt with padding words as fairseq adds them, and its number of words."""
     lines = [f"{word} 1\n" for word in words]
     missing = -(len(words) + len(_FAIRSEQ_OWN)) % _MULTIPLE
     lines += [f"madeupword{number:04d} 0\n" for number in range(missing)]
@@ -132,7 +132,7 @@ def _dictionary(words: Sequence[str]) -> tuple[dict[str, str], int]:
 
 
 def _fairseq_words(path: Path, name: str) -> tuple[encode.Words, dict[str, str]]:
-    """The words of a vocab.json, or of a dict.txt of fairseq's own, as fairseq numbers them."""
+    """Give the words of a vocab.json, or of fairseq's own dict.txt, fairseq's numbers."""
     table = {word: number for number, word in enumerate(_FAIRSEQ_OWN)}
     if path.suffix != ".json":
         text = path.read_text(encoding="utf-8")
@@ -140,7 +140,7 @@ def _fairseq_words(path: Path, name: str) -> tuple[encode.Words, dict[str, str]]
             word, _, count = entry.rstrip().rpartition(" ")
             if not count.isdecimal() or not word or word in table:
                 raise Refused(
-                    f"{name}, line {line}: {entry[:80]!r} is no new word and its count",
+                    f"{name}, line {line}: {entry[:80]!r} is not a new word and its count",
                     hint="give the dict.txt that fairseq-preprocess wrote, or a vocab.json",
                 )
             table[word] = len(table)
@@ -161,7 +161,7 @@ def _fairseq_words(path: Path, name: str) -> tuple[encode.Words, dict[str, str]]
 
 def write(stack: str, folder: Path, role: str, form: Form, parts: Sequence[Part],
           length: int) -> dict[str, int]:  # fmt: skip
-    """Write one split; gives what else is to be said of it.
+    """Write one split; return what else its description needs.
 
     Args:
         length: tokens of a sample, where samples are cut here (accelerate).
@@ -199,7 +199,7 @@ def _lengths(parts: Sequence[Part]) -> Iterator[np.ndarray]:
 
 
 def _write_blocks(path: Path, form: Form, parts: Sequence[Part], length: int) -> dict[str, int]:
-    """Blocks of `length` tokens, as `numpy.load(..., mmap_mode="r")` reads them."""
+    """Write blocks of `length` tokens, as `numpy.load(..., mmap_mode="r")` reads them."""
     total = sum(part.count for part in parts)
     blocks = total // length
     header = (
@@ -226,7 +226,7 @@ def _write_tokens(
 
 
 def _copy(source: Path, start: int, count: int, out: int) -> None:
-    """Let the kernel copy; some file systems share the blocks."""
+    """Copy bytes in the kernel; some file systems share the blocks."""
     with source.open("rb") as file:
         while count > 0:
             try:
@@ -245,7 +245,7 @@ def _settle(file: Any) -> None:
 
 
 def write_beside(folder: Path, form: Form) -> None:
-    """The vocabulary or tokenizer, and what the stack needs beside."""
+    """Write the vocabulary or tokenizer, and the stack's other files, beside the data."""
     for name, path in form.files.items():
         shutil.copyfile(path, folder / name)
     for name, text in form.texts.items():

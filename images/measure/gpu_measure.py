@@ -1,6 +1,6 @@
-"""What the GPUs of a placement do: all-reduce bandwidth and the speed of a plain training.
+"""Measure the GPUs of a placement: all-reduce bandwidth and the speed of a plain training.
 
-Runs in a node's containers and, for comparison, on the bare host, the same file, one process a GPU
+The same file runs in a node's containers and, for comparison, on the bare host, one process a GPU
 under torchrun. It needs nothing but torch. It must not judge: it writes what it measured.
 
     torchrun --nproc-per-node=N gpu_measure.py --out FILE
@@ -33,7 +33,7 @@ BATCH, STEPS, WARM_STEPS = 16, 10, 10
 
 
 def timed(work: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of one call, over some windows of `repeats` calls, by the GPU's own clock."""
+    """Return median seconds of a call, over windows of `repeats` calls, by the GPU's own clock."""
     found = []
     for _ in range(WINDOWS):
         dist.barrier()
@@ -48,7 +48,7 @@ def timed(work: Callable[[], Any], repeats: int) -> float:
 
 
 def bandwidth(world: int) -> dict[str, dict[str, float]]:
-    """Bus bandwidth of all-reduce in GB/s, by message size in bytes."""
+    """Measure the bus bandwidth of all-reduce in GB/s, by message size in bytes."""
     found = {}
     for size, repeats in SIZES.items():
         buffer = torch.randn(size // 4, device="cuda")
@@ -65,7 +65,7 @@ def bandwidth(world: int) -> dict[str, dict[str, float]]:
 
 
 class Block(nn.Module):
-    """One transformer block."""
+    """Hold one transformer block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, context, width] in and out."""
+        """Apply the block to [batch, context, width]; return the same shape."""
         batch, length, _ = x.shape
         shape = (batch, length, HEADS, WIDTH // HEADS)
         q, k, v = (t.view(shape).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """GPT-2 small."""
+    """Hold GPT-2 small."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss of predicting the next of [batch, context] tokens."""
+        """Return the mean loss of predicting the next of [batch, context] tokens."""
         x = self.tokens(tokens) + self.places(torch.arange(CONTEXT, device=tokens.device))
         logits = self.head(self.norm(self.blocks(x)))
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def training(rank: int, world: int, device: torch.device) -> dict[str, float]:
-    """Tokens a second of all ranks together, and the spread of the windows."""
+    """Measure tokens a second of all ranks together, and the spread of the windows."""
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(Gpt().to(device), device_ids=[device.index])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -143,7 +143,7 @@ def training(rank: int, world: int, device: torch.device) -> dict[str, float]:
 
 
 def copy_bandwidth(local: int) -> float | None:
-    """GB/s of a plain copy from this rank's GPU to another visible one; None when there is none."""
+    """Measure a copy from this rank's GPU to another in GB/s; None without peer access."""
     others = [n for n in range(torch.cuda.device_count()) if n != local]
     if not others or not torch.cuda.can_device_access_peer(local, others[0]):
         return None
@@ -162,12 +162,12 @@ def copy_bandwidth(local: int) -> float | None:
 
 
 def only_copy() -> None:
-    """A plain copy between the first two visible GPUs, by one process."""
+    """Measure a copy between the first two visible GPUs, in one process."""
     print(json.dumps({"copy_gb_s": copy_bandwidth(0)}), flush=True)
 
 
 def main() -> None:
-    """Measure, and have rank 0 write the result whole."""
+    """Measure, and write the whole result from rank 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", default="", help="JSON file to write")
     parser.add_argument("--only-copy", action="store_true", help="by one process, no NCCL")

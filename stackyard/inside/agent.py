@@ -1,8 +1,8 @@
-"""One node's part of a run over several hosts: its lease, and the words of its ranks.
+"""Keep one node's lease in a run over several hosts, and pass on the output of its ranks.
 
-Owns what a node does for the supervisor on node 1, over one line: it tells of its processes and
-ends them when told, passes on what ranks wrote, and ends the node when it hears nothing for the
-lease's time. Everything of a lease is `lease`'s; this adds the words.
+Owns what a node does for the supervisor on node 1, over one line. It reports its processes and
+kills them on request, passes on what ranks wrote, and ends the node when it hears nothing for the
+lease's time. `lease` owns the lease itself; this module adds the output.
 
     agent.py keep SECONDS     lines on standard input and output
 
@@ -21,9 +21,9 @@ from pathlib import Path
 import lease  # type: ignore[import-not-found]  # these lie beside this file
 import strays  # type: ignore[import-not-found]
 
-# What one beat may carry: a rank that writes faster is read later, its file is the buffer.
+# Limit of one beat. A rank that writes faster is read later; its file is the buffer.
 CHUNK_BYTES = 32 * 1024
-# What of that is still told of each rank when all is over; the whole of it stays in its file.
+# Limit of the unread output that is passed on when a job is over; the file keeps all of it.
 LAST_BYTES = 256 * 1024
 LINE_BYTES = 4000
 BAR_SECONDS = 0.4
@@ -33,10 +33,10 @@ Said = dict[str, object]
 
 
 class Words:
-    """What one rank has written since it was last looked at.
+    """Read what one rank has written since the last read.
 
-    A line that ends in a carriage return is a progress bar's: the next one takes its place, so of
-    those only the latest is told.
+    A line that ends in a carriage return is a progress bar's, and the next one replaces it: only
+    the latest of them is passed on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +45,11 @@ class Words:
         self._bar, self._barred = b"", 0.0
 
     def read(self, limit: int) -> list[Said]:
-        """What is new, up to `limit` bytes of it."""
+        """Return the new lines, from at most `limit` bytes."""
         return [*self._lines(self._take(limit)), *self._latest()]
 
     def finish(self) -> list[Said]:
-        """The last that was written, whether a line break is at its end or not."""
+        """Return the last lines, whether or not a line break ends them."""
         found = []
         with contextlib.suppress(OSError):
             more = self._path.stat().st_size - self._offset - LAST_BYTES
@@ -73,12 +73,12 @@ class Words:
         found, self._rest = [], self._rest + data
         while match := _BREAK.search(self._rest):
             if match[0] == b"\r" and match.end() == len(self._rest):
-                break  # perhaps half of a line break
+                break  # may be the first half of a CRLF
             text, self._rest = self._rest[: match.start()], self._rest[match.end() :]
             if match[0] == b"\r":
                 self._bar = text or self._bar
             else:
-                # A bar's last state ends with a plain line break: it stays.
+                # A bar's last state ends with a plain line break and is kept as a line.
                 self._bar = b""
                 found += [self._said(piece) for piece in _pieces(text)]
         *whole, self._rest = _pieces(self._rest)
@@ -86,7 +86,7 @@ class Words:
         return [entry for entry in found if entry["text"]]
 
     def _latest(self) -> list[Said]:
-        # tqdm writes the return first and no break after: what stands in the rest is the bar.
+        # tqdm writes the carriage return first and no break after it: the rest holds the bar.
         text = self._rest.rstrip(b"\r")
         if text and (self._bar or text != self._rest):
             self._bar = text
@@ -101,7 +101,7 @@ class Words:
 
 
 def _pieces(text: bytes) -> list[bytes]:
-    """A long text in pieces as long as a line may be; no character is cut in two."""
+    """Split a long text into pieces of at most LINE_BYTES, never inside a UTF-8 character."""
     found = []
     while len(text) > LINE_BYTES:
         end = LINE_BYTES
@@ -113,7 +113,7 @@ def _pieces(text: bytes) -> list[bytes]:
 
 
 class Agent:
-    """This node: a keeper of its lease that reads its ranks' words."""
+    """Keep this node's lease and read its ranks' output."""
 
     def __init__(self, seconds: float) -> None:
         self._line = lease.Line("node1", 0, 1)
@@ -125,7 +125,7 @@ class Agent:
         self._fused: dict[int, str] = {}
 
     def keep(self) -> None:
-        """Go on until nothing is heard for the lease's time, or the line closes."""
+        """Keep the lease until it ends, then end the node."""
         JOINED.touch()
         lease.run([self._line], self._tick, self._take)
         lease.end_node()
@@ -148,7 +148,7 @@ class Agent:
     def _tick(self) -> bool:
         self._line.write("beat")
         self._pass_on()
-        # Whether a rank is gone is known by its own word of who it is: one that fails at once may
+        # Ends of ranks are taken from the files that ranks write: a rank that fails at once may
         # never have been seen among the processes.
         for event in [*self._ended(), *self._keeper.look()]:
             if event["event"] != "gone" or "rank" in event:
@@ -167,7 +167,7 @@ class Agent:
         self._learn()
 
     def _learn(self) -> None:
-        """Who the ranks of this node are."""
+        """Report ranks of this node that have started, and their fused parts."""
         assert self._folder is not None
         for path in sorted(self._folder.glob("rank*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -181,7 +181,7 @@ class Agent:
             self._learn_fused(int(str(known["rank"])))
 
     def _learn_fused(self, rank: int) -> None:
-        """Tell what became of a rank's fused parts, where that is not what was told before."""
+        """Report the state of a rank's fused parts where it has changed."""
         assert self._folder is not None
         with contextlib.suppress(OSError, ValueError):
             text = (self._folder / f"rank{rank}.fused").read_text()
@@ -191,7 +191,7 @@ class Agent:
                 self._line.write(json.dumps({"event": "fused", "rank": rank, "parts": parts}))
 
     def _ended(self) -> list[Said]:
-        """Ranks of this node that have ended since the last look, and how."""
+        """Return the ranks of this node that have ended since the last look, each with its end."""
         found: list[Said] = []
         for pid, known in self._ranks.items():
             if pid in self._gone or strays.running(pid):

@@ -7,10 +7,11 @@ It must not fetch, install or execute anything.
 
     python3 apply_fixes.py FIXES.json --stage installed --root SITE_PACKAGES [--only ID...]
 
-FIXES.json, where an empty file (/dev/null) is no fix, is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
-"count", "fixed"}], "add": {file: text}}; paths are relative to the root; patterns are multi-line `re`
-patterns; "add" may be missing. A rule with "own" is about the users' own tree: its version may be
-another, and what a release has in several places may be in more or fewer. Nothing is written before every pattern and file of every fix was checked.
+FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern", "replacement",
+"count", "fixed"}], "add": {file: text}}; an empty file (/dev/null) holds no fix. Paths are relative
+to the root; patterns are multi-line `re` patterns; "add" may be missing. A rule with "own" is for
+the users' own tree, whose version may differ, so a text that a release has several times may occur
+more or fewer times. Nothing is written until every pattern and file of every fix has been checked.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from typing import Any
 
 
 class FixMismatch(Exception):
-    """A fix does not fit the tree: says which, where, and what was found."""
+    """Report a fix that does not fit the tree: its name, the file, and what was found."""
 
 
 def apply_one(text: str, rule: dict[str, Any]) -> tuple[str, str]:
-    """Return the new text and what was done (`applied` or `already fixed upstream`)."""
+    """Return the new text and its outcome (`applied` or `already fixed upstream`)."""
     found = len(re.findall(rule["pattern"], text, flags=re.MULTILINE))
     if found == rule["count"] or (found and rule.get("own") and rule["count"] > 1):
         if is_done(text, rule):
@@ -41,7 +42,7 @@ def apply_one(text: str, rule: dict[str, Any]) -> tuple[str, str]:
 
 
 def replaced(text: str, rule: dict[str, Any]) -> str:
-    """The text with every match replaced."""
+    """Return the text with every match replaced."""
     new = re.sub(rule["pattern"], rule["replacement"], text, flags=re.MULTILINE)
     if not is_fixed(new, rule):
         raise FixMismatch("after the replacement its own `fixed` pattern does not match")
@@ -49,14 +50,14 @@ def replaced(text: str, rule: dict[str, Any]) -> str:
 
 
 def is_fixed(text: str, rule: dict[str, Any]) -> bool:
-    """Whether a text holds what the rule makes of it."""
+    """Return whether a text holds what the rule makes of it."""
     return bool(re.search(rule["fixed"], text, flags=re.MULTILINE))
 
 
 def is_done(text: str, rule: dict[str, Any]) -> bool:
-    """Whether a text is repaired although the pattern is found: it matches what it makes, too.
+    """Return whether a text is repaired although the pattern still matches it.
 
-    So it is with a line that the replacement keeps, and puts another one beside.
+    A replacement that keeps the matched line, and adds another one, matches its own pattern.
     """
     if not is_fixed(text, rule):
         return False
@@ -78,7 +79,7 @@ def chosen(fixes: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]
 
 
 def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
-    """Apply every fix of `stage` below `root`; one line said for each file.
+    """Apply every fix of `stage` below `root`; return one line for each file.
 
     Raises:
         FixMismatch: naming every fix that does not fit; nothing is written then.
@@ -116,7 +117,7 @@ def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
 
 
 def place(root: Path, rule: dict[str, Any]) -> Path:
-    """The file of a rule; the metadata of the users' own tree has that tree's version."""
+    """Return a rule's file; metadata of the users' own tree is found by its package's name."""
     folder, slash, rest = str(rule["file"]).partition(".dist-info/")
     if rule.get("own") and slash:
         found = sorted(root.glob(f"{folder.split('-')[0]}-*.dist-info"))
@@ -126,7 +127,7 @@ def place(root: Path, rule: dict[str, Any]) -> Path:
 
 
 def check_new(path: Path, text: str) -> str:
-    """See that a module can be added: nothing else has its name, and its package is there."""
+    """Check that a module can be added: its package exists, and no other file has its name."""
     if not path.parent.is_dir():
         raise FixMismatch("its package is not there")
     if not path.exists():
@@ -137,7 +138,7 @@ def check_new(path: Path, text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Command line: 0 when every fix fits, 1 with one line a problem otherwise."""
+    """Run the command line; return 0 when every fix fits, else 1 after one line a problem."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fixes", type=Path)
     parser.add_argument("--stage", choices=("source", "installed"), required=True)

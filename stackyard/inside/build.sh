@@ -7,12 +7,12 @@
 #   /mnt/cache     package caches kept by the engine
 set -euo pipefail
 
-# When this step began, and the time that everything it writes will carry (2 January 1980: zip files
-# know none before 1980). Programs that write a time into what they make take it from the variable.
+# The start of this step, and the time that all its files get (2 January 1980: zip files have none
+# before 1980). Programs that write a time into their output take it from the variable.
 : > /mnt/.began
-sleep 0.02 # the clock of files moves in ticks of up to 10 ms: what is written from here on is newer
+sleep 0.02 # file times move in ticks of up to 10 ms: later files are newer
 export SOURCE_DATE_EPOCH=315619200
-# Only where this shell is a build step's first process: what it changes then is the image's.
+# Only where this shell is a build step's first process: its changes are then the image's.
 if [ $$ = 1 ]; then trap end_step EXIT; fi
 
 secrets=/mnt/secrets
@@ -21,12 +21,12 @@ export PYTHONHASHSEED=0
 export PYTHONDONTWRITEBYTECODE=1 UV_CACHE_DIR=/mnt/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 export UV_NO_PROGRESS=1 UV_CONCURRENT_DOWNLOADS=8 HOME=/mnt/home PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 export PIP_CACHE_DIR=/mnt/cache/pip PIP_ROOT_USER_ACTION=ignore
-# Also what programs leave in /tmp (uv's locks, torch's caches) stays out of the layer.
+# Temporary files of programs (uv's locks, torch's caches) stay out of the layer, too.
 export TMPDIR=/mnt/tmp
 mkdir -p "$HOME" "$TMPDIR"
-# NVIDIA's images pin everything they hold by a constraint file that pip reads in every call, and
-# images made of them have uv read it, too. These steps install what locks name, by hash;
-# assert_unchanged is what protects the base.
+# NVIDIA's images pin all their packages in a constraint file that pip reads in every call, and
+# images based on them make uv read it, too. These steps install from locks, by hash;
+# assert_unchanged protects the base.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT UV_CONSTRAINT UV_BUILD_CONSTRAINT UV_OVERRIDE UV_SYSTEM_PYTHON
 if [ -s $secrets/ca.pem ]; then
   export SSL_CERT_FILE=$secrets/ca.pem REQUESTS_CA_BUNDLE=$secrets/ca.pem PIP_CERT=$secrets/ca.pem
@@ -34,7 +34,7 @@ fi
 if [ -s $secrets/uv.toml ]; then export UV_CONFIG_FILE=$secrets/uv.toml; fi
 if [ -s $secrets/pip.conf ]; then export PIP_CONFIG_FILE=$secrets/pip.conf; fi
 
-# The caller's package sources where given, the base's own otherwise.
+# apt ARGUMENT...: run apt-get with the caller's package sources, or else the base's own.
 apt() {
   local options=(-qq -o "Acquire::CAInfo=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}"
     -o Dir::State::Lists=/mnt/cache/apt-lists -o Dir::Cache=/mnt/cache/apt
@@ -47,12 +47,12 @@ apt() {
   DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$@"
 }
 
-# settle ROOT: what this step wrote carries one time, whenever it is built, and nothing that only this build
-# knows is left. An image built again from the same locks is then the same, byte for byte.
+# settle ROOT: give all files that this step wrote one time, and remove notes that builds differ in.
+# An image built again from the same locks is then the same, byte for byte.
 settle() {
   local root=${1%/} cache
   rm -f "$root"/var/cache/ldconfig/aux-cache
-  # uv's note of when it read a local wheel.
+  # uv notes here when it read a local wheel.
   find "$root/" -xdev -path '*.dist-info/uv_cache.json' -newercm /mnt/.began | while read -r cache; do
     rm "$cache"
     sed -i '/\.dist-info\/uv_cache\.json,/d' "${cache%/*}/RECORD"
@@ -77,7 +77,7 @@ apt_install() {
   rm -rf /var/log/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /etc/ssh/ssh_host_*
 }
 
-# fetch_packages OUT PACKAGE...: binary packages, from the bundle or from package sources.
+# fetch_packages OUT PACKAGE...: fetch binary packages from the bundle or from package sources.
 fetch_packages() {
   local out=$1 package
   shift
@@ -95,8 +95,9 @@ fetch_packages() {
   fi
 }
 
-# unpack_system PACKAGE...: put binary packages of another distribution beside what is there. No file
-# of the base is replaced, none of their scripts runs; a program that misses a library fails the build.
+# unpack_system PACKAGE...: unpack binary packages of another distribution beside the base's files.
+# It replaces no file of the base and runs no package's script; a program that lacks a library
+# fails the build.
 unpack_system() {
   local root=${UNPACK_ROOT:-/} top package
   if ! offline; then
@@ -107,7 +108,7 @@ unpack_system() {
   fetch_packages /mnt/debs "$@"
   mkdir -p /mnt/unpacked && cd /mnt/unpacked
   for package in /mnt/debs/*.deb; do dpkg-deb -x "$package" .; done
-  # Where /bin is a link to /usr/bin, what they have in /bin belongs there.
+  # Where /bin is a link to /usr/bin, the packages' files in /bin belong there.
   for top in bin sbin lib lib64; do
     if [ -d "$top" ] && [ -L "$root/$top" ]; then
       mkdir -p "usr/$top" && cp -a "$top/." "usr/$top/" && rm -r "$top"
@@ -117,17 +118,17 @@ unpack_system() {
   rm -rf usr/share/man usr/share/locale usr/share/lintian usr/share/info usr/lib/*/tc etc/ssh/ssh_host_*
   find usr/share/doc ! -type d ! -name copyright -delete 2>/dev/null || true
   find . -type f -perm /6000 -exec chmod a-s {} +
-  # Without its package's scripts vim would have no name.
+  # The package's scripts would make this link.
   if [ -e usr/bin/vim.tiny ]; then ln -sf vim.tiny usr/bin/vim; fi
-  # Without their folders: those of the base keep mode and owner.
+  # Files only: the base's folders keep their mode and owner.
   find . ! -type d -print0 | tar -c --null --files-from=- | tar -x -C "$root" --skip-old-files
   make_users "$root/etc"
   ldconfig -r "$root"
   assert_loadable usr
 }
 
-# make_users ETC: sshd's own user, and root without a password. Where no shadow file says so,
-# systemd's name service says that root is locked, and sshd refuses it whatever key it has.
+# make_users ETC: add sshd's own user, and root without a password. Without a shadow file
+# systemd's name service reports root as locked, and sshd refuses its logins with any key.
 make_users() {
   local id=999
   if ! grep -q '^sshd:' "$1/passwd"; then
@@ -137,7 +138,7 @@ make_users() {
   if [ ! -e "$1/shadow" ]; then (umask 077 && echo 'root:*:20000:0:99999:7:::' > "$1/shadow"); fi
 }
 
-# assert_loadable FOLDER: every unpacked program and library below finds the libraries it needs.
+# assert_loadable FOLDER: fail unless every unpacked program and library finds its libraries.
 assert_loadable() {
   local missing
   missing=$(find "$1" -type f | while read -r file; do
@@ -149,7 +150,7 @@ assert_loadable() {
   fi
 }
 
-# Unpack the text of Debian's fortune packages: unpack_text OUT PACKAGE...
+# unpack_text OUT PACKAGE...: unpack the text of Debian's fortune packages.
 unpack_text() {
   local out=$1
   shift
@@ -163,13 +164,13 @@ unpack_text() {
   cp unpacked/usr/share/doc/fortunes/copyright "$out/en.copyright"
 }
 
-# Terminal colours, overstriking, separators, indentation and empty lines out.
+# plain_lines: remove terminal colours, overstriking, separators, indentation and empty lines.
 plain_lines() {
   sed -e 's/\x1b\[[0-9;]*m//g' -e ':a' -e 's/[^\x08]\x08//' -e 'ta' -e '/^%$/d' -e 's/^[[:space:]]*//' -e '/^$/d'
 }
 
-# uv_install LOCK OPTION...: exactly what a lock names, as wheels, hashes checked, for the python3 that
-# is first on PATH: a distribution's own, or that of a virtual environment.
+# uv_install LOCK OPTION...: install exactly the wheels of a lock, hashes checked, for the first
+# python3 on PATH: a distribution's own, or that of a virtual environment.
 uv_install() {
   local lock=$1
   shift
@@ -179,8 +180,8 @@ uv_install() {
   if grep -q '^[A-Za-z]' "$lock"; then /mnt/tools/uv pip install "${options[@]}" -r "$lock"; fi
 }
 
-# install_locked LOCK [INDEX]: into the image. INDEX serves what neither the caller's folders nor the
-# caller's index hold (CPU builds of torch).
+# install_locked LOCK [INDEX]: install a lock into the image. INDEX has the wheels that neither the
+# caller's folders nor the caller's index hold (CPU builds of torch).
 install_locked() {
   local options=(--break-system-packages)
   if [ -n "${2:-}" ] && [ ! -d /mnt/tools/wheels ]; then
@@ -189,7 +190,7 @@ install_locked() {
   uv_install "$1" "${options[@]}"
 }
 
-# some_of LOCK PATTERN...: those distributions of a lock whose names match, each with its hashes.
+# some_of LOCK PATTERN...: print the distributions of a lock whose names match, with their hashes.
 some_of() {
   local lock=$1 line pattern taken=''
   shift
@@ -197,7 +198,7 @@ some_of() {
     if [[ $line == [A-Za-z0-9]* ]]; then
       taken=''
       for pattern in "$@"; do
-        # shellcheck disable=SC2053 # it is a pattern
+        # shellcheck disable=SC2053 # a pattern
         if [[ ${line%%==*} == $pattern ]]; then taken=yes; fi
       done
     fi
@@ -205,13 +206,13 @@ some_of() {
   done < "$lock"
 }
 
-# Wheels that earlier stages built, from /mnt/wheels/*/*.whl: their sources were checked there.
+# install_built: install the wheels that earlier stages built, whose sources were checked there.
 install_built() {
   /mnt/tools/uv pip install --python "$(command -v python3)" --break-system-packages --no-deps \
     --offline --no-index /mnt/wheels/*/*.whl
 }
 
-# fetch_sdist LOCK OUT: the one sdist that a lock names, hash checked.
+# fetch_sdist LOCK OUT: fetch the one sdist that a lock names, hash checked.
 fetch_sdist() {
   local lock=$1 out=$2 file
   mkdir -p "$out"
@@ -229,9 +230,8 @@ fetch_sdist() {
   fi
 }
 
-# build_wheel LOCK BUILD_LOCK FIXES OUT: fetch the sdist, repair it, build it with nothing but the
-# locked build requirements. Environment: the build's own. An archive in place of LOCK is the
-# users' own source.
+# build_wheel LOCK BUILD_LOCK FIXES OUT: fetch the sdist, apply fixes, build it with nothing but the
+# locked build requirements. Environment: the build's own.
 build_wheel() {
   local lock=$1 build_lock=$2 fixes=$3 out=$4
   mkdir -p /mnt/build
@@ -241,7 +241,7 @@ build_wheel() {
   make_wheel /mnt/sdist/*.tar.gz /mnt/build "$fixes" "$out"
 }
 
-# use_tools FOLDER: Python and its programs are those of a build; torch is seen by the builds that want it.
+# use_tools FOLDER: use a build's Python packages and programs; hide torch from builds without it.
 use_tools() {
   if [ -n "${HIDE_TORCH:-}" ]; then
     echo 'raise ModuleNotFoundError("torch is hidden from this build", name="torch")' > "$1/torch.py"
@@ -249,8 +249,9 @@ use_tools() {
   export PYTHONPATH="$1${TORCH_SITE:+:${TORCH_SITE:-}}" PATH="$1/bin:$PATH"
 }
 
-# make_wheel ARCHIVE TOOLS FIXES OUT: a wheel of a source archive, by what is installed in TOOLS. For users' own trees,
-# whose code runs here, in a step of its own: without the caller's settings, and without caches that others take from.
+# make_wheel ARCHIVE TOOLS FIXES OUT: build a wheel of a source archive with the packages in TOOLS.
+# Code of users' own trees runs here, so that step has neither the caller's settings nor caches
+# that other builds read.
 make_wheel() {
   local archive=$1 tools=$2 fixes=$3 out=$4
   mkdir -p /mnt/source "$out"
@@ -261,7 +262,7 @@ make_wheel() {
   ls -l "$out"
 }
 
-# require_wheel PACKAGE OUT: what was built is that package, and not another one's tree.
+# require_wheel PACKAGE OUT: fail unless the wheel that was built is of that package.
 require_wheel() {
   local wheel name plain='s/[-_.]\{1,\}/_/g'
   wheel=$(basename "$2"/*.whl)
@@ -272,12 +273,12 @@ require_wheel() {
   fi
 }
 
-# assert_met PACKAGES REPLACED: the users' own packages find what they require, both by comma;
-# REPLACED are those that fixes brought in another version, or left out.
+# assert_met PACKAGES REPLACED: fail unless the users' own packages have their requirements.
+# Both are lists separated by commas; REPLACED are packages that fixes left out or changed.
 assert_met() {
   local said missing code=0
   said=$(/mnt/tools/uv pip check --python "$(command -v python3)" 2>&1) || code=$?
-  if [ "$code" -gt 1 ]; then # 1: something is missing, of whatever package
+  if [ "$code" -gt 1 ]; then # 1: a requirement of some package is missing
     printf 'what is installed could not be checked\n%s\n' "$said" >&2
     return 1
   fi
@@ -289,9 +290,9 @@ assert_met() {
   fi
 }
 
-# warm MODULE...: import them once, so that the bytecode of what is really used (and only that)
-# is in the layer; also the first proof that the image works. Modules inside torch and setuptools
-# are named for their bytecode only, and come and go with versions of the base.
+# warm MODULE...: import modules once, so that the layer has the bytecode of all used modules and no
+# others; this is also the first proof that the image works. Modules inside torch and setuptools
+# are named for their bytecode only: a version of the base may lack them.
 warm() {
   if [ $$ = 1 ]; then settle /; fi # bytecode holds the time of its source
   PYTHONDONTWRITEBYTECODE='' python3 -W ignore - "$@" <<'PY'
@@ -307,8 +308,8 @@ for name in sys.argv[1:]:
 PY
 }
 
-# install_runtime: real text, the node's programs, and sshd's configuration without a key of any kind.
-# Not by COPY, whose folders carry the time of the build.
+# install_runtime: install real text, the node's programs, and sshd's configuration without any key.
+# COPY would give folders the time of the build.
 install_runtime() {
   local from=/mnt/inside
   install -D -m 0644 -t /usr/local/lib/stackyard $from/node.py $from/strays.py $from/lease.py
@@ -316,7 +317,7 @@ install_runtime() {
   install -D -m 0644 -t /usr/local/share/stackyard/text /mnt/text/*
 }
 
-# inventory: NAME==VERSION of what is installed; of two of a name the first on the path, as imports do.
+# inventory: print NAME==VERSION of each installed distribution; the first on the path counts.
 inventory() {
   python3 - <<'PY'
 import importlib.metadata as m, re
@@ -328,14 +329,14 @@ print("\n".join(sorted(found.values())))
 PY
 }
 
-# assert_provided NAME[==VERSION]...: the base holds what its definition says that it provides.
-# A version may say less than there is: 2.5 stands for 2.5.1 and for 2.5+cu130.
+# assert_provided NAME[==VERSION]...: fail unless the base has the distributions that its definition
+# lists. A version may be shorter than the installed one: 2.5 stands for 2.5.1 and for 2.5+cu130.
 assert_provided() {
   python3 - "$@" <<'PY'
 import importlib.metadata as m, re, sys
 plain = lambda name: re.sub(r"[-_.]+", "-", name).lower()
 have = {}
-for d in m.distributions():  # the first on the path is the one that is imported
+for d in m.distributions():  # imports take the first on the path
     if d.metadata["Name"]:
         have.setdefault(plain(d.metadata["Name"]), d.version)
 wrong = []
@@ -349,8 +350,8 @@ if wrong:
 PY
 }
 
-# assert_unchanged BEFORE [REPLACED...]: what the base provided is still there in the same version, but
-# for the distributions that its definition lets a lock replace.
+# assert_unchanged BEFORE [REPLACED...]: fail unless the base's distributions have their versions
+# still, except those that its definition lets a lock replace.
 assert_unchanged() {
   local changed before=$1
   shift

@@ -1,6 +1,6 @@
-"""A controller and its supervisor: the two ends of the socket between them.
+"""Connect a controller and its supervisor by a socket: both ends of it.
 
-Owns the lines on it. What requests mean is `supervisor.py`'s.
+Owns the lines on the socket; `supervisor.py` owns what requests mean.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Value = dict[str, object]
 
 
 class Client:
-    """A controller at the other end of a connection.
+    """Hold the connection of one controller.
 
     Attributes:
-        attached: a training that hears of it goes on; so does the mesh, if somebody owns it.
-        following: the job whose log it is sent, and from where on.
+        attached: its beats renew the lease of the job, and the owner's lease of the mesh.
+        following: the job whose log it receives, and the position of the next line.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -39,7 +39,7 @@ class Client:
         self._in, self._out = b"", b""
 
     def read(self) -> list[Value]:
-        """Whole requests that have come."""
+        """Return the complete requests that have arrived."""
         try:
             data = self.connection.recv(65536)
         except BlockingIOError:
@@ -59,12 +59,12 @@ class Client:
         return found
 
     def say(self, **event: object) -> None:
-        """Send an event, now or when the other end takes it."""
+        """Send an event, now or as soon as the other end takes it."""
         self._out += json.dumps(event, ensure_ascii=False).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Send what is waiting, as far as it goes."""
+        """Send what is waiting, as far as the socket takes it."""
         while self._out:
             try:
                 sent = self.connection.send(self._out)
@@ -76,7 +76,7 @@ class Client:
             self._out = self._out[sent:]
 
     def serve(self) -> None:
-        """Send a follower what has been written meanwhile, and the end when it has all."""
+        """Send a follower the new lines of its log, and the job's end after the last of them."""
         self.flush()
         while self.following and not self.full and not self.closed:
             followed, at = self.following
@@ -92,12 +92,12 @@ class Client:
 
     @property
     def full(self) -> bool:
-        """Whether the other end is behind."""
+        """Return whether the other end is behind by more than a chunk."""
         return len(self._out) > CHUNK_BYTES
 
 
 def listen() -> socket.socket:
-    """The supervisor's socket, for the node's own user only."""
+    """Open the supervisor's socket, for the node's own user only."""
     with contextlib.suppress(FileNotFoundError):
         SOCKET.unlink()
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,7 +110,7 @@ def listen() -> socket.socket:
 
 
 def talk() -> None:
-    """Pass lines between our input and output and the supervisor's socket, until one ends."""
+    """Copy lines between standard input, output and the supervisor's socket until one ends."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end = time.monotonic() + CONNECT_SECONDS
     while True:

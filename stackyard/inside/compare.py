@@ -1,11 +1,11 @@
-"""What a folder of this node holds, so that nodes can be compared: one hash, and one for each file.
+"""Print a mark for every file of a folder, so that the folder can be compared between nodes.
 
 Owns reading and hashing; it changes nothing.
 
     compare.py FOLDER [--content]    one JSON line: {"files": {path: mark}, "more": N}
 
 A file's mark is its size and time of change, or with `--content` the SHA-256 of its content.
-Symbolic links are marked by what they point to. At most 50,000 files are told.
+Symbolic links are marked by their targets. At most 50,000 files are listed; "more" counts the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMIT = 50_000
 
 
 def mark(path: Path, *, content: bool) -> str:
-    """What tells one state of a file from another."""
+    """Return the mark of a file's present state."""
     if path.is_symlink():
         return f"-> {os.readlink(path)}"
     if not content:
@@ -35,7 +35,7 @@ def mark(path: Path, *, content: bool) -> str:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, in order; caches and repositories' own data left out."""
+    """Yield every file below a folder, in order, without caches and repositories' own data."""
     for name, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if f not in (".git", "__pycache__"))
         for file in sorted(files):
@@ -43,7 +43,7 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Print what the folder holds."""
+    """Print the marks of the folder's files."""
     folder, content = Path(sys.argv[1]), "--content" in sys.argv[2:]
     found: dict[str, str] = {}
     more = 0

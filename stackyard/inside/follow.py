@@ -1,8 +1,7 @@
 """Print the lines of a run's record files as they come, each with its launch and its file's name.
 
-Owns only the reading. Twenty times a second it looks at every file; a line on its standard input
-is printed again once everything that was there before it has been printed; at the end of its
-input it ends.
+Owns only the reading. It looks at every file twenty times a second. A line on its standard input is
+printed again after everything that was written before it; at the end of its input it exits.
 
     follow.py FOLDER     prints LAUNCH/NAME<tab>LINE for FOLDER/LAUNCH/record/NAME.jsonl
 """
@@ -18,7 +17,7 @@ PAUSE_SECONDS = 0.05
 
 
 class Follower:
-    """What has been printed of every file so far."""
+    """Print what is new in a run's record files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +42,7 @@ class Follower:
 
 
 def follow(folder: Path, source: int) -> None:
-    """Look until the input from descriptor `source` ends."""
+    """Print new lines until the input from descriptor `source` ends."""
     follower = Follower(folder)
     while True:
         follower.look()

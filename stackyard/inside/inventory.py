@@ -1,7 +1,7 @@
-"""What is installed where this runs, as one JSON line: Python distributions and Debian packages.
+"""Print the Python distributions and Debian packages that are installed here, as one JSON line.
 
-Owns reading it from the image itself. Runs inside containers: standard library only. It must not
-judge: a system without dpkg, or a distribution without a name, is simply not in it.
+Owns reading them from the image itself. Runs inside containers: standard library only. It must not
+judge: without dpkg there are no Debian packages, and a distribution without a name is left out.
 
     python3 inventory.py  ->  {"python": {name: version}, "debian": {name: version}}
 """
@@ -17,7 +17,7 @@ STATUS = Path("/var/lib/dpkg/status")
 
 
 def distributions() -> dict[str, str]:
-    """Python distributions on the path, by canonical name; the first one found counts."""
+    """Return the Python distributions on the path by canonical name; the first one found counts."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
@@ -27,7 +27,7 @@ def distributions() -> dict[str, str]:
 
 
 def debian_packages(status: str) -> dict[str, str]:
-    """Installed packages in the text of dpkg's status file."""
+    """Return the installed packages in the text of dpkg's status file."""
     found: dict[str, str] = {}
     for block in status.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Status|Architecture): (.*)$", block, re.M))
@@ -37,7 +37,7 @@ def debian_packages(status: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print the inventory."""
+    """Print the inventory as JSON."""
     try:
         status = STATUS.read_text(encoding="utf-8")
     except OSError:

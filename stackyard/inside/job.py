@@ -1,6 +1,6 @@
-"""One training in a mesh, from its start to its end: what is known of it, and its log.
+"""Keep the record and the log of one training in a mesh, from its start to its end.
 
-Owns the record and the log's form: a JSON line for each line that a rank or a launcher wrote. It
+Owns the record and the log's form: one JSON line for each line that a rank or a launcher wrote. It
 starts and ends nothing (`supervisor.py` does).
 """
 
@@ -17,7 +17,7 @@ JOBS = Path("/var/lib/stackyard/jobs")
 CHUNK_BYTES = 64 * 1024
 KILLED = "killed"
 TOGETHER_SECONDS = 2.0
-# What ranks say when another one is gone.
+# Messages that ranks log after another rank is gone.
 _PEER = re.compile(
     r"by peer|broken pipe|connection (was )?(closed|reset|refused)|remote process|socket|timed? ?out"
     r"|NCCL|DistNetworkError",
@@ -27,20 +27,20 @@ Value = dict[str, object]
 
 
 class Job:
-    """One training.
+    """Hold the state of one training.
 
     Attributes:
-        lease: seconds that it goes on without being heard of by who attached; 0: for ever.
-        heard: when somebody attached was last heard.
-        state: `running`, `ending` (its processes), `closing` (its words) or `ended`.
-        ranks: by number: node, PID, and how it ended (None while it has not).
-        dead: when ranks were seen to have ended badly.
-        swept: node and PID of what was killed because the job was over.
+        lease: seconds that it goes on while no attached controller is heard; 0: without limit.
+        heard: when an attached controller was last heard.
+        state: `running`, `ending` (its processes), `closing` (its output) or `ended`.
+        ranks: by number: node, PID, and how the rank ended (None while it runs).
+        dead: when each rank that failed was seen to have ended.
+        swept: node and PID of each process that was killed because the job was over.
         left: processes that the launcher left behind, by node.
-        changed: when its state did.
+        changed: when the state last changed.
 
     Raises:
-        KeyError, TypeError, ValueError: the request is no whole one.
+        KeyError, TypeError, ValueError: the request is incomplete or malformed.
     """
 
     def __init__(self, value: Value) -> None:
@@ -66,21 +66,21 @@ class Job:
         self.log = self.path / "log.jsonl"
 
     def open(self) -> None:
-        """Make its folder, and its log anew."""
+        """Create the job's folder and an empty log."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log.write_text("")
 
     def turn(self, state: str) -> None:
-        """Go over to another state."""
+        """Change the job's state."""
         self.state, self.changed = state, time.monotonic()
 
     def note(self, entry: Value) -> None:
-        """Keep a line."""
+        """Append a line to the log."""
         with self.log.open("ab") as file:
             file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
 
     def value(self) -> Value:
-        """What is told of it."""
+        """Return the job's record as JSON values."""
         return {
             "name": self.name, "state": self.state, "step": self.step, "code": self.code,
             "reason": self.reason, "started": self.started, "ended": self.ended,
@@ -88,19 +88,20 @@ class Job:
         }  # fmt: skip
 
     def gone(self, rank: int, node: str, pid: object, end: str) -> None:
-        """A rank has ended, by `ok`, by an exception, or (empty) by a signal."""
+        """Record that a rank ended: by `ok`, by an exception, or (empty) by a signal."""
         found = self.ranks.get(rank)
         if found is None or found["pid"] != pid:
-            return  # its launcher has started it again already
+            return  # its launcher has already restarted it
         found["end"] = end or KILLED
         if end != "ok" and (end or (node, pid) not in self.swept):
             self.dead[rank] = time.monotonic()
 
     def death(self, ranks: Iterable[int]) -> str:
-        """How the first of these ranks to die did.
+        """Describe how the first of these ranks to die ended.
 
-        Those that die at nearly the same time are seen in any order: what one raised by itself comes
-        before a signal (which a launcher sends to the others), and what says that a peer is lost last.
+        Ranks that die at nearly the same time are seen in any order. A rank's own exception
+        therefore comes before a signal (which a launcher sends to the others), and the loss of a
+        peer comes last.
         """
         first = min(self.dead[rank] for rank in ranks)
         together = [rank for rank in ranks if self.dead[rank] - first <= TOGETHER_SECONDS]
@@ -114,9 +115,9 @@ class Job:
 
 
 def entries(path: Path, start: int) -> tuple[list[object], int]:
-    """Whole lines of a log from `start` on, at most a chunk of them; where the next ones begin.
+    """Return whole lines of a log from `start` on, at most a chunk, and where the next ones begin.
 
-    A `start` in the middle of a line passes over the rest of it.
+    A `start` in the middle of a line skips the rest of that line.
     """
     try:
         with path.open("rb") as file:
@@ -135,7 +136,7 @@ def entries(path: Path, start: int) -> tuple[list[object], int]:
 
 
 def write_files(files: Mapping[str, str]) -> None:
-    """Files that a launcher reads, for their owner only."""
+    """Write files that a launcher reads, readable by their owner only."""
     for name, text in files.items():
         path = Path(name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

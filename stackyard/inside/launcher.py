@@ -1,6 +1,6 @@
-"""The command of one step of a training: a process of the first node, and what it says.
+"""Run the command of one step of a training on the first node, and read its output.
 
-Owns that process. Where its words go is `supervisor.py`'s.
+Owns that process; `supervisor.py` decides where its output goes.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-# What has no line break is told in pieces as long as this.
+# Text without a line break is passed on in pieces of this length.
 LINE_BYTES = 4000
 READ_BYTES = 64 * 1024
-# What is still in its pipe when it ends is less; what goes on writing there is not waited for.
+# Reads after the command has ended: a pipe holds less. Processes that keep writing are left alone.
 LAST_READS = 32
 
 
 class Launcher:
-    """A command that runs in a group of its own.
+    """Run a command in a process group of its own.
 
     Args:
-        say: is given each line of its output that is not empty.
+        say: called with each line of its output that is not empty.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class Launcher:
             self._tell(last)
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return the command's exit code; None while it runs."""
         return self._child.poll()
 
     def kill(self) -> None:
-        """SIGKILL its group, unless it has ended."""
+        """Kill the command's process group (SIGKILL), unless the command has ended."""
         if self._child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Take its last words and wait for it, though what it started may still hold its output."""
+        """Read the last output and wait for the command, whose children may hold the pipe open."""
         for _ in range(LAST_READS):
             if self._output.closed or not (data := self._read()):
                 break

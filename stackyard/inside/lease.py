@@ -1,17 +1,17 @@
-"""The lease of a run: its nodes go on while it is renewed, and end every process when it is not.
+"""Hold the lease of a run: nodes live while it is renewed, and kill every process when it is not.
 
-Owns the rule that ends a run from within, without anybody outside. Node 1 holds the lease for
-whoever started the run, and keeps one ssh session to every other node, in which lines go both
-ways every half second. Whoever hears nothing for the lease's time, or sees the other end close,
-SIGKILLs every process that is not the node's own, and ends the node. A training process whose
-parent is gone (it was handed to PID 1) has lost what was to stop it: that breaks the training on
-all nodes, which live on. Nothing is ever killed by name.
+Owns the rule that ends a run from within, without anybody outside. Node 1 holds the lease for the
+controller, and keeps one ssh session to every other node, in which lines go both ways every half
+second. A node that hears nothing for the lease's time, or sees the other end close, SIGKILLs every
+process that is not the node's own, and ends itself. A rank whose launcher is gone (PID 1 has
+inherited it) would never be stopped: that ends the training on all nodes, which live on. Nothing is
+ever killed by name.
 
     lease.py hold SECONDS NODE...   on node 1; commands on standard input, events as JSON lines
     lease.py keep SECONDS           on every other node, started by `hold` over ssh
 
 Commands: `beat` renews; `list N` and `kill N` are answered with the processes found, by node;
-`rest` gives the lease up without ending anything: the nodes are about to be removed.
+`rest` gives up the lease without ending anything, because the nodes are about to be removed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Event = dict[str, object]
 
 
 def _environment(pid: int) -> list[bytes]:
-    """A process's environment; empty for one that has ended, or is about to be waited for."""
+    """Return a process's environment; empty for a process that has ended or is a zombie."""
     try:
         return [entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry]
     except OSError:
@@ -51,17 +51,17 @@ def _ranked(environment: list[bytes]) -> bool:
 
 
 def launched(pid: int, parent: int) -> bool:
-    """Whether a launcher, alive, holds this process as a rank.
+    """Return whether a live launcher holds this process as a rank.
 
-    What a rank starts inherits its environment; a rank that is ending shows none any more, and is
-    not to be taken for a launcher.
+    Processes that a rank starts inherit its environment. A rank that is ending has an empty one,
+    and must not be taken for a launcher.
     """
     holder = _environment(parent) if parent > 1 else []
     return bool(holder) and not _ranked(holder) and _ranked(_environment(pid))
 
 
 def end_node() -> None:
-    """End the node: its own program is told to go, and with it PID 1 and the container."""
+    """End the node: stop its own program, and with it PID 1 and the container."""
     strays.kill()
     try:
         os.kill(int(strays.PID_FILE.read_text()), signal.SIGTERM)
@@ -70,7 +70,7 @@ def end_node() -> None:
 
 
 class Line:
-    """One end of a two-way line: whole lines in, whole lines out, and when it was last heard."""
+    """Hold one end of a two-way line: whole lines in and out, and when it was last heard."""
 
     def __init__(self, name: str, source: int, target: int, owner: object = None) -> None:
         self.name, self.source, self._target = name, source, target
@@ -81,7 +81,7 @@ class Line:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """The lines that have come; marks the line closed at its end."""
+        """Return the lines that have come; mark the line closed at the end of its input."""
         try:
             data = os.read(self.source, 65536)
         except OSError:
@@ -94,14 +94,14 @@ class Line:
         return [line.decode("utf-8", errors="replace") for line in lines]
 
     def write(self, text: str) -> None:
-        """Send one line; a line nobody reads any more is closed."""
+        """Send one line; mark the line closed when nobody reads it any more."""
         try:
             os.write(self._target, text.encode() + b"\n")
         except OSError:
             self.closed = True
 
     def lost(self, seconds: float) -> str:
-        """Why the other end counts as gone; empty while it does not."""
+        """Return why the other end counts as gone; empty while it does not."""
         if self.closed:
             return self.said or "its end of the line was closed"
         if time.monotonic() - self.heard > seconds:
@@ -110,24 +110,24 @@ class Line:
 
 
 class Keeper:
-    """This node's own part: looks for processes, ends them, notices ranks without a launcher."""
+    """Do this node's part: list processes, kill them, notice ranks without a launcher."""
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
         self._suspects: set[int] = set()
 
     def answer(self, command: str) -> list[Process] | None:
-        """What `list` and `kill` found; None for other commands."""
+        """Return the processes that `list` or `kill` found; None for other commands."""
         look = {"kill": strays.kill, "list": strays.strays}.get(command.partition(" ")[0])
         found: list[Process] | None = look() if look else None
         return found
 
     def look(self) -> list[Event]:
-        """What has happened to the ranks since the last look.
+        """Return what has happened to the ranks since the last look.
 
-        `orphan`: PID 1 has inherited a rank, twice in a row (one that is just ending is none).
-        `gone`: a rank has ended, well or not. A rank is a process that a launcher was seen to
-        hold: what ranks start themselves is not meant, though it inherits their environment.
+        `orphan`: PID 1 has inherited a rank, seen twice in a row (a rank that is just ending is no
+        orphan). `gone`: a rank has ended, well or not. A rank is a process that a launcher was seen
+        to hold, not a process that a rank started, though that inherits the rank's environment.
         """
         found = {int(str(process["pid"])): process for process in strays.strays()}
         parents = {pid: strays.parent(pid) for pid in found}
@@ -146,7 +146,7 @@ class Keeper:
 
 
 def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str], None]) -> None:
-    """Pass lines on and call `tick` every beat and at every `rest`, until it answers False."""
+    """Read lines and call `tick` at every beat and every `rest`, until it returns False."""
     with selectors.DefaultSelector() as selector:
         for line in lines:
             selector.register(line.source, selectors.EVENT_READ, line)
@@ -164,7 +164,7 @@ def run(lines: list[Line], tick: Callable[[], bool], take: Callable[[Line, str],
 
 
 def keep(seconds: float) -> None:
-    """The part of a node that does not hold the lease."""
+    """Run the lease on a node other than node 1."""
     line, keeper = Line("node1", 0, 1), Keeper()
     resting = False
 
@@ -187,7 +187,7 @@ def keep(seconds: float) -> None:
 
 
 class Holder:
-    """Node 1: renewed by the controller, the end of every other node's line."""
+    """Hold the lease on node 1: hear the controller, and keep a line to every other node."""
 
     def __init__(self, seconds: float, nodes: list[str]) -> None:
         self._seconds, self._keeper = seconds, Keeper()
@@ -243,7 +243,7 @@ class Holder:
         try:
             event = json.loads(text)
         except ValueError:
-            self._nodes[node].said = text.strip()[:200]  # what ssh says when it fails
+            self._nodes[node].said = text.strip()[:200]  # ssh's message when it fails
             return
         if "answer" in event:
             self._answered(event["answer"], node, event["found"])
@@ -280,14 +280,14 @@ class Holder:
             self._break()
 
     def _break(self) -> None:
-        """End the training everywhere."""
+        """Kill the training's processes on all nodes."""
         self._keeper.answer("kill")
         for line in self._nodes.values():
             line.write("kill -")
 
 
 def connect(node: str, seconds: float, program: str = HERE) -> Line:
-    """Log in to a node, once its sshd listens, and keep the lease there."""
+    """Log in to a node, once its sshd listens, and start its part of the lease there."""
     wait_listening(node)
     remote = f"exec env STACKYARD_CONTROL=1 python3 {program} keep {seconds:g}"
     child = subprocess.Popen(
@@ -300,7 +300,7 @@ def connect(node: str, seconds: float, program: str = HERE) -> Line:
 
 
 def _port(node: str) -> int:
-    """Where a node's sshd listens: as this node's own, unless the mesh says otherwise."""
+    """Return the port of a node's sshd: this node's own port, unless the mesh states another."""
     for line in PORTS.read_text().splitlines() if PORTS.exists() else []:
         name, _, number = line.partition(" ")
         if name == node:
@@ -309,7 +309,7 @@ def _port(node: str) -> int:
 
 
 def wait_listening(node: str, seconds: float = 15.0) -> None:
-    """Wait until sshd greets; what keeps it from doing so is said by the login that follows."""
+    """Wait until a node's sshd answers; on failure the login that follows reports the cause."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

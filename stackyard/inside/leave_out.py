@@ -1,4 +1,4 @@
-"""Leave out of an image what nothing in it reads, of the distributions that this step installed.
+"""Remove files that nothing reads from the distributions that this build step installed.
 
 Owns which files go: those that a new distribution's RECORD lists below the root and a pattern
 names. Runs in image builds: standard library only. It must not touch a file of a distribution that
@@ -6,10 +6,10 @@ was there before, a distribution's own metadata (licences), or anything outside 
 
     python3 leave_out.py --before INVENTORY [--root SITE_PACKAGES] [--keep PATTERN]... PATTERN...
 
-INVENTORY has one NAME==VERSION a line: what was there before. A pattern is a path below the root;
-`*` and `?` stand for characters of one name, `**` for any number of folders; a folder stands for
-all that is below it. What is left out is also taken out of RECORD. Nothing changes when a file that
-stays would import one that goes.
+INVENTORY lists what was installed before, one NAME==VERSION a line. A pattern is a path below the
+root; `*` and `?` stand for characters of one name, `**` for any number of folders; a folder stands
+for everything below it. RECORD loses the removed files too. Nothing changes when a file that stays
+imports one that would go.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pathlib import Path
 
 
 class StillImported(Exception):
-    """A module that stays imports one that would go: one line for each."""
+    """Report modules that stay and import one that would go, one line for each."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a distribution's RECORD says: its lines by path, in their order."""
+    """Hold a distribution's RECORD: its lines by path, in their order."""
 
     record: Path
     lines: dict[str, str]
 
 
 def compile_patterns(patterns: Sequence[str]) -> re.Pattern[str]:
-    """One expression for paths that any of the patterns names, or that lie below one that is."""
+    """Compile patterns into one expression that matches the paths they name and all paths below."""
     return re.compile("|".join(map(_expression, patterns)) or r"(?!)", re.DOTALL)
 
 
@@ -57,7 +57,7 @@ def _expression(pattern: str) -> str:
 
 
 def distributions(root: Path, before: set[str]) -> tuple[list[Distribution], set[str]]:
-    """The distributions that are new, and the files of those that were there before."""
+    """Return the new distributions, and the files of those that were there before."""
     new: list[Distribution] = []
     old: set[str] = set()
     for info in sorted(root.glob("*.dist-info")):
@@ -77,7 +77,7 @@ def distributions(root: Path, before: set[str]) -> tuple[list[Distribution], set
 
 
 def is_own_file(root: Path, name: str) -> bool:
-    """Whether a recorded path is a file (or a link) that lies below the root by that very name."""
+    """Return whether a recorded path is a file (or a link) below the root under that very name."""
     plain = name == posixpath.normpath(name) and not name.startswith(("/", "../"))
     path = root / name
     if not plain or not os.path.lexists(path) or (path.is_dir() and not path.is_symlink()):
@@ -88,10 +88,10 @@ def is_own_file(root: Path, name: str) -> bool:
 def leave_out(
     root: Path, before: set[str], patterns: Sequence[str], keep: Sequence[str]
 ) -> tuple[int, int]:
-    """Remove what the patterns name; how many files, and their bytes.
+    """Remove the files that the patterns name; return how many, and their bytes.
 
     Raises:
-        StillImported: a module that stays imports one that would go; nothing has changed then.
+        StillImported: a module that stays imports one that would go; nothing was removed.
     """
     goes, stays = compile_patterns(patterns), compile_patterns(keep)
     new, old = distributions(root, before)
@@ -121,7 +121,7 @@ def _rewrite(record: Path, text: str) -> None:
 
 
 def _remove_empty(root: Path, folders: set[str]) -> None:
-    """Remove folders that are empty now, and those that hold nothing but them."""
+    """Remove folders that are empty now, and their parents that become empty."""
     wanted = {up for folder in folders for up in _upwards(folder)}
     for folder in sorted(wanted, key=len, reverse=True):
         if not any((root / folder).iterdir()):
@@ -129,21 +129,21 @@ def _remove_empty(root: Path, folders: set[str]) -> None:
 
 
 def _upwards(folder: str) -> Iterator[str]:
-    """A folder and those above it, up to the root and without it."""
+    """Yield a folder and its parents, without the root."""
     while folder not in ("", "/"):
         yield folder
         folder = posixpath.dirname(folder)
 
 
 def _broken_imports(root: Path, stay: set[str], go: set[str]) -> Iterator[str]:
-    """Each import, in a file that stays, of a module or package that goes."""
+    """Yield a message for each import of a module that goes, in a file that stays."""
     modules = {name[: -len(".py")].removesuffix("/__init__") for name in go if name.endswith(".py")}
     folders = {up for name in go for up in _upwards(posixpath.dirname(name))}
     gone = modules | (folders - {up for n in stay for up in _upwards(posixpath.dirname(n))})
     words = {posixpath.basename(path) for path in gone if posixpath.dirname(path) not in gone}
     if not words:
         return
-    # Parsing takes far longer than looking: only files in which an import has such a word.
+    # Parsing is far slower than searching: parse only files where an import has such a word.
     word = "|".join(map(re.escape, sorted(words)))
     likely = re.compile(
         rf"^[ \t]*(?:from|import)\b[^\n]*?(?:\([^)]*?)?\b(?:{word})\b".encode(), re.M
@@ -153,11 +153,11 @@ def _broken_imports(root: Path, stay: set[str], go: set[str]) -> Iterator[str]:
             data = (root / name).read_bytes()
             if likely.search(data):
                 found = sorted(gone & set(_imported(name, data)))
-                yield from (f"{name} imports {path}, which is to be left out" for path in found)
+                yield from (f"{name} imports {path}, which would be left out" for path in found)
 
 
 def _imported(name: str, data: bytes) -> Iterator[str]:
-    """What a file imports, as paths without an ending; nothing where it is not Python."""
+    """Yield the modules that a file imports as paths without an ending; none if not Python."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -173,7 +173,7 @@ def _imported(name: str, data: bytes) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line: 0 when what is named is gone, 1 with one line a problem otherwise."""
+    """Run the command line; return 0 when the files are gone, else 1 after one line a problem."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("patterns", nargs="+", metavar="PATTERN")
     parser.add_argument("--before", type=Path, required=True)

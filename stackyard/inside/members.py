@@ -1,7 +1,7 @@
-"""The nodes of a mesh as its supervisor hears them: an agent at the end of a line to each.
+"""Hear the nodes of a mesh for its supervisor, over one line to the agent of each.
 
-Owns who has joined, who is lost, and questions to all nodes at once. What nodes tell otherwise, and
-what follows from it, is `supervisor.py`'s.
+Owns which nodes have joined or are lost, and questions to all nodes. `supervisor.py` owns what
+other messages of nodes mean, and what follows from them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Answers = dict[str, list[object]]
 
 
 class Members:
-    """The lines to all nodes.
+    """Hold the lines to all nodes.
 
     Args:
-        seconds: a node that is not heard for as long is lost.
-        take: is given what a node tells: its name, and a value.
-        gone: is told once of each node that is lost, and why.
+        seconds: a node that is not heard for this long is lost.
+        take: called with the name of a node and each value that it sends.
+        gone: called once with each node that is lost, and why.
 
     Attributes:
         lost: nodes that are gone, and why.
@@ -53,7 +53,7 @@ class Members:
 
     @property
     def living(self) -> set[str]:
-        """Nodes that are not lost."""
+        """Return the nodes that are not lost."""
         return set(self._lines) - set(self.lost)
 
     def tell(self, text: str, nodes: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class Members:
             self._lines[node].write(text)
 
     def ask(self, command: str, then: Callable[[Answers], None]) -> None:
-        """Ask all nodes the same; their answers come when those that are not lost have given them.
+        """Ask all nodes; pass their answers on when every node that is not lost has answered.
 
         Args:
             command: `list` or `kill`.
@@ -74,7 +74,7 @@ class Members:
         self._complete(number)
 
     def beat(self) -> None:
-        """Let every node hear us, and notice those that are not heard."""
+        """Send a beat to every node, and notice nodes that are not heard any more."""
         for node in self._lines:
             if node not in self.lost:
                 self._lines[node].write("beat")
@@ -89,7 +89,7 @@ class Members:
             try:
                 value = json.loads(text)
             except ValueError:
-                line.said = text.strip()[:200]  # what ssh says when it fails
+                line.said = text.strip()[:200]  # ssh's message when it fails
                 continue
             if not isinstance(value, dict):
                 line.said = text.strip()[:200]
@@ -113,7 +113,7 @@ class Members:
             then(answers)
 
     def _see(self, node: str) -> None:
-        """Notice a node that is gone."""
+        """Mark a node that is gone as lost."""
         if node in self.lost:
             return
         joined = node in self.joined

@@ -1,8 +1,8 @@
 """Try a mesh from inside one node: logins that must work, and logins that must not.
 
-Owns the attempts and what each one answered; `stackyard.judge` decides what that means.
-Every refusal is tried beside a control that differs in the one thing refused and must work, so
-that a login that fails for another reason (no sshd, no name) is not taken for a refusal.
+Owns the attempts and their answers; `stackyard.validate.judge` decides what they mean. Every
+refusal is tried beside a control that must work and differs only in the one thing refused, so that
+a login that fails for another reason (no sshd, no name) does not count as a refusal.
 
     mesh_probe.py reach NODE...            one JSON line: what each login answered
     mesh_probe.py refuse NODE PORT         one JSON line: what each forbidden login answered
@@ -30,7 +30,7 @@ IMPOSTOR_PORT = 2299
 
 
 def attempt(words: Sequence[str], seconds: float = 20) -> dict[str, Any]:
-    """Run one ssh command; what it answered."""
+    """Run one ssh command; return its exit code and output."""
     try:
         done = subprocess.run(
             ["ssh", *words],
@@ -45,10 +45,10 @@ def attempt(words: Sequence[str], seconds: float = 20) -> dict[str, Any]:
 
 
 def reach(nodes: Sequence[str]) -> dict[str, Any]:
-    """Log in to every node; with the environment that the session saw there."""
+    """Log in to every node; return its name and the environment of the session there."""
 
     def one(node: str) -> dict[str, Any]:
-        # One program for both, in the shell's place: a big mesh makes many logins.
+        # One login for both values, and `exec` in the shell's place: a big mesh makes many logins.
         answer = attempt([node, "exec cat /proc/sys/kernel/hostname /proc/self/environ"])
         host, _, environment = answer.pop("out").partition(b"\n")
         answer["host"] = host.decode(errors="replace")
@@ -60,8 +60,8 @@ def reach(nodes: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse(node: str, port: str) -> dict[str, dict[str, Any]]:
-    """Every forbidden login, and the controls."""
-    # -F with nothing of the mesh's own: each attempt says all that it relies on.
+    """Try every forbidden login and the controls; return their answers."""
+    # -F /dev/null: no configuration of the mesh, so each attempt states every option it relies on.
     plain = ["-F", "/dev/null", "-p", port, "-l", "root", "-o", "BatchMode=yes",
              "-o", "ConnectTimeout=10", "-o", "UserKnownHostsFile=/dev/null"]  # fmt: skip
     strict = ["-o", "StrictHostKeyChecking=yes",

@@ -1,10 +1,10 @@
-"""A node of a mesh: wait for the run's key material, then be its sshd.
+"""Run a node of a mesh: wait for the run's key material, then become sshd.
 
-Owns what happens inside a container between its start and sshd's. Standard library only, no
-secrets of its own: keys live in /run/stackyard (memory), never in a layer.
+Owns what happens inside a container between its start and sshd's. Standard library only. It holds
+no secrets: keys live in /run/stackyard (memory), never in a layer.
 
     node.py            the container's command: waits, then becomes sshd
-    node.py --join-within SECONDS    the same, and ends the container unless an agent has joined by then
+    node.py --join-within SECONDS    the same; ends the container if no agent has joined by then
     node.py install    reads a tar of the material from standard input and lets the first go on
 """
 
@@ -24,12 +24,12 @@ from pathlib import Path
 
 ROOT = Path("/run/stackyard")
 JOINED = ROOT / "joined"
-# Set by sshd, the shell or the container for each process; not the node's to hand on.
+# Set by sshd, the shell or the container for each process: not passed on to ssh sessions.
 _OWN = {"HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "USER", "_"}
 
 
 def environment_line(environment: Mapping[str, str]) -> str:
-    """One `SetEnv` line giving ssh sessions the container's environment.
+    """Return a `SetEnv` line that gives ssh sessions the container's environment.
 
     sshd takes the first SetEnv line only, so all variables are on one. Values that cannot be
     written on a line (line breaks) and per-process ones are left out.
@@ -54,7 +54,7 @@ def _gate() -> str:
 
 
 def end_unless_joined(seconds: float) -> None:
-    """Beside the node's own program: end the container if whoever started it went away before."""
+    """End the container if no agent has joined in time; runs beside the node's own program."""
     if os.fork():
         return
     end = time.monotonic() + seconds
@@ -67,7 +67,7 @@ def end_unless_joined(seconds: float) -> None:
 
 
 def serve() -> None:
-    """Wait until the material is there, then become sshd in the foreground."""
+    """Wait for the key material, then become sshd in the foreground."""
     mesh = ROOT / "mesh"
     if not mesh.exists():
         os.close(os.open(_gate(), os.O_RDONLY))  # blocks until `install` opens the other end
@@ -82,7 +82,7 @@ def serve() -> None:
 
 
 def install() -> None:
-    """Unpack the material whole, give it its place in one rename, open the gate.
+    """Unpack the material whole, move it into place in one rename, and open the gate.
 
     Members below `probe/` are the controller's own programs; they lie beside the material.
     """
@@ -114,7 +114,7 @@ def _open_gate(gate: str, seconds: float = 20.0) -> None:
             os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
             return
         except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: nobody reads at the other end yet
+            if error.errno != errno.ENXIO:  # ENXIO: nobody has opened the other end yet
                 raise
         if time.monotonic() > end:
             raise SystemExit("the node's own program does not wait for its material")

@@ -1,12 +1,12 @@
-"""Put a user's tree over an installed package in this node, without losing what was compiled.
+"""Put a user's tree over an installed package in this node, and keep its compiled modules.
 
-Owns a folder of links, one for each file of the tree, that stands before site-packages on Python's
-path: compiled modules that the tree lacks are the image's, files that the stack's fixes repair are
-repaired copies. The tree itself is only read, and an edit shows in the next job.
+Owns a folder of links, one for each file of the tree, that comes before site-packages on Python's
+path. Compiled modules that the tree lacks come from the image, and files that the stack's fixes
+repair are repaired copies. The tree itself is only read, and an edit shows in the next job.
 
-    own_code.py PACKAGE TREE OUT FIXES    one JSON line: what was laid, or what is wrong
+    own_code.py PACKAGE TREE OUT FIXES    one JSON line: what was linked, or what is wrong
 
-FIXES is as `apply_fixes.py` reads it.
+FIXES is a file that `apply_fixes.py` reads.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SKIPPED = {"__pycache__", ".git"}
 
 
 class Unfit(Exception):
-    """The tree cannot stand in for the package: says why."""
+    """Report why the tree cannot stand in for the package."""
 
 
 def tops(installed: list[str]) -> list[str]:
-    """The names that a distribution brings into site-packages: packages and single modules."""
+    """Return the names that a distribution adds to site-packages: packages and single modules."""
     firsts = {name.split("/")[0] for name in installed if not name.startswith("../")}
     return sorted(
         name for name in firsts
@@ -42,7 +42,7 @@ def tops(installed: list[str]) -> list[str]:
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, through links to folders too, none twice."""
+    """Yield every file below a folder once, following links to folders."""
     seen = set()
     for here, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(here)
@@ -52,13 +52,13 @@ def files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
-            # No pipe, and no link to nowhere, as editors put beside a file that is open.
+            # Skips pipes, and dangling links as editors put beside an open file.
             if (Path(here) / name).is_file():
                 yield Path(here) / name
 
 
 def mirror(source: Path, place: Path) -> int:
-    """Links at `place` to every file of `source`; how many."""
+    """Link every file of `source` at `place`; return the number of links."""
     count = 0
     for path in files(source):
         link = place / path.relative_to(source)
@@ -69,14 +69,14 @@ def mirror(source: Path, place: Path) -> int:
 
 
 def lay(package: str, tree: Path, out: Path, site: Path, installed: list[str]) -> dict[str, Any]:
-    """Lay the view of a tree; what is in it.
+    """Build the folder of links for a tree; return a description of it.
 
     Args:
         site: the folder that the package is installed in.
         installed: paths of its files below that.
 
     Raises:
-        Unfit: the tree has nothing of the package.
+        Unfit: the tree has none of the package's modules.
     """
     names = tops(installed)
     root = max((tree / r for r in ROOTS), key=lambda at: sum((at / n).exists() for n in names))
@@ -91,7 +91,7 @@ def lay(package: str, tree: Path, out: Path, site: Path, installed: list[str]) -
             count += 1
             continue
         count += mirror(root / name, out / name)
-        # Folders that a build puts into the package: fairseq's examples lie beside it in git.
+        # Folders that a build copies into the package: fairseq's examples lie beside it in git.
         inner = {
             p.split("/")[1] for p in installed if p.startswith(f"{name}/") and p.count("/") > 1
         }
@@ -119,20 +119,20 @@ def lay(package: str, tree: Path, out: Path, site: Path, installed: list[str]) -
 
 
 def repair(out: Path, fixes: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Apply fixes to copies in the view; metadata stays the image's, which is repaired.
+    """Apply fixes to copies of the linked files; metadata stays the image's, which is repaired.
 
     Returns:
-        Fixes by what became of them: `applied`, `there` already, or `absent` (the tree has none of
-        the files that they repair).
+        Fixes by outcome: `applied`, `there` already, or `absent` (the tree has none of the files
+        that they repair).
 
     Raises:
-        apply_fixes.FixMismatch: one does not fit; nothing is written then.
+        apply_fixes.FixMismatch: a fix does not fit; nothing was written.
     """
     kept: list[dict[str, Any]] = []
     found: dict[str, list[str]] = {"applied": [], "there": [], "absent": []}
     for fix in fixes:
         rules = [rule for rule in fix["replace"] if (out / rule["file"]).is_file()]
-        # A module beside the packages is the image's: no tree has it, and none lacks it.
+        # A single module beside the packages belongs to the image, never to a tree.
         added = {
             name: text
             for name, text in fix.get("add", {}).items()
@@ -151,7 +151,7 @@ def repair(out: Path, fixes: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def main(package: str, tree: str, out: str, fixes: str) -> dict[str, Any]:
-    """Lay, repair; what is to be told."""
+    """Link the tree and apply the fixes; return the description or the error."""
     try:
         if not Path(tree).is_dir():
             raise Unfit(f"there is no folder {tree} in this node")

@@ -1,6 +1,6 @@
-"""Start a node's ranks of a training that meets by itself: `init_method` tcp:// or file://.
+"""Start a node's ranks of a training whose `init_method` is tcp:// or file://.
 
-Owns their environment (as torchrun gives it) and their end: one that fails ends the others.
+Owns their environment (the one torchrun gives) and their end: a rank that fails ends the others.
 
     ranks.py NODE NODES PER_NODE INIT_METHOD PROGRAM ...
 
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 
 def environment(node: int, nodes: int, per_node: int, local: int, init: str) -> dict[str, str]:
-    """The environment of one rank."""
+    """Return the environment of one rank."""
     meeting = urlsplit(init)
     found = {
         "RANK": str(node * per_node + local),
@@ -35,7 +35,7 @@ def environment(node: int, nodes: int, per_node: int, local: int, init: str) -> 
 
 
 def main(words: Sequence[str]) -> int:
-    """Start the ranks and wait for them; the first failure's code, or 0."""
+    """Start the ranks and wait for them; return the first failure's exit code, or 0."""
     node, nodes, per_node = (int(word) for word in words[:3])
     init, program = words[3], list(words[4:])
     argv = [sys.executable, *program] if program[0].endswith(".py") else program
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
                 if rank.poll() is None:
                     rank.kill()
                     rank.wait()
-            # A signal's number is told as shells do.
+            # A signal is reported as shells do: 128 and its number.
             return (failed[0] if failed[0] > 0 else 128 - failed[0]) if failed else 0
         time.sleep(0.1)
 

@@ -1,9 +1,9 @@
-"""What a training rank says about itself while a smoke watches it.
+"""Record what a training rank does while a smoke watches it.
 
-Owns the record format: one JSON object a line, in `<folder>/rank<N>.jsonl`, one file a rank.
-Runs inside containers beside the workload, so it imports nothing but the standard library
-(tensors are hashed through their own methods). It must not decide whether a run is good:
-`stackyard.judge` does, from these files.
+Owns the record format: one JSON object a line, in `<folder>/rank<N>.jsonl`, one file a rank. Runs
+inside containers beside the workload, so it imports nothing but the standard library (tensors are
+hashed through their own methods). It must not decide whether a run is good:
+`stackyard.validate.judge` does, from these files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def _uuid(device: str) -> str:
-    """The physical GPU behind a device's name; empty on a CPU rank."""
+    """Return the UUID of the physical GPU behind a device's name; empty on a CPU rank."""
     torch = sys.modules.get("torch")
     if torch is None or not device.startswith("cuda"):
         return ""
@@ -27,20 +27,20 @@ def _uuid(device: str) -> str:
 
 
 def _fused() -> dict[str, Any]:
-    """Return what became of this process's fused parts, where a package with such parts is loaded."""
+    """Return the state of this process's fused parts; empty if no package has any."""
     ledger = sys.modules.get("stackyard_fused")
     return ledger.states() if ledger is not None else {}
 
 
 class Recorder:
-    """The record of one rank.
+    """Write the record of one rank.
 
     Args:
-        folder: where the record files of this launch go; made when missing.
+        folder: where the record files of this launch go; created if missing.
         rank: global rank of this process, from the process group itself.
         world_size: number of ranks this process sees, from the process group itself.
-        backend: what the ranks talk through (`gloo`, `nccl`, or `none` for a lone process).
-        device: what the rank computes on (`cpu`, `cuda:0`, ...).
+        backend: the process group's backend (`gloo`, `nccl`, or `none` for a single process).
+        device: device that the rank computes on (`cpu`, `cuda:0`, ...).
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Recorder:
     ) -> None:
         os.makedirs(folder, exist_ok=True)
         self.rank = rank
-        # In a user's own run somebody reads what the ranks say; a smoke reads the record.
+        # A user's own run shows the output of ranks; a smoke reads the record instead.
         self._says = rank == 0 and "STACKYARD_LOGS" in os.environ
         self._parts: dict[str, Any] = {}
         self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
@@ -64,7 +64,7 @@ class Recorder:
         )
 
     def step(self, step: int, loss: float) -> None:
-        """Update number `step` (from 1) is done; `loss` is the mean over the global batch."""
+        """Record that update `step` (from 1) is done; `loss` is the mean over the global batch."""
         if self._says and (step % 10 == 0 or step == 1):
             print(f"update {step} loss {float(loss):.4f}", flush=True)
         self._write(event="step", step=step, loss=float(loss))
@@ -80,13 +80,13 @@ class Recorder:
         peak_bytes: int,
         updates: Iterable[float] = (),
     ) -> None:
-        """In a bench: what the updates up to `step` since the window before took.
+        """Record a bench's window: the updates up to `step` since the window before.
 
         Args:
             loss: mean over the window's updates and the global batch.
-            seconds: wall time between two looks at the clock, with the device synchronised.
-            tokens: of this rank.
-            peak_bytes: most GPU memory that tensors took since the training began; 0 on CPUs.
+            seconds: wall time of the window, with the device synchronised at both ends.
+            tokens: tokens that this rank processed.
+            peak_bytes: peak GPU memory of tensors since the training began; 0 on CPUs.
             updates: seconds of each of the window's updates.
         """
         self._write(
@@ -97,7 +97,7 @@ class Recorder:
         self._tell_fused()
 
     def params(self, step: int, named: Iterable[tuple[str, Any]], group: str = "all") -> None:
-        """Hash parameters after `step`.
+        """Record a hash of the parameters after `step`.
 
         Ranks that give the same `group` must hold the same bits: data-parallel replicas give
         one group, tensor-parallel ranks give one group for the replicated parameters only.
@@ -110,15 +110,15 @@ class Recorder:
         self._write(event="params", step=step, group=group, sha256=digest.hexdigest())
 
     def saved(self, step: int) -> None:
-        """The checkpoint of `step` is complete on disk, as far as this rank is concerned."""
+        """Record that this rank's part of the checkpoint of `step` is complete on disk."""
         self._write(event="saved", step=step)
 
     def loaded(self, step: int) -> None:
-        """Training goes on from the checkpoint of `step`."""
+        """Record that training goes on from the checkpoint of `step`."""
         self._write(event="loaded", step=step)
 
     def end(self, step: int) -> None:
-        """This rank did all it was asked to and is about to exit with 0."""
+        """Record that this rank did all it was asked to and is about to exit with 0."""
         self._tell_fused()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -131,13 +131,13 @@ class Recorder:
         self._file.close()
 
     def _tell_fused(self) -> None:
-        """Say what became of the fused parts, where that is not what was said before."""
+        """Record the state of the fused parts where it has changed."""
         parts = _fused()
         if parts != self._parts:
             self._parts = parts
             self._write(event="fused", parts=parts)
 
     def _write(self, **fields: Any) -> None:
-        # One write of one short line: readers never see half of one from a live rank.
+        # One write of one short line: readers never see half a line of a live rank.
         self._file.write(json.dumps({**fields, "time": round(time.time(), 3)}) + "\n")
         self._file.flush()

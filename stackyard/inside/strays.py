@@ -1,8 +1,8 @@
-"""Which processes of a node are not the node's own: what a training left behind.
+"""List or kill the processes that a training left on a node.
 
-Owns the rule, which goes by descent and not by name: the node's own are PID 1, the sshd that
-listens, this process with its ancestors, and whatever the controller marked with
-STACKYARD_CONTROL in its environment. Everything else belongs to a training.
+Owns the rule, which goes by descent and not by name: the node's own processes are PID 1, the sshd
+that listens, this process with its ancestors, and those with STACKYARD_CONTROL in their environment
+(set by the controller). All others belong to a training.
 
     strays.py              print them as JSON
     strays.py --kill       SIGKILL them until none is left (for at most 5 s), print what was there
@@ -34,7 +34,7 @@ def _own(listener: str) -> set[int]:
 
 
 def parent(pid: int) -> int:
-    """The parent of a process; 0 when there is none any more."""
+    """Return the parent of a process; 0 when the process has ended."""
     try:
         # The command, in parentheses, may hold blanks: fields are counted after it.
         return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
@@ -47,7 +47,7 @@ def _state(pid: int) -> str:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and has not ended (one that nobody has waited for yet has)."""
+    """Return whether a process exists and has not ended (a zombie has)."""
     try:
         return _state(pid) not in "ZX"
     except (OSError, IndexError):
@@ -55,7 +55,7 @@ def running(pid: int) -> bool:
 
 
 def strays() -> list[dict[str, object]]:
-    """PID and command line of every process that is not the node's own."""
+    """Return PID and command line of every process that is not the node's own."""
     own = _own(PID_FILE.read_text() if PID_FILE.exists() else "")
     found: list[dict[str, object]] = []
     for entry in _PROC.iterdir():
@@ -74,10 +74,10 @@ def strays() -> list[dict[str, object]]:
 
 
 def kill(seconds: float = 5.0) -> list[dict[str, object]]:
-    """SIGKILL every stray, again and again while new ones appear; return the first sight.
+    """Kill every stray (SIGKILL) until no new ones appear; return those of the first look.
 
     Raises:
-        SystemExit: this is no node, so that everything would count as left behind.
+        SystemExit: this is no node of a mesh, so every process would count as a stray.
     """
     if not PID_FILE.exists():
         raise SystemExit("this is no node of a mesh: nothing is killed here")

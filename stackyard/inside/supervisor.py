@@ -1,17 +1,17 @@
-"""Node 1 of a run over several hosts: it starts trainings, follows them, and ends them everywhere.
+"""Supervise the trainings of a run over several hosts from node 1, and end them on all nodes.
 
-Owns the rule that ends a training without anybody outside: its lease runs out (nobody who attached
-to it is heard), a node or a rank is lost, a rank loses its launcher, or somebody says stop. It
-outlives whoever started it; controllers come and go through a socket. Every node, this one
-included, has an agent (`agent.py`) at the end of a line; when this process goes, their lines
-close, and each ends its node. It must not know what a training is: it is given commands.
+Owns the rule that ends a training without anybody outside: its lease runs out (no attached
+controller is heard), a node or a rank is lost, a rank loses its launcher, or a controller stops it.
+It outlives the command that started it; controllers come and go through a socket. Every node, this
+one included, has an agent (`agent.py`) at the end of a line; when this process ends, the lines
+close, and each agent ends its node. It must not know what a training is: it is given commands.
 
     supervisor.py hold SECONDS OWNER NODE...   supervise; NODE... in order, this one first
     supervisor.py talk           lines between standard input and output and the supervisor
 
-OWNER: seconds after which the mesh ends when nobody attached is heard; 0: it stands. Requests and
-answers are JSON lines. `start {job}`, `attach`, `beat`, `follow {from}`, `stop {job}`, `state`, `port`,
-`list`, `down`; each answer is an `event`.
+OWNER: seconds after which the mesh ends when no attached controller is heard; 0: no limit. Requests
+and answers are JSON lines: `start {job}`, `attach`, `beat`, `follow {from}`, `stop {job}`, `state`,
+`port`, `list`, `down`; each answer is an `event`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from members import Members  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 BEAT_SECONDS = lease.BEAT_SECONDS
-# A rank that is gone without a word ends the training after this; launchers mostly notice before.
+# A rank that is killed ends the training after this; launchers mostly notice before.
 DEATH_SECONDS = 10.0
-# What a launcher leaves behind may take this long to end by itself.
+# Processes that a launcher leaves behind may take this long to end by themselves.
 GRACE_SECONDS = 5.0
 KILL_SECONDS = 15.0
 CLOSE_SECONDS = 3.0
@@ -45,7 +45,7 @@ Value = dict[str, object]
 
 
 class Supervisor:
-    """The life of a mesh and of the trainings in it, one after another."""
+    """Supervise a mesh and the trainings in it, one after another."""
 
     def __init__(self, seconds: float, nodes: list[str], owner: float = 0.0) -> None:
         self._seconds, self._nodes = seconds, nodes
@@ -67,7 +67,7 @@ class Supervisor:
         return self._jobs[-1] if self._jobs else None
 
     def supervise(self) -> None:
-        """Until the mesh is given up or its owner is not heard any more."""
+        """Serve until the mesh is given up or its owner is not heard any more."""
         lease.wait_listening(self._me)
         self._members.add(self._me, _local(self._seconds))
         for node in self._nodes[1:]:
@@ -79,7 +79,7 @@ class Supervisor:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT_SECONDS
                 self._tick()
-        # The other nodes see their lines close, and end too; their engines then remove them.
+        # The other nodes see their lines close and end too; their engines then remove them.
         lease.end_node()
 
     # Nodes
@@ -97,7 +97,7 @@ class Supervisor:
         elif value.get("event") == "rank":
             rank = int(str(value["rank"]))
             job.ranks[rank] = {"node": node, "pid": value["pid"], "end": None}
-            job.dead.pop(rank, None)  # its launcher has started it again
+            job.dead.pop(rank, None)  # its launcher has restarted it
         elif value.get("event") == "fused":
             known = job.ranks.get(int(str(value["rank"])))
             if known is not None:
@@ -112,7 +112,7 @@ class Supervisor:
         self._closing.discard(node)
         self._tell(event="lost", node=node, why=why)
         if node == self._me:
-            self._over = True  # nobody would end what runs here
+            self._over = True  # nothing else would end the processes here
         elif self._job is not None:
             self._stop(self._job, f"node {node} is gone: {why}")
 
@@ -153,14 +153,14 @@ class Supervisor:
             self._finish(job, 127)
 
     def _launcher_line(self, job: Job, text: str) -> None:
-        # pdsh says first which node a line is from.
+        # pdsh begins each line with the name of its node.
         label, _, rest = text.partition(": ")
         node, shown = (label, rest) if label in self._members else (self._me, text)
         if shown.strip():
             self._note(job, node, {"rank": None, "text": shown[:4000]})
 
     def _note(self, job: Job, node: str, entry: Value) -> None:
-        """Keep a line, or pass a bar's state on to who is there to see it."""
+        """Append a line to the log, or pass a progress bar's state on to followers."""
         whole = {"t": round(time.time(), 2), "node": node, **entry}
         if entry.get("bar"):
             for client in self._clients:
@@ -173,7 +173,7 @@ class Supervisor:
             self._stop(job, f"on {self._me} the log of the job cannot be written: {error.strerror}")
 
     def _stop(self, job: Job, reason: str) -> None:
-        """End a training now, everywhere."""
+        """Kill a training on all nodes."""
         if job.state in ("closing", "ended") or job.killed:
             return
         job.reason = job.reason or reason
@@ -184,7 +184,7 @@ class Supervisor:
         self._check("kill")
 
     def _check(self, command: str) -> None:
-        """Ask every node which processes are there; only the last question's answer counts."""
+        """Ask every node for its processes; only the answer to the last question counts."""
         self._checks += 1
         number, self._checking, job = self._checks, True, self._job
 
@@ -197,7 +197,7 @@ class Supervisor:
         self._members.ask(command, answered)
 
     def _checked(self, answers: dict[str, list[Value]]) -> None:
-        """Every node has said which processes are there."""
+        """Go on with a job that ends, when every node has listed its processes."""
         job, self._checking = self._job, False
         if job is None or job.state != "ending":
             return
@@ -209,10 +209,10 @@ class Supervisor:
             if not job.killed:
                 job.left, job.killed = left, True
             self._check("kill")
-        # Else it is asked again at the next beat.
+        # Otherwise the next beat asks again.
 
     def _finish(self, job: Job, code: int | None) -> None:
-        """Nothing of it runs any more; what its ranks said last is still on its way."""
+        """Wait for the last output of ranks, now that nothing of the job runs."""
         job.code = code
         job.turn("closing")
         self._closing = self._members.living
@@ -262,7 +262,7 @@ class Supervisor:
         assert self._launcher is not None
         self._launcher.finish()
         if job.state != "running":
-            return  # its last words could not be kept
+            return  # the last output could not be written to the log
         if code == 0 and job.steps:
             self._next_step(job)
             return
@@ -342,7 +342,7 @@ class Supervisor:
         self._serve(client)
 
     def _stop_asked(self, client: Client, value: Value) -> None:
-        # By name: whoever was refused because of a job is not to end it.
+        # By name: a controller that was refused because of a job must not end it.
         if self._job is not None and value.get("job") == self._job.name:
             self._stop(self._job, str(value.get("reason") or "it was stopped"))
 

@@ -1,13 +1,13 @@
-"""Make the installed packages what they would be without one fix: `invoke prove` asks for it.
+"""Change the installed packages to what they would be without one fix, for `invoke prove`.
 
-Owns the way back in one container: what fixes have touched becomes what was installed, then the
-image's own fix step is done again with the fixes that are left. Standard library only. It must not
-fetch anything, nor judge: the witness that runs afterwards is the controller's.
+Owns the way back in one container: files that fixes touch become the installed ones again, then the
+image's own fix step runs with the fixes that are left. Standard library only. It must not fetch
+anything, nor judge: the controller runs the witness afterwards.
 
     python3 take_back.py FOLDER
 
-FOLDER holds `all.json` (the image's fixes), `kept.json` (without one), `files/` (every file that a
-fix touches, as installed) and perhaps `back/` (distributions for the place of those installed).
+FOLDER holds `all.json` (the image's fixes), `kept.json` (all but one), `files/` (every file that a
+fix touches, as installed) and optionally `back/` (distributions that replace installed ones).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from apply_fixes import FixMismatch, apply_all  # type: ignore[import-not-found]
 
 
 class CannotTakeBack(Exception):
-    """The image is not what its parts make, or the fixes that are left need the one that is gone."""
+    """Report that the image differs from its parts, or that other fixes need the removed one."""
 
 
 def restore(root: Path, files: Path, fixes: list[dict[str, Any]]) -> None:
-    """Put every file that `fixes` touch back to what was installed; added modules go."""
+    """Restore every file that `fixes` touch to the installed one; remove added modules."""
     for fix in fixes:
         for name in fix.get("add", {}):
             (root / name).unlink(missing_ok=True)
@@ -38,7 +38,7 @@ def restore(root: Path, files: Path, fixes: list[dict[str, Any]]) -> None:
 
 
 def touched(root: Path, fixes: list[dict[str, Any]]) -> dict[str, str | None]:
-    """The texts of every file that `fixes` touch or add; None where there is none."""
+    """Return the text of every file that `fixes` touch or add; None for missing files."""
     names = {rule["file"] for fix in fixes for rule in fix["replace"]}
     names |= {name for fix in fixes for name in fix.get("add", {})}
     paths = {name: root / name for name in sorted(names)}
@@ -49,7 +49,7 @@ def touched(root: Path, fixes: list[dict[str, Any]]) -> dict[str, str | None]:
 
 
 def exchange(root: Path, tree: Path) -> None:
-    """Put installed distributions, as a tree of their own, in the place of those of their names."""
+    """Replace installed distributions with those of the same names in `tree`."""
     names = {plain(found.metadata["Name"]) for found in distributions(path=[str(tree)])}
     for found in distributions(path=[str(root)]):
         if plain(found.metadata["Name"]) in names:
@@ -65,22 +65,22 @@ def remove(found: Distribution) -> None:
         place.unlink(missing_ok=True)
         for compiled in (place.parent / "__pycache__").glob(f"{place.stem}.*.pyc"):
             compiled.unlink()
-    # An empty folder of metadata would still be found, as a distribution that says nothing.
+    # An empty metadata folder would still be found, as a distribution without a name.
     for path in files:
         if path.name == "RECORD":
             shutil.rmtree(Path(str(found.locate_file(path))).parent, ignore_errors=True)
 
 
 def plain(name: str) -> str:
-    """A distribution's name, however it is written."""
+    """Return a distribution's canonical name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def take_back(folder: Path, root: Path) -> None:
-    """Restore, see that all fixes make the image's own files, then leave out what is to be.
+    """Restore, check that all fixes make the image's own files, then apply the fixes that are kept.
 
     Raises:
-        CannotTakeBack: they do not, or one of the others does not fit without it.
+        CannotTakeBack: the files differ, or one of the kept fixes does not fit.
     """
     every, kept = (json.loads((folder / f"{n}.json").read_text()) for n in ("all", "kept"))
     before = touched(root, every)
@@ -99,7 +99,7 @@ def take_back(folder: Path, root: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Command line: 0 when the container is ready for the witness, 1 with the reason otherwise."""
+    """Run the command line; return 0 when the container is ready for the witness, else 1."""
     try:
         take_back(Path(argv[0]), Path(sysconfig.get_path("purelib")))
     except (CannotTakeBack, FixMismatch, OSError) as error:

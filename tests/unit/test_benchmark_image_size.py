@@ -125,5 +125,5 @@ def test_the_base_is_taken_off_both_sizes():
 def test_another_content_is_no_comparison():
     ours = {"python": {"torch": "2"}, "files": {}}
     image_size.require_same(ours, {"python": {"torch": "2", "wheel": "1"}, "files": {}}, "x")
-    with pytest.raises(StackyardError, match="megatron, HPCCM does not hold what ours does"):
+    with pytest.raises(StackyardError, match="megatron, HPCCM lacks what Stackyard's image holds"):
         image_size.require_same(ours, {"python": {}, "files": {}}, "megatron, HPCCM")

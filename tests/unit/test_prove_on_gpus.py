@@ -119,7 +119,7 @@ def test_wrong_words_get_the_usage(words):
 def test_an_unknown_step_is_refused_before_anything_is_installed(machine):
     code, _, said = machine.run("smoke", "smokes")
     assert (code, machine.calls()) == (1, [])
-    assert "what is smokes? One of: install smoke nodes tests bench" in said
+    assert "unknown step smokes. One of: install smoke nodes tests bench" in said
     assert not machine.work.exists()
 
 

@@ -1,6 +1,7 @@
-"""transformers' GPT-2 through accelerate: DDP or DeepSpeed's ZeRO, in bf16 on GPUs.
+"""Train transformers' GPT-2 through accelerate: DDP or DeepSpeed's ZeRO, in bf16 on GPUs.
 
-Shapes, starting values, batches and optimizer are those of `plain.py`. Started once a rank by torchrun.
+Shapes, initial values, batches and optimizer are those of `plain.py`. Started once a rank by
+torchrun.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from windows import Windows
 
 
 def build_accelerator(zero_stage: int, batch: int, settings: list[str]) -> Accelerator:
-    """The process group, and DeepSpeed where a stage is given.
+    """Build the accelerator: the process group, and DeepSpeed where a ZeRO stage is given.
 
-    Without GPUs the backend must be named for DeepSpeed, and must not be for anything else.
+    Without GPUs the backend must be named for DeepSpeed, and for nothing else.
     """
     cuda = torch.cuda.is_available()
     precision = "bf16" if cuda else "no"
     if not zero_stage:
         if os.environ["WORLD_SIZE"] == "1":
-            # With a launcher's variables accelerate would wrap a lone process in DDP, too.
+            # With a launcher's variables accelerate would wrap a single process in DDP, too.
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 del os.environ[name]
         return Accelerator(mixed_precision=precision, cpu=not cuda)
@@ -47,7 +48,7 @@ def build_accelerator(zero_stage: int, batch: int, settings: list[str]) -> Accel
 
 
 def build_model(options: argparse.Namespace, device: torch.device) -> GPT2LMHeadModel:
-    """GPT-2 with torch's SDPA, without dropout, with the starting values of the plain loop."""
+    """Build GPT-2 with torch's SDPA, without dropout, with the initial values of the plain loop."""
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=options.vocabulary,
@@ -70,7 +71,7 @@ def build_model(options: argparse.Namespace, device: torch.device) -> GPT2LMHead
 
 
 def main() -> None:
-    """One rank, from joining the process group to leaving it."""
+    """Run one rank, from joining the process group to leaving it."""
     parser = gpt.parser(__doc__ or "")
     parser.add_argument("--zero", type=int, choices=(0, 2, 3), default=0, help="ZeRO stage; 0: DDP")
     parser.add_argument("--set", action="append", default=[], help="DeepSpeed: SECTION.KEY=JSON")
@@ -100,7 +101,8 @@ def main() -> None:
         scheduler.step()
         optimizer.zero_grad()
         windows.update(step, loss, 1.0, tokens.numel())
-    # The engine holds process groups, and lies in cycles: it is to go before the interpreter does.
+    # The engine holds process groups and is part of reference cycles: free it before the
+    # interpreter exits.
     del model, optimizer, loss
     accelerator.free_memory()
     gc.collect()

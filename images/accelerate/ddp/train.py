@@ -1,7 +1,7 @@
-"""A small character model with torch's DistributedDataParallel: nothing but torch.
+"""Train a small character model with torch's DistributedDataParallel; needs nothing but torch.
 
-The ranks meet where STACKYARD_INIT_METHOD says: tcp://HOST:PORT, or file:///PATH on a folder that
-all machines share (the file must not be there before).
+The ranks meet at STACKYARD_INIT_METHOD: tcp://HOST:PORT, or file:///PATH in a folder that all
+machines share (the file must not exist before).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH, LENGTH, WIDTH = 16, 32, 64
 
 
 def batch(tokens: torch.Tensor, step: int, rank: int, world: int) -> torch.Tensor:
-    """This rank's share of an update's windows: the same global batch in every layout."""
+    """Return this rank's share of a global batch, which is the same in every layout."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(tokens) - LENGTH - 1, (BATCH,), generator=generator)
     return torch.stack([tokens[start : start + LENGTH + 1] for start in starts[rank::world]])

@@ -1,7 +1,7 @@
-"""How it is trained: accelerate's engine for a layout, and proof that it is the one asked for.
+"""Build accelerate's engine for a layout, and prove that it is the one asked for.
 
-It must fail, not fall back: accelerate can replace DeepSpeed by plain DDP, and ZeRO-3 can keep
-every tensor whole, without a word.
+It must fail, not fall back: accelerate can silently replace DeepSpeed by plain DDP, and ZeRO-3 can
+silently keep every tensor whole.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ZERO_OPTIMIZERS = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage
 def build_accelerator(zero_stage: int, precision: str) -> Accelerator:
     """Set up the process group.
 
-    Without GPUs accelerate sees no distributed run at all in a DeepSpeed launch unless the
-    backend is named, and a lone process fails if it is. With GPUs its own choice is right.
+    Without GPUs accelerate sees no distributed run at all in a DeepSpeed launch unless the backend
+    is named, and a single process fails if it is. With GPUs its own choice is right.
     """
     named = zero_stage and not torch.cuda.is_available()
     accelerator = Accelerator(
@@ -42,8 +42,8 @@ def build_accelerator(zero_stage: int, precision: str) -> Accelerator:
 def assert_zero(model: Any, stage: int) -> None:
     """Stop unless DeepSpeed really runs ZeRO at `stage`.
 
-    To be called after an update: before the first one ZeRO-3 shows every tensor as partitioned,
-    also those that it gathers once and then keeps whole.
+    Call it after an update: before the first one ZeRO-3 shows every tensor as partitioned,
+    including those that it gathers once and then keeps whole.
     """
     found = type(model.optimizer).__name__
     whole = sum(parameter.numel() > 0 for parameter in model.parameters())
@@ -60,7 +60,7 @@ def assert_zero(model: Any, stage: int) -> None:
 
 
 def whole_parameters(model: Any, zero_stage: int) -> AbstractContextManager[Any]:
-    """Inside this context every rank holds all parameters whole."""
+    """Gather all parameters whole on every rank while the context is open."""
     if zero_stage != 3:
         return nullcontext()
     import deepspeed
@@ -72,7 +72,7 @@ def whole_parameters(model: Any, zero_stage: int) -> AbstractContextManager[Any]
 
 
 def save(accelerator: Accelerator, final: Path) -> None:
-    """Write a checkpoint of all ranks under its final name only once it is complete."""
+    """Write a checkpoint of all ranks, which gets its final name only when it is complete."""
     partial = final.with_name(final.name + ".partial")
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)

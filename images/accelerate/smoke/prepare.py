@@ -1,9 +1,9 @@
 """Train a tokenizer on the smoke text and store the text as token blocks.
 
-Owns what the training program reads: `<data>/tokenizer.json` and `<data>/blocks.npy`, int64 of
-shape (BLOCKS, BLOCK_TOKENS): a sample of both languages, already in training order. The order
-comes from a fixed seed and is stored, so every layout and every resumed run sees the same batches.
-It must not import torch: this runs before the launch and should cost next to nothing.
+Owns the training program's input: `<data>/tokenizer.json` and `<data>/blocks.npy`, int64 of shape
+(BLOCKS, BLOCK_TOKENS): a sample of both languages, already in training order. The order comes from
+a fixed seed and is stored, so every layout and every resumed run sees the same batches. It must not
+import torch: this runs before the launch and should cost next to nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED = 1234
 
 
 def train_tokenizer(lines: list[str]) -> Tokenizer:
-    """Byte-level BPE: every character of either language has a spelling, none is unknown."""
+    """Train byte-level BPE, which can spell every character of both languages."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -40,7 +40,7 @@ def train_tokenizer(lines: list[str]) -> Tokenizer:
 
 
 def blocks_of(tokenizer: Tokenizer, lines: list[str]) -> np.ndarray:
-    """All lines, each ended by <eos>, cut into blocks, of which BLOCKS are drawn."""
+    """Draw BLOCKS blocks from all lines, each ended by <eos>."""
     eos = tokenizer.token_to_id("<eos>")
     flat = np.array(
         [token for line in tokenizer.encode_batch(lines) for token in (*line.ids, eos)],
@@ -52,7 +52,7 @@ def blocks_of(tokenizer: Tokenizer, lines: list[str]) -> np.ndarray:
 
 
 def main() -> None:
-    """Command line: the text folder (zh.txt, en.txt) in, the data folder out."""
+    """Write the data folder from the text folder (zh.txt, en.txt)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -67,7 +67,7 @@ def main() -> None:
     tokenizer = train_tokenizer(lines)
     sample = lines[0] + lines[-1]
     if tokenizer.decode(tokenizer.encode(sample).ids) != sample:
-        raise SystemExit(f"the tokenizer does not give back what it was given: {sample!r}")
+        raise SystemExit(f"the tokenizer does not restore the text: {sample!r}")
     blocks = blocks_of(tokenizer, lines)
 
     options.data.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Train a tiny Llama through accelerate's public API and record what each rank sees.
 
-One program for every layout: a lone process, data parallel, DeepSpeed ZeRO-2 and ZeRO-3.
+One program serves every layout: a single process, data parallel, DeepSpeed ZeRO-2 and ZeRO-3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workload import GLOBAL_BATCH, Blocks, build_model, build_optimizer, build_s
 
 
 class Progress:
-    """Number of updates done: kept in the checkpoint beside weights and optimizer state."""
+    """Count the updates done; the checkpoint keeps the count beside weights and optimizer state."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -47,7 +47,7 @@ def parse_options() -> argparse.Namespace:
 def losses(
     accelerator: Accelerator, model: Any, optimizer: Any, scheduler: Any, loader: Any
 ) -> Iterator[float]:
-    """Make one update a batch; give the mean loss over the global batch of each."""
+    """Make one update for each batch; yield its mean loss over the global batch."""
     for batch in loader:
         # Every block has the same number of tokens: the mean of the ranks is the global mean.
         loss = model(input_ids=batch, labels=batch).loss
@@ -95,7 +95,7 @@ def train(
 
 def main() -> None:
     """Train for `--updates` updates, from the checkpoint in `--save` if there is one."""
-    # DeepSpeed and accelerate search for unreachable memory themselves, through all that is imported.
+    # DeepSpeed and accelerate collect garbage themselves, through all imported objects.
     gc.freeze()
     options = parse_options()
     accelerator = build_accelerator(options.zero_stage, options.precision)
@@ -108,8 +108,8 @@ def main() -> None:
     )
     progress = Progress()
     train(options, accelerator, recorder, progress)
-    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
-    # interpreter's end, they sometimes abort it after all is done.
+    # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
+    # the interpreter's exit, they sometimes abort it after the training.
     accelerator.free_memory()
     accelerator.end_training()
     recorder.end(progress.step)

@@ -1,4 +1,4 @@
-"""What is trained: the token blocks, the model, its optimizer and schedule.
+"""Define the training: the token blocks, the model, its optimizer and schedule.
 
 The global batch, its order and the initial weights depend on nothing but the data and the seed.
 It must not know how many ranks there are.
@@ -27,11 +27,11 @@ SEED = 1234
 
 
 class Blocks(Dataset[torch.Tensor]):
-    """The token blocks of `prepare.py`, over and over: so few that 40 updates learn them.
+    """Repeat the token blocks of `prepare.py`, so few that 40 updates learn them.
 
     Args:
         path: the stored blocks.
-        length: how many blocks a full run takes.
+        length: number of blocks in a full run.
     """
 
     def __init__(self, path: Path, length: int) -> None:
@@ -47,7 +47,7 @@ class Blocks(Dataset[torch.Tensor]):
 
 
 def build_model() -> LlamaForCausalLM:
-    """A Llama of 0.13 million parameters, fp32, without dropout, the same on every rank."""
+    """Build a Llama of 0.13 million parameters, fp32, without dropout, the same on every rank."""
     set_seed(SEED)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -66,14 +66,17 @@ def build_model() -> LlamaForCausalLM:
 
 
 def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """torch's own AdamW: DeepSpeed's would be compiled at the first launch."""
+    """Build torch's AdamW: DeepSpeed's would be compiled at the first launch."""
     return torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), eps=ADAM_EPSILON
     )
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer) -> Any:
-    """Linear warm-up, then down with the root of the updates: no length, so no end, is known."""
+    """Build a linear warm-up and then inverse square root decay.
+
+    Neither depends on the total number of updates.
+    """
 
     def factor(done: int) -> float:
         return min((done + 1) / WARM_UP, math.sqrt(WARM_UP / (done + 1)))

@@ -1,7 +1,7 @@
-"""A small corpus of token numbers from the text of the image, for when you have none: OUT/train.npy.
+"""Make a small corpus of token numbers, OUT/train.npy, from the text of the image.
 
-Byte-level BPE, as GPT-2's; `tokenizer.json` lies beside the numbers. It must not import torch: every node runs it
-before a launch.
+Uses byte-level BPE as GPT-2 does; `tokenizer.json` lies beside the numbers. It must not import
+torch: every node runs it before a launch.
 
     python3 make_corpus.py --text FOLDER --out FOLDER --vocabulary 2048
 """
@@ -22,7 +22,7 @@ END = "<eos>"
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of zh.txt and en.txt")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")

@@ -1,7 +1,8 @@
 """Pretrain GPT-2 or an mT5 through accelerate: DeepSpeed's ZeRO, or data parallel.
 
-accelerate's configuration (hosts, ranks, ZeRO stage, launcher) is made for the run; DeepSpeed's JSON lies beside this
-program. Takes up the newest checkpoint in --save, if there is one. At the end the model is in --save/model, whole.
+accelerate's configuration (hosts, ranks, ZeRO stage, launcher) is made for the run; DeepSpeed's
+JSON lies beside this program. Resumes from the newest checkpoint in --save, if there is one. At the
+end the whole model is in --save/model.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def parse_options() -> argparse.Namespace:
 
 
 class Blocks(Dataset[torch.Tensor]):
-    """Token numbers, one after another, in pieces of one length: a file that is not read into memory.
+    """Read token numbers as pieces of one length, from a file that is memory-mapped.
 
     Args:
-        least: pieces of an epoch; where there are fewer, some come twice.
+        least: least number of pieces in an epoch; where there are fewer, some come twice.
     """
 
     def __init__(self, path: Path, sequence: int, vocabulary: int, least: int) -> None:
@@ -84,9 +85,10 @@ class Blocks(Dataset[torch.Tensor]):
 
 
 def build_accelerator(options: argparse.Namespace) -> Accelerator:
-    """The process group and, for ZeRO, DeepSpeed.
+    """Build the accelerator: the process group and, for ZeRO, DeepSpeed.
 
-    Without GPUs accelerate sees no distributed run at all in a DeepSpeed launch unless the backend is named.
+    Without GPUs accelerate sees no distributed run at all in a DeepSpeed launch unless the backend
+    is named.
 
     Raises:
         SystemExit: it would train with something else than was asked for.
@@ -95,7 +97,8 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision=options.precision,
         gradient_accumulation_steps=options.accumulate,
-        # An epoch's order follows from its number: a resumed training goes on in the same one.
+        # An epoch's order follows from its number, so a resumed training continues in the same
+        # order.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None,
     )
@@ -107,7 +110,7 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
     zero = config["zero_optimization"]
     if zero["stage"] != options.zero_stage:
         raise SystemExit(f"ZeRO-{options.zero_stage} asked for, launched with {zero['stage']}")
-    # Without it ZeRO-3 cannot give back a whole model.
+    # Without it ZeRO-3 cannot save a whole model.
     zero["stage3_gather_16bit_weights_on_model_save"] = options.zero_stage == 3
     more = json.loads(options.ds_config.read_text()) if options.ds_config else {}
     zero.update(more.pop("zero_optimization", {}))
@@ -116,7 +119,7 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
 
 
 def build_model(options: argparse.Namespace) -> Any:
-    """The model with random weights, the same on every rank."""
+    """Build the model with random weights, the same on every rank."""
     set_seed(SEED)
     inner = options.inner or 4 * options.hidden
     if options.model == "gpt2":
@@ -144,7 +147,7 @@ def build_model(options: argparse.Namespace) -> Any:
 
 
 def build_scheduler(options: argparse.Namespace, optimizer: Any) -> Any:
-    """Linear warm-up, then a cosine down to nothing."""
+    """Build a linear warm-up and then a cosine decay to zero."""
     warm = max(1, int(options.warmup * options.updates))
 
     def factor(done: int) -> float:
@@ -156,7 +159,7 @@ def build_scheduler(options: argparse.Namespace, optimizer: Any) -> Any:
 
 
 def loss_of(model: Any, kind: str, batch: torch.Tensor) -> torch.Tensor:
-    """GPT-2 goes on from each token; an mT5 reads the first half of a piece and writes the second."""
+    """Compute the loss: GPT-2 continues each token, mT5 continues the first half of a piece."""
     half = batch.shape[1] // 2
     if kind == "gpt2":
         inputs = {"input_ids": batch, "labels": batch}
@@ -167,7 +170,7 @@ def loss_of(model: Any, kind: str, batch: torch.Tensor) -> torch.Tensor:
 
 
 class Progress:
-    """Number of updates done: kept in the checkpoint beside weights and optimizer state."""
+    """Count the updates done; the checkpoint keeps the count beside weights and optimizer state."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -180,7 +183,10 @@ class Progress:
 
 
 def save_state(accelerator: Accelerator, save: Path, step: int) -> None:
-    """A checkpoint under its final name only once it is complete; every node keeps its own part."""
+    """Write a checkpoint, which gets its final name only when it is complete.
+
+    Every node keeps its own part.
+    """
     partial, final = save / f"update-{step}.partial", save / f"update-{step}"
     if accelerator.is_local_main_process:
         shutil.rmtree(partial, ignore_errors=True)
@@ -188,14 +194,14 @@ def save_state(accelerator: Accelerator, save: Path, step: int) -> None:
     accelerator.save_state(str(partial))
     accelerator.wait_for_everyone()
     if accelerator.is_local_main_process:
-        # In a shared folder the local main process of another node has done it.
+        # In a shared folder the local main process of another node may have done it.
         with contextlib.suppress(FileNotFoundError):
             partial.rename(final)
     accelerator.wait_for_everyone()
 
 
 def save_model(accelerator: Accelerator, model: Any, folder: Path) -> None:
-    """The whole model, by the first rank, in transformers' own format; all ranks must call it."""
+    """Save the whole model in transformers' format from the first rank; all ranks must call it."""
     state = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
         whole = accelerator.unwrap_model(model)
@@ -203,10 +209,11 @@ def save_model(accelerator: Accelerator, model: Any, folder: Path) -> None:
 
 
 def newest(save: Path) -> Path | None:
-    """The newest complete checkpoint; every rank must call it.
+    """Return the newest complete checkpoint; every rank must call it.
 
     Raises:
-        SystemExit: not all ranks see the same one whole: DeepSpeed and accelerate write much of it on the first node only.
+        SystemExit: not all ranks see the same whole checkpoint: DeepSpeed and accelerate write much
+            of it on the first node only.
     """
     paths = [path for path in save.glob("update-*") if path.name[7:].isdecimal()]
     found = max(paths, key=lambda path: int(path.name[7:]), default=None)
@@ -224,7 +231,7 @@ def newest(save: Path) -> Path | None:
 def train(
     options: argparse.Namespace, accelerator: Accelerator, recorder: Recorder, progress: Progress
 ) -> Any:
-    """Make the updates that are left, counted by `progress`; the model, prepared."""
+    """Make the updates that are left, counted by `progress`; return the prepared model."""
     model: Any = build_model(options)
     optimizer: Any = torch.optim.AdamW(
         model.parameters(), lr=options.lr, weight_decay=options.weight_decay
@@ -233,7 +240,7 @@ def train(
     scheduler = build_scheduler(options, optimizer)
     least = options.batch * accelerator.num_processes  # a batch for every rank
     blocks = Blocks(options.corpus, options.sequence, options.vocabulary, least)
-    # Full batches only: ranks with unequal numbers of them would wait for each other for ever.
+    # Full batches only: ranks with unequal numbers of batches would wait for each other for ever.
     loader: Any = DataLoader(blocks, batch_size=options.batch, shuffle=True, drop_last=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     accelerator.register_for_checkpointing(progress, scheduler)
@@ -274,8 +281,8 @@ def train(
 
 
 def main() -> None:
-    """One rank, from joining the process group to leaving it."""
-    # DeepSpeed and accelerate search for unreachable memory themselves, through all that is imported.
+    """Run one rank, from joining the process group to leaving it."""
+    # DeepSpeed and accelerate collect garbage themselves, through all imported objects.
     gc.freeze()
     options = parse_options()
     accelerator = build_accelerator(options)
@@ -291,8 +298,8 @@ def main() -> None:
     save_model(accelerator, model, options.save / "model")
     recorder.end(progress.step)
     del model
-    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
-    # interpreter's end, they sometimes abort it after all is done.
+    # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
+    # the interpreter's exit, they sometimes abort it after the training.
     accelerator.free_memory()
     accelerator.end_training()
 

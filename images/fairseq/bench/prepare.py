@@ -1,4 +1,4 @@
-"""Write the bench's text as a binarized fairseq corpus, without a tokenizer: dict.txt, train, valid.
+"""Write the bench's text as a binarized fairseq corpus: dict.txt, train, valid.
 
 python3 prepare.py --data FOLDER --vocabulary N --documents N --length N
 """
@@ -29,7 +29,7 @@ def write(rows: np.ndarray, prefix: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder to write")
     parser.add_argument("--vocabulary", type=int, required=True, help="fairseq's own included")

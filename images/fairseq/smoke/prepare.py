@@ -1,8 +1,8 @@
 """Turn the bundled Chinese and English text into a binarized fairseq corpus.
 
-Owns what the smoke trains on: both languages split into characters, their lines taken in turn,
-binarized by the real `fairseq-preprocess`. The dictionary keeps the most frequent characters
-only, so that 40 updates of a tiny model are enough for the loss to fall.
+Owns the smoke's corpus: both languages split into characters, their lines taken in turn, binarized
+by the real `fairseq-preprocess`. The dictionary keeps only the most frequent characters, so that 40
+updates of a tiny model are enough for the loss to fall.
 
     python3 prepare.py --text FOLDER --data FOLDER
 """

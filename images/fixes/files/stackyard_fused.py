@@ -20,7 +20,7 @@ _parts = {}
 
 
 class Part:
-    """One fused part with its state; a fallback is for good."""
+    """Hold one fused part with its state; a fallback is for good."""
 
     def __init__(self, name):
         named = [word.strip() for word in os.environ.get("STACKYARD_FUSED", "1").split(",")]

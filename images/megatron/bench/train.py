@@ -1,8 +1,9 @@
-"""megatron-core's GPT model, with DeepSpeed's engine, megatron-core's own or plain DDP, in bf16 on GPUs.
+"""Train megatron-core's GPT model with DeepSpeed, megatron-core's engine or DDP, in bf16 on GPUs.
 
-Shapes, starting values, batches and optimizer are those of `plain.py`; attention is torch's SDPA, as in the
-smoke: megatron-core's own without Transformer Engine keeps all scores. On GPUs megatron-core's own fusions are on, which
-torch.compile makes: bias with GELU, bias with the residual, cross entropy. Started once a rank by torchrun.
+Shapes, initial values, batches and optimizer are those of `plain.py`; attention is torch's SDPA, as
+in the smoke: megatron-core's own without Transformer Engine keeps all scores. On GPUs
+megatron-core's own fusions are on, which torch.compile makes: bias with GELU, bias with the
+residual, cross entropy. Started once a rank by torchrun.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stackyard_record import Recorder
 from torch import nn
 from windows import Windows
 
-# Where megatron-core keeps what `gpt.Gpt` has, by the ends of the names.
+# Names of `gpt.Gpt`'s parameters, by the ends of megatron-core's names.
 NAMES = {
     "embedding.word_embeddings": "tokens",
     "embedding.position_embeddings": "places",
@@ -48,9 +49,10 @@ plain_gelu = functools.partial(nn.functional.gelu, approximate="tanh")
 
 
 def build_model(options: argparse.Namespace, dtype: torch.dtype, device: torch.device) -> GPTModel:
-    """The model with the starting values of the plain loop.
+    """Build the model with the initial values of the plain loop.
 
-    megatron-core's fused cross entropy gives its gradient in bf16, so on CPU ranks nothing is fused.
+    megatron-core's fused cross entropy gives its gradient in bf16, so on CPU ranks nothing is
+    fused.
     """
     fused = device.type == "cuda" and not options.unfused
     config = TransformerConfig(
@@ -58,7 +60,7 @@ def build_model(options: argparse.Namespace, dtype: torch.dtype, device: torch.d
         hidden_size=options.width,
         num_attention_heads=options.heads,
         ffn_hidden_size=options.inner,
-        # megatron-core's fused GELU is the tanh one, by whatever name.
+        # megatron-core's fused GELU is always the tanh approximation.
         activation_func=nn.functional.gelu if fused else plain_gelu,
         use_cpu_initialization=True,
         perform_initialization=False,
@@ -89,7 +91,7 @@ def build_model(options: argparse.Namespace, dtype: torch.dtype, device: torch.d
 
 @torch.no_grad()
 def copy_values(plain: gpt.Gpt, model: GPTModel, heads: int) -> None:
-    """Every parameter from the plain model; megatron-core keeps query, key and value by head."""
+    """Copy every parameter of the plain model; megatron-core keeps query, key and value by head."""
     values = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(".")
@@ -105,7 +107,7 @@ def copy_values(plain: gpt.Gpt, model: GPTModel, heads: int) -> None:
 
 
 def deepspeed_step(options: argparse.Namespace, model: nn.Module) -> Callable[..., torch.Tensor]:
-    """An update by DeepSpeed's engine: bf16 with parameters in fp32 beside it on GPUs."""
+    """Return an update by DeepSpeed's engine: on GPUs bf16 with fp32 master parameters."""
     optimizer: Any = gpt.build_optimizer(model.parameters(), options.lr)
     scheduler = gpt.build_scheduler(optimizer, options.warm)
     config: dict[str, Any] = {
@@ -130,7 +132,7 @@ def deepspeed_step(options: argparse.Namespace, model: nn.Module) -> Callable[..
 
 
 def ddp_step(options: argparse.Namespace, model: nn.Module) -> Callable[..., torch.Tensor]:
-    """An update as in the plain loop: DDP, bf16 autocast on GPUs."""
+    """Return an update as in the plain loop: DDP, bf16 autocast on GPUs."""
     optimizer = gpt.build_optimizer(model.parameters(), options.lr)
     scheduler = gpt.build_scheduler(optimizer, options.warm)
     cuda = torch.cuda.is_available()
@@ -154,7 +156,10 @@ def ddp_step(options: argparse.Namespace, model: nn.Module) -> Callable[..., tor
 
 
 def core_step(options: argparse.Namespace, model: GPTModel) -> Callable[..., torch.Tensor]:
-    """An update by megatron-core itself: its DDP, gradients and optimizer in fp32 beside bf16 parameters."""
+    """Return an update by megatron-core: its DDP and optimizer.
+
+    Gradients and master parameters are in fp32 beside bf16 parameters.
+    """
     made = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True),
@@ -189,7 +194,7 @@ def core_step(options: argparse.Namespace, model: GPTModel) -> Callable[..., tor
     return step
 
 
-# How an update is made, and whether parameters are bf16 on GPUs.
+# How an update is made, and True where parameters are bf16 on GPUs.
 ENGINES: dict[str, tuple[Callable[..., Any], bool]] = {
     "deepspeed": (deepspeed_step, True),
     "core": (core_step, True),
@@ -198,7 +203,7 @@ ENGINES: dict[str, tuple[Callable[..., Any], bool]] = {
 
 
 def main() -> None:
-    """One rank, from joining the process group to leaving it."""
+    """Run one rank, from joining the process group to leaving it."""
     parser = gpt.parser(__doc__ or "")
     parser.add_argument("--engine", choices=sorted(ENGINES), required=True)
     parser.add_argument("--zero", type=int, default=0, help="DeepSpeed's ZeRO stage")
@@ -228,7 +233,8 @@ def main() -> None:
         windows.update(step, loss, 1.0, tokens.numel())
     recorder.end(options.updates)
     dist.barrier()
-    # The engine holds process groups, and lies in cycles: it is to go before the interpreter does.
+    # The engine holds process groups and is part of reference cycles: free it before the
+    # interpreter exits.
     del make, model, loss
     gc.collect()
     dist.destroy_process_group()

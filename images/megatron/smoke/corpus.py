@@ -1,7 +1,7 @@
-"""The training text in Megatron's own formats: .bin/.idx, sample index.
+"""Write and read the training text in Megatron's own formats: .bin/.idx, sample index.
 
-Owns those files, which the first launch of all makes, and the order in which samples reach the model. It knows
-nothing of ranks beyond which slice of a global batch a data-parallel rank reads.
+Owns those files, which the first launch makes, and the order in which samples reach the model. It
+knows nothing of ranks beyond the slice of a global batch that a data-parallel rank reads.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Batch = tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def write_indexed_dataset(tokenizer: CharacterTokenizer, data: Path) -> None:
-    """Write every line of `data`/text.txt as one document of text.bin and text.idx, if not done.
+    """Write every line of `data`/text.txt as one document of text.bin and text.idx, if missing.
 
-    One rank does it, or a process of its own before the training; the others wait.
+    One rank writes them, or a process of its own before the training; the other ranks wait.
     """
     prefix = str(data / "text")
     index = Path(get_idx_path(prefix))
@@ -52,9 +52,9 @@ def write_indexed_dataset(tokenizer: CharacterTokenizer, data: Path) -> None:
 
 
 def build_dataset(tokenizer: CharacterTokenizer, data: Path, horizon: int) -> GPTDataset:
-    """The samples of `horizon` global batches, shuffled the same way wherever it is called.
+    """Build the samples of `horizon` global batches, shuffled the same way wherever it is called.
 
-    Their order depends on their number: `horizon` must be the same in launches to be compared.
+    Their order depends on their number: `horizon` must be the same in launches that are compared.
 
     The sample index is cached below `data`: the first launch builds it, the others read it.
     """

@@ -1,6 +1,6 @@
 """Make the training text's binary form and sample index on this machine, before any training.
 
-For nodes without a folder in common: in a training rank 0 makes them, and the others read them.
+For nodes without a shared folder: in a training rank 0 makes them, and the others read them.
 
     python3 index.py --data FOLDER --horizon UPDATES
 """
@@ -15,7 +15,7 @@ from vocabulary import CharacterTokenizer
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--horizon", type=int, required=True, help="updates to index samples for")

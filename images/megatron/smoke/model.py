@@ -1,8 +1,8 @@
-"""A GPT as a DeepSpeed pipeline of Megatron tensor-parallel layers.
+"""Build a GPT as a DeepSpeed pipeline of Megatron tensor-parallel layers.
 
-On GPUs its layers are Megatron's own throughout; on CPU ranks the core attention is not.
-Owns the architecture. It imports nothing of the launch: ranks and groups come from Megatron's
-parallel state, which the caller has initialised.
+On GPUs all layers are Megatron's own; on CPU ranks the core attention is not. Owns the
+architecture. It imports nothing of the launch: ranks and groups come from Megatron's parallel
+state, which the caller has initialised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VOCABULARY_MULTIPLE = 128
 
 
 class CausalAttention(nn.Module):
-    """Core attention through torch's SDPA: Megatron's own needs a CUDA device for its buffers."""
+    """Compute core attention with torch's SDPA; Megatron's own buffers need a CUDA device."""
 
     def __init__(self, config: TransformerConfig, **_: Any) -> None:
         super().__init__()
@@ -46,16 +46,16 @@ class CausalAttention(nn.Module):
 
 
 class Embedding(LanguageModelEmbedding):
-    """First layer: (tokens, positions) to hidden states [sequence, batch, hidden]."""
+    """Embed (tokens, positions) as hidden states [sequence, batch, hidden]: the first layer."""
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Take the pair as the pipeline hands it on: one argument."""
+        """Take both inputs as one argument, as the pipeline passes them."""
         tokens, positions = inputs
         return super().forward(tokens, positions)
 
 
 class Layer(nn.Module):
-    """One Megatron transformer layer with a single tensor in and out."""
+    """Wrap one Megatron transformer layer, with a single tensor in and out."""
 
     def __init__(self, config: TransformerConfig, number: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """Last layer: final norm and the vocabulary-parallel output projection."""
+    """Apply the final norm and the vocabulary-parallel output projection: the last layer."""
 
     def __init__(self, config: TransformerConfig, vocabulary: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Head(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits of this rank's part of the vocabulary, [sequence, batch, part]."""
+        """Return logits of this rank's part of the vocabulary, [sequence, batch, part]."""
         logits, _ = self.projection(self.norm(hidden))
         return logits
 
@@ -91,7 +91,7 @@ class Head(nn.Module):
 def build_pipeline(
     vocab_size: int, sequence: int, *, tp: int, pp: int, dp: int, dtype: torch.dtype
 ) -> PipelineModule:
-    """The model, cut over `tp` x `pp` x `dp` ranks, with the same initial values in any layout."""
+    """Build the model over `tp` x `pp` x `dp` ranks, with the same initial values in any layout."""
     config = _config(tp, dtype)
     vocabulary = -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     return PipelineModule(
@@ -102,14 +102,15 @@ def build_pipeline(
         ],
         topology=PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp),
         loss_fn=_loss,
-        # A seed per layer: otherwise a stage's values depend on how many layers precede it there.
+        # A seed per layer: otherwise a stage's values depend on the number of layers before it
+        # there.
         seed_layers=True,
         base_seed=SEED,
     )
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over all tokens; none is masked, for Megatron's samples are full and unpadded."""
+    """Return the mean over all tokens; Megatron's samples are full, so none is masked."""
     per_token = tensor_parallel.vocab_parallel_cross_entropy(logits, labels.t().contiguous())
     return torch.mean(per_token)
 
@@ -133,7 +134,7 @@ def _config(tp: int, dtype: torch.dtype) -> TransformerConfig:
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
         tensor_model_parallel_size=tp,
-        # On GPUs, too: then the values are those of CPU ranks.
+        # On GPUs, too, so that the values are those of CPU ranks.
         use_cpu_initialization=True,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,

@@ -1,7 +1,7 @@
 """Choose the text to train on and number its characters: text.txt, vocab.json.
 
-Runs once, before any rank starts. Megatron's own files are made by the first launch, with what it
-imports anyway: here, importing it would be all the work.
+Runs once, before any rank starts. The first launch makes Megatron's own files, since it imports
+Megatron anyway: here the import alone would take longer than all other work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LINES = 200
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of zh.txt and en.txt")
     parser.add_argument("--data", type=Path, required=True, help="folder to write; made if missing")

@@ -1,7 +1,7 @@
 """Train a tiny GPT with tensor, pipeline and data parallelism: Megatron layers, DeepSpeed engine.
 
-Started once a rank by the `deepspeed` launcher. Takes up the checkpoint that it finds in the
-save folder, and then follows the same data and the same updates as a run that never stopped.
+Started once a rank by the `deepspeed` launcher. Resumes from the checkpoint in the save folder, and
+then makes the same updates on the same data as a run that never stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HASH_EVERY = 10
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Command line; the product of the three sizes is the number of ranks."""
+    """Read the command line; the product of the three sizes is the number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")
     parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel size")
@@ -44,26 +44,29 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def stand_alone(ranks: int) -> None:
-    """Give a lone process, started by no launcher, the environment that DeepSpeed asks for."""
+    """Give a single process, started by no launcher, the environment that DeepSpeed requires."""
     if ranks == 1:
         os.environ.setdefault("RANK", "0")
         os.environ.setdefault("LOCAL_RANK", "0")
         os.environ.setdefault("WORLD_SIZE", "1")
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "0")  # any free port: nobody else has to find it
+        os.environ.setdefault("MASTER_PORT", "0")  # any free port: nothing else has to find it
 
 
 def initialise_parallelism(tp: int, pp: int) -> None:
-    """Make Megatron's process groups inside the running process group."""
+    """Create Megatron's process groups inside the running process group."""
     parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
-    # Megatron's ordinary tracker holds CUDA generator states: CPU ranks have none, and without
-    # dropout no use for it.
+    # Megatron's ordinary tracker holds CUDA generator states, which CPU ranks do not have and do
+    # not need without dropout.
     on_gpus = torch.cuda.is_available()
     tensor_parallel.model_parallel_cuda_manual_seed(model.SEED, inference_rng_tracker=not on_gpus)
 
 
 def check_rank_order(pipeline: PipelineModule) -> None:
-    """Megatron and DeepSpeed number ranks on their own: a silent mismatch mixes up the shards."""
+    """Check that Megatron and DeepSpeed number the ranks alike.
+
+    Each numbers them on its own, and a silent mismatch would mix up the shards.
+    """
     grid = pipeline.mpu()
     megatron = (
         parallel_state.get_tensor_model_parallel_rank(),
@@ -80,7 +83,7 @@ def check_rank_order(pipeline: PipelineModule) -> None:
 
 
 def build_engine(pipeline: PipelineModule, dp: int, *, bf16: bool) -> PipelineEngine:
-    """An engine; gradients accumulate over the micro-batches of a replica's share."""
+    """Build an engine; gradients accumulate over the micro-batches of a replica's share."""
     config = {
         "train_batch_size": corpus.GLOBAL_BATCH,
         "train_micro_batch_size_per_gpu": corpus.MICRO_BATCH,
@@ -112,7 +115,7 @@ def record_parameters(recorder: Recorder, step: int, pipeline: PipelineModule) -
 
 
 def train(engine: PipelineEngine, recorder: Recorder, options: argparse.Namespace) -> None:
-    """Run the updates that the checkpoint, if there is one, has not done yet."""
+    """Make the updates that the checkpoint, if there is one, has not done yet."""
     path, client = engine.load_checkpoint(str(options.save))
     done = 0 if path is None else int(client["update"])
     if done:
@@ -131,14 +134,14 @@ def train(engine: PipelineEngine, recorder: Recorder, options: argparse.Namespac
         if step % HASH_EVERY == 0 or step == options.updates:
             record_parameters(recorder, step, engine.module)
         if step == options.save_at:
-            # Returns behind a barrier that follows the last write of all ranks.
+            # It returns after a barrier that follows the last write of all ranks.
             engine.save_checkpoint(str(options.save), client_state={"update": step})
             recorder.saved(step)
     recorder.end(options.updates)
 
 
 def main() -> None:
-    """One rank, from joining the process group to leaving it."""
+    """Run one rank, from joining the process group to leaving it."""
     options = parse_arguments()
     stand_alone(options.tp * options.pp * options.dp)
     accelerator = get_accelerator()
@@ -165,8 +168,8 @@ def main() -> None:
     check_rank_order(pipeline)
     train(build_engine(pipeline, options.dp, bf16=options.bf16), recorder, options)
     dist.barrier()
-    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
-    # interpreter's end, they sometimes abort it after all is done.
+    # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
+    # the interpreter's exit, they sometimes abort it after the training.
     del pipeline
     gc.collect()
     dist.destroy_process_group()

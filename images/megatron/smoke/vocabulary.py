@@ -1,4 +1,4 @@
-"""The words of the model: characters, numbered.
+"""Number the characters that the model is trained on.
 
 Owns `<data>/vocab.json`. It must not import torch: data are prepared with it before any launch.
 """
@@ -13,7 +13,7 @@ _SPECIAL = ("<eod>", "<pad>")
 
 
 class CharacterTokenizer:
-    """One token a character; what Megatron's datasets ask of a tokenizer and nothing more."""
+    """Encode one token a character, with the attributes that Megatron's datasets need."""
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
         self._vocabulary = vocabulary
@@ -24,7 +24,7 @@ class CharacterTokenizer:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> CharacterTokenizer:
-        """The vocabulary of `lines`, in code point order after the special tokens."""
+        """Build the vocabulary of `lines`, in code point order after the special tokens."""
         characters = sorted(set().union(*lines))
         return cls({token: index for index, token in enumerate((*_SPECIAL, *characters))})
 
@@ -39,5 +39,5 @@ class CharacterTokenizer:
         (data / "vocab.json").write_text(text, encoding="utf-8")
 
     def document(self, line: str) -> list[int]:
-        """The ids of one line, closed with the end-of-document token."""
+        """Return the ids of one line, ended by the end-of-document token."""
         return [*(self._vocabulary[character] for character in line), self.eod]

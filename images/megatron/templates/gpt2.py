@@ -1,7 +1,8 @@
-"""GPT-2 of Megatron tensor-parallel layers, as a DeepSpeed pipeline or as one module.
+"""Build GPT-2 of Megatron tensor-parallel layers, as a DeepSpeed pipeline or as one module.
 
-Owns the architecture: learned positions, pre-norm layers, output tied to the word embedding. It imports nothing of
-the launch: ranks and groups come from Megatron's parallel state, which the caller has initialised.
+Owns the architecture: learned positions, pre-norm layers, output tied to the word embedding. It
+imports nothing of the launch: ranks and groups come from Megatron's parallel state, which the
+caller has initialised.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VOCABULARY_MULTIPLE = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of the model."""
+    """Hold the size of the model."""
 
     layers: int
     hidden: int
@@ -39,12 +40,15 @@ class Shape:
 
     @property
     def padded(self) -> int:
-        """Rows of the word embedding."""
+        """Return the rows of the word embedding."""
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 class CausalAttention(nn.Module):
-    """Core attention through torch's SDPA, which keeps no scores; Megatron's own needs Transformer Engine for that."""
+    """Compute core attention with torch's SDPA, which keeps no scores.
+
+    Megatron's own needs Transformer Engine for that.
+    """
 
     def __init__(self, config: TransformerConfig, **_: Any) -> None:
         super().__init__()
@@ -63,15 +67,15 @@ class CausalAttention(nn.Module):
 
 
 class Words(tensor_parallel.VocabParallelEmbedding):  # type: ignore[misc]
-    """First layer: tokens [batch, sequence] to hidden states [sequence, batch, hidden]."""
+    """Embed tokens [batch, sequence] as [sequence, batch, hidden]: the first layer."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Look up."""
+        """Look up the tokens' embeddings."""
         return super().forward(tokens).transpose(0, 1).contiguous()
 
 
 class Places(nn.Module):
-    """Second layer: adds what is learned of each position."""
+    """Add the learned embedding of each position: the second layer."""
 
     def __init__(self, config: TransformerConfig, sequence: int) -> None:
         super().__init__()
@@ -80,13 +84,13 @@ class Places(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Add, and drop."""
+        """Add the embeddings, and apply dropout."""
         places = torch.arange(hidden.shape[0], device=hidden.device)
         return self.dropout(hidden + self.table(places).unsqueeze(1))
 
 
 class Layer(nn.Module):
-    """One Megatron transformer layer with a single tensor in and out."""
+    """Wrap one Megatron transformer layer, with a single tensor in and out."""
 
     def __init__(self, config: TransformerConfig, number: int, recompute: bool) -> None:
         super().__init__()
@@ -94,10 +98,10 @@ class Layer(nn.Module):
         self.recompute = recompute
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Keep what goes in alone, and compute the rest again in the backward pass, where asked to."""
+        """Run the layer; with `recompute`, keep its input alone for the backward pass."""
         if not (self.recompute and self.training and hidden.requires_grad):
             return self._run(hidden)
-        if hidden.is_cuda:  # Megatron's own also takes its random states back: the same dropout
+        if hidden.is_cuda:  # Megatron's own also restores its random states: the same dropout
             return tensor_parallel.checkpoint(self._run, False, hidden)
         return torch.utils.checkpoint.checkpoint(self._run, hidden, use_reentrant=False)
 
@@ -107,17 +111,17 @@ class Layer(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """The norm before the output: a name of its own, since the pipeline is cut by `Layer`."""
+    """Apply the norm before the output; it is no `Layer`, by which the pipeline is cut."""
 
 
 def logits_of(words: Words, hidden: Tensor) -> Tensor:
-    """Logits of this rank's part of the vocabulary, by the word embedding: [sequence, batch, part]."""
+    """Return logits of this rank's part of the vocabulary: [sequence, batch, part]."""
     copied = tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
     return nn.functional.linear(copied, words.weight)
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over all tokens; none is masked, for Megatron's samples are full and unpadded."""
+    """Return the mean over all tokens; Megatron's samples are full, so none is masked."""
     per_token = tensor_parallel.vocab_parallel_cross_entropy(
         logits.float(), labels.t().contiguous()
     )
@@ -127,7 +131,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 def build_pipeline(
     shape: Shape, *, tp: int, pp: int, dp: int, dtype: torch.dtype
 ) -> PipelineModule:
-    """The model, cut over `tp` x `pp` x `dp` ranks, with the same initial values in any layout."""
+    """Build the model over `tp` x `pp` x `dp` ranks, with the same initial values in any layout."""
     config = _config(shape, tp, dtype)
 
     def words(forward: Any = None) -> TiedLayerSpec:
@@ -146,7 +150,8 @@ def build_pipeline(
         topology=PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp),
         loss_fn=loss_of,
         partition_method="type:Layer",
-        # A seed per layer: otherwise a stage's values depend on how many layers precede it there.
+        # A seed per layer: otherwise a stage's values depend on the number of layers before it
+        # there.
         seed_layers=True,
         base_seed=SEED,
     )
@@ -155,12 +160,12 @@ def build_pipeline(
 
 
 class Whole(nn.Module):
-    """The same model as one module, for ZeRO-2 and ZeRO-3, which no pipeline takes."""
+    """Hold the same model as one module, for ZeRO-2 and ZeRO-3, which no pipeline supports."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
         super().__init__()
         config = _config(shape, 1, dtype)
-        torch.manual_seed(SEED)  # as the pipeline does: its initial values
+        torch.manual_seed(SEED)  # as the pipeline does, for the same initial values
         self.words = Words(
             shape.padded, shape.hidden, init_method=config.init_method, config=config
         )
@@ -173,7 +178,7 @@ class Whole(nn.Module):
         self.norm = Norm(shape.hidden)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss."""
+        """Return the mean loss."""
         hidden = self.places(self.words(tokens))
         for layer in self.layers:
             hidden = layer(hidden)
@@ -181,7 +186,7 @@ class Whole(nn.Module):
 
 
 def groups_of(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters for the optimizer, as Megatron groups them: biases and norms do not decay."""
+    """Group parameters for the optimizer as Megatron does: biases and norms do not decay."""
 
     def chosen(decays: bool) -> Iterable[nn.Parameter]:
         return [p for p in model.parameters() if p.requires_grad and (p.dim() > 1) == decays]

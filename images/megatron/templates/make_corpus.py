@@ -1,6 +1,6 @@
-"""A small corpus in Megatron's format from the text of the image, for when you have none: OUT/train.bin, OUT/train.idx.
+"""Make a small corpus in Megatron's format, OUT/train.bin and OUT/train.idx, from the image's text.
 
-One document a line, one number a character, as `vocab.json` beside it says.
+Each line is one document and each character one number, listed in `vocab.json` beside it.
 
     python3 make_corpus.py --text FOLDER --out FOLDER
 """
@@ -23,7 +23,7 @@ END = "<eod>"
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of zh.txt and en.txt")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")

@@ -1,7 +1,8 @@
-"""Pretrain GPT-2 with tensor, pipeline and data parallelism or ZeRO: Megatron layers, DeepSpeed's engine.
+"""Pretrain GPT-2 with tensor, pipeline and data parallelism or ZeRO: Megatron layers, DeepSpeed.
 
-What pretrain_gpt2.py of Megatron-LM with DeepSpeed was in 2021, on what pip installs today. Started once a rank, by
-torchrun or the deepspeed launcher. Takes up the newest checkpoint in --save, if there is one.
+Does what pretrain_gpt2.py of Megatron-LM with DeepSpeed did in 2021, with current packages. Started
+once a rank, by torchrun or the deepspeed launcher. Resumes from the newest checkpoint in --save, if
+there is one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Command line; what was called otherwise in 2021 is in docs/templates.md."""
+    """Read the command line; docs/templates.md lists the names that were others in 2021."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     samples.add_options(parser)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")
@@ -53,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """DeepSpeed's configuration: the file's, and what the arguments say."""
+    """Return DeepSpeed's configuration: the file's, with the arguments' values."""
     config = json.loads(options.ds_config.read_text()) if options.ds_config else {}
     found: dict[str, Any] = {
         "train_batch_size": samples.global_batch(options),
@@ -72,7 +73,7 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rate(options: argparse.Namespace) -> Callable[[int], float]:
-    """Linear warm-up, then a cosine down to the least rate: factors of --lr."""
+    """Return a linear warm-up and then a cosine decay to --min-lr, as factors of --lr."""
     warm = max(1, int(options.warmup * options.decay_updates))
     least = options.min_lr / options.lr
 
@@ -86,10 +87,10 @@ def rate(options: argparse.Namespace) -> Callable[[int], float]:
 
 
 def make_engine(options: argparse.Namespace, replicas: int) -> Any:
-    """The model in DeepSpeed's engine.
+    """Build the model in DeepSpeed's engine.
 
     Raises:
-        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism: DeepSpeed has no such pipeline.
+        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism, which DeepSpeed lacks.
     """
     config = configuration(options)
     stage = config.get("zero_optimization", {}).get("stage", 0)
@@ -123,7 +124,7 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
 
 
 class Plain:
-    """An engine without pipeline, used like one with: `train_batch` and `eval_batch` over an iterator."""
+    """Give an engine without a pipeline the `train_batch` and `eval_batch` of a pipeline."""
 
     def __init__(self, engine: Any, accumulate: int) -> None:
         self.engine, self.accumulate = engine, accumulate
@@ -135,7 +136,7 @@ class Plain:
         return loss
 
     def train_batch(self, data: Iterator[samples.Sample]) -> torch.Tensor:
-        """One update; the mean loss of the global batch."""
+        """Make one update; return the mean loss of the global batch."""
         self.engine.train()
         total = torch.zeros((), device=self.engine.device)
         for _ in range(self.accumulate):
@@ -148,7 +149,7 @@ class Plain:
 
     @torch.no_grad()
     def eval_batch(self, data: Iterator[samples.Sample]) -> torch.Tensor:
-        """The mean loss of a global batch."""
+        """Return the mean loss of a global batch."""
         self.engine.eval()
         total = sum((self._loss(data).float() for _ in range(self.accumulate)), torch.zeros(
             (), device=self.engine.device)) / self.accumulate  # fmt: skip
@@ -157,7 +158,9 @@ class Plain:
 
 
 def require_shared(save: Path) -> None:
-    """See that all ranks find the same checkpoint: DeepSpeed names the newest on the first node only.
+    """Check that all ranks find the same checkpoint.
+
+    DeepSpeed names the newest one on the first node only.
 
     Raises:
         SystemExit: they do not; some would train on from it and others from the beginning.
@@ -172,7 +175,7 @@ def require_shared(save: Path) -> None:
 
 
 def train(engine: Any, options: argparse.Namespace, recorder: Recorder) -> None:
-    """The updates that the checkpoint, if there is one, has not done yet."""
+    """Make the updates that the checkpoint, if there is one, has not done yet."""
     require_shared(options.save)
     path, client = engine.load_checkpoint(str(options.save))
     done = 0 if path is None else int(client["update"])
@@ -193,14 +196,14 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder) -> None:
                 print(f"update {step} valid {sum(losses) / len(losses):.4f}", flush=True)
         last = step == options.updates
         if options.save_every and (last or step % options.save_every == 0):
-            # Returns behind a barrier that follows the last write of all ranks.
+            # It returns after a barrier that follows the last write of all ranks.
             engine.save_checkpoint(str(options.save), client_state={"update": step})
             recorder.saved(step)
     recorder.end(options.updates)
 
 
 def main() -> None:
-    """One rank, from joining the process group to leaving it."""
+    """Run one rank, from joining the process group to leaving it."""
     options = parse_arguments()
     accelerator = get_accelerator()
     cuda = torch.cuda.is_available()
@@ -228,8 +231,8 @@ def main() -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not cuda)
     train(engine, options, recorder)
     dist.barrier()
-    # The engine holds process groups and gloo's threads, and lies in cycles: left to the
-    # interpreter's end, they sometimes abort it after all is done.
+    # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
+    # the interpreter's exit, they sometimes abort it after the training.
     del engine
     gc.collect()
     dist.destroy_process_group()

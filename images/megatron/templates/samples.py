@@ -1,8 +1,10 @@
-"""The samples of a Megatron corpus: their order, and which rank reads which.
+"""Build the samples of a Megatron corpus, in order, and give each rank its own.
 
-As a program it makes the sample index on this machine before any training: nodes need no folder in common.
+As a program it makes the sample index on this machine before any training: nodes need no shared
+folder.
 
-    python3 samples.py --corpus PATH --cache FOLDER --split 900,50,50 --sequence 1024 --train N --valid N
+    python3 samples.py --corpus PREFIX --cache FOLDER --sequence 1024 --vocabulary N --updates N
+        --batch N --replicas N
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Sample = tuple[torch.Tensor, torch.Tensor]
 
 
 class Numbers:
-    """What Megatron's datasets ask of a tokenizer, for a corpus that holds numbers already."""
+    """Stand in for a tokenizer: Megatron's datasets need one, the corpus holds numbers."""
 
     def __init__(self, vocabulary: int, eod: int = 0) -> None:
         self.vocab_size, self.eod, self.pad = vocabulary, eod, -1
@@ -30,7 +32,7 @@ class Numbers:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that decide the samples: the same for the program here and the training."""
+    """Add the options that decide the samples: the same for the program here and the training."""
     parser.add_argument(
         "--corpus",
         required=True,
@@ -49,12 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def global_batch(options: argparse.Namespace) -> int:
-    """Samples in an update."""
+    """Return the number of samples in an update."""
     return int(options.batch * options.accumulate * options.replicas)
 
 
 def build(options: argparse.Namespace) -> tuple[GPTDataset, GPTDataset | None]:
-    """Training and validation samples, shuffled the same way wherever it is called.
+    """Build training and validation samples, shuffled the same way wherever it is called.
 
     Raises:
         SystemExit: the corpus is not there, or too small for its split.
@@ -97,10 +99,12 @@ def build(options: argparse.Namespace) -> tuple[GPTDataset, GPTDataset | None]:
 def require_documents(
     options: argparse.Namespace, documents: int, config: GPTDatasetConfig
 ) -> None:
-    """See that every part of the split has a document: Megatron would search an empty one for ever.
+    """Check that every part of the split has a document.
+
+    Megatron would search an empty part for ever.
 
     Raises:
-        SystemExit: one has none.
+        SystemExit: a part has none.
     """
     for part, bounds in zip(("train", "valid", "test"), config.split_matrix, strict=True):
         first, end = (round(bound * documents) for bound in bounds or (0, 1))
@@ -114,10 +118,10 @@ def require_documents(
 def batches(
     dataset: GPTDataset, options: argparse.Namespace, *, first: int, replica: int
 ) -> Iterator[Sample]:
-    """(tokens, labels) of one replica, from sample `first` on.
+    """Yield (tokens, labels) of one replica, from sample `first` on.
 
-    Update k holds samples k * global batch onwards in every layout: the position in the data follows from
-    the number of updates done, and a checkpoint needs no more than that.
+    Update k holds samples k * global batch onwards in every layout: the position in the data
+    follows from the number of updates done, and a checkpoint needs no more than that.
     """
     share = options.batch * options.accumulate
     start = first + replica * share
@@ -137,7 +141,7 @@ def _stacked(samples: list[dict[str, Any]], name: str) -> torch.Tensor:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser)
     train, valid = build(parser.parse_args())

@@ -1,9 +1,10 @@
-"""Every Python of a job imports this first: a rank's own words go to a file of its own.
+"""Send a rank's output to a file of its own; every Python of a job imports this module first.
 
-Owns where a rank writes and how its end is told: launchers mix the lines of all ranks, and pdsh
-holds back what has no line break (progress bars). Files below STACKYARD_LOGS, by rank:
-`rankN.log` what it wrote; `rankN.json` who it is; `rankN.end` `ok`, or how it failed; none when it
-was killed. Processes that a rank starts write to the same file. Fused parts write `rankN.fused`.
+Owns where a rank writes and how its end is recorded: launchers mix the lines of all ranks, and pdsh
+holds back text without a line break (progress bars). Files below STACKYARD_LOGS, by rank:
+`rankN.log` its output; `rankN.json` its PID and number; `rankN.end` `ok`, or how it failed, missing
+when it was killed. Processes that a rank starts write to the same file. Fused parts write
+`rankN.fused`.
 """
 
 import atexit

@@ -252,6 +252,6 @@ def test_the_command_fails_and_says_what_to_write_where_an_import_would_break(ro
     before.write_text("")
     assert leave_out.main(["--before", str(before), "--root", str(root), *PATTERNS]) == 1
     assert capsys.readouterr().err == (
-        "alpha/use.py imports alpha/tests, which is to be left out\n"
+        "alpha/use.py imports alpha/tests, which would be left out\n"
         "Name it under `except` of `left_out` in images/common.yml.\n"
     )

@@ -184,7 +184,7 @@ def test_the_figures_of_gpu_runs_are_those_of_the_reports():
     found = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
     for page in found["PAGES"]:
         old, new = found["renewed"](page)
-        assert old == new, f"{page} is not what the reports say; type: scripts/gpu-figures"
+        assert old == new, f"{page} differs from the reports; type: scripts/gpu-figures"
 
 
 def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():

@@ -1,8 +1,8 @@
-"""fairseq plugin (`--user-dir`): language modeling under the clock of a bench.
+"""Train fairseq's language models under the clock of a bench: a plugin (`--user-dir`).
 
-Owns the task `timed_language_modeling`: fairseq's own, which also records seconds, words, loss and memory of every
-few updates. Model, criterion, optimizer, data and the training loop are fairseq's. It must not change what is
-computed, nor make the GPU wait but at the end of a window.
+Owns the task `timed_language_modeling`: fairseq's own, which also records seconds, words, loss and
+memory of every few updates. Model, criterion, optimizer, data and the training loop are fairseq's.
+It must not change what is computed, and the GPU waits only at the end of a window.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from windows import Windows
 # fairseq's parser needs types, not strings: no `from __future__ import annotations` here.
 @dataclass
 class TimedLanguageModelingConfig(LanguageModelingConfig):  # type: ignore[misc]
-    """The options of language modeling, and where the record goes."""
+    """Hold the options of language modeling, and the folder of the record."""
 
     record: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "folder of the record files of this launch"}
@@ -33,7 +33,7 @@ class TimedLanguageModelingConfig(LanguageModelingConfig):  # type: ignore[misc]
 
 @register_task("timed_language_modeling", dataclass=TimedLanguageModelingConfig)
 class TimedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
-    """Language modeling with a clock; fairseq makes it after the process group."""
+    """Run language modeling with a clock; fairseq creates it after the process group."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,21 +51,21 @@ class TimedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
         atexit.register(self._finish)
 
     def train_step(self, *args: Any, update_num: int, **kwargs: Any) -> Any:
-        """Forward and backward of one batch; `update_num` updates were done before it."""
+        """Run forward and backward of one batch; `update_num` updates were done before it."""
         if self._update < 0:
             self._windows.start()
         self._update = update_num
         return super().train_step(*args, update_num=update_num, **kwargs)
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
-        """The optimizer's step: behind it, fairseq's trainer resets the peak of the memory."""
+        """Make the optimizer's step, then read the memory's peak before fairseq resets it."""
         try:
             super().optimizer_step(optimizer, model, update_num)
         finally:
             self._windows.look_at_memory()
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Called after the optimizer's step, with the sums over all ranks and batches.
+        """Record an update from the sums over all ranks and batches, after the optimizer.
 
         An update that overflowed in half precision is made again, and comes here once.
         """
@@ -77,6 +77,6 @@ class TimedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
         self._windows.update(self._update + 1, loss, size * math.log(2), words / self._world)
 
     def _finish(self) -> None:
-        """Say `end` when the interpreter leaves after the last update without an exception."""
+        """Record `end` when the interpreter exits after the last update without an exception."""
         if self._update + 1 == self.args.max_update and not hasattr(sys, "last_value"):
             self._recorder.end(self.args.max_update)

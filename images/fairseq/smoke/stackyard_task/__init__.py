@@ -1,4 +1,4 @@
-"""fairseq plugin (`--user-dir`): language modeling that records what every rank sees.
+"""Train fairseq's language models and record every rank: a plugin (`--user-dir`).
 
 Owns the task `recorded_language_modeling`: fairseq's own task with a record of the exact loss of
 every update, of the parameters, and of the checkpoint. Model, criterion, optimizer, data and the
@@ -26,7 +26,7 @@ HASH_EVERY = 5
 # fairseq's parser needs types, not strings: no `from __future__ import annotations` here.
 @dataclass
 class RecordedLanguageModelingConfig(LanguageModelingConfig):  # type: ignore[misc]
-    """The options of language modeling, and where the record goes."""
+    """Hold the options of language modeling, and the folder of the record."""
 
     record: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "folder of the record files of this launch"}
@@ -38,7 +38,7 @@ class RecordedLanguageModelingConfig(LanguageModelingConfig):  # type: ignore[mi
 
 @register_task("recorded_language_modeling", dataclass=RecordedLanguageModelingConfig)
 class RecordedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
-    """Language modeling with a record; fairseq makes it after the process group."""
+    """Run language modeling with a record; fairseq creates it after the process group."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,7 +61,7 @@ class RecordedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
         self._model = model
 
     def train_step(self, *args: Any, update_num: int, **kwargs: Any) -> Any:
-        """Forward and backward of one batch; `update_num` updates were done before it."""
+        """Run forward and backward of one batch; `update_num` updates were done before it."""
         if self._update is None and update_num > 0:
             self._recorder.loaded(update_num)
         elif self._update != update_num:
@@ -70,7 +70,7 @@ class RecordedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
         return super().train_step(*args, update_num=update_num, **kwargs)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Called after the optimizer's step, with the sums over all ranks and batches."""
+        """Record an update from the sums over all ranks and batches, after the optimizer."""
         super().reduce_metrics(logging_outputs, criterion)
         assert self._update is not None, "reduced without a training step: validation is off"
         done = self._update + 1
@@ -88,7 +88,7 @@ class RecordedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
         return self._model.named_parameters()
 
     def _note_checkpoint(self, update: int) -> None:
-        """Say `saved` when the checkpoint of `update` is on disk for all ranks."""
+        """Record `saved` when the checkpoint of `update` is on disk for all ranks."""
         interval: int = self.args.save_interval_updates
         if update == 0 or update % interval:
             return
@@ -99,7 +99,7 @@ class RecordedLanguageModelingTask(LanguageModelingTask):  # type: ignore[misc]
         self._recorder.saved(update)
 
     def _finish(self) -> None:
-        """Say `end` when the interpreter leaves after the last update without an exception."""
+        """Record `end` when the interpreter exits after the last update without an exception."""
         complete = self._update is not None and self._update + 1 == self.args.max_update
         if complete and not hasattr(sys, "last_value"):
             self._recorder.end(self.args.max_update)
