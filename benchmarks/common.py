@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stackyard.cli import main as cli
+from stackyard.cli import command as cli
 from stackyard.cli.console import Terminal
 from stackyard.definitions.project import ROOT
 from stackyard.system.engine import Engine
@@ -141,7 +141,7 @@ def main(name: str, measure: Callable[[Terminal, Engine], Measured]) -> int:
     """Run one benchmark, write `results/NAME.json` and print its verdicts.
 
     Returns:
-        0 when every goal is met, 1 when one is not; other codes as `cli.main` has them.
+        0 when every goal is met, 1 when one is not; other codes as `cli.command` has them.
     """
 
     def command(terminal: Terminal) -> tuple[Any, int]:

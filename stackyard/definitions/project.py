@@ -33,10 +33,6 @@ class Project:
         """Return the stacks that a name on the command line means; `all` means every stack."""
         return sorted(self.definitions.stacks) if name == "all" else [name]
 
-    def base_for(self, base: str, gpus: int) -> str:
-        """Return a training's base: the named one, else `cpu` without GPUs, else the default."""
-        return base or ("cpu" if gpus == 0 else self.default_base)
-
 
 def parse_settings(text: str) -> dict[str, str]:
     """Read the `key = "value"` lines of stackyard.toml.

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stackyard.build import dockerfile
 from stackyard.build.catalog import choose
+from stackyard.build.choice import decide
 from stackyard.definitions import job_source
 from stackyard.definitions.document import nearest
 from stackyard.definitions.examples import Where
@@ -37,7 +37,7 @@ class ClusterArguments(Work):
     Attributes:
         engine: `slurm` or `kubernetes`.
         per_node: training processes on each node; with `gpus` above 0, these decide.
-        gpus: of the whole job; 0 for CPU ranks, -1 for what the base is for.
+        gpus: of the whole job; 0 for CPU ranks, None for what the base is for.
         site: the settings of the cluster; empty for `SITE_FILE`, if that is there.
         name: of the job; empty for one made of what runs and the time.
         others: arguments that make no sense on a cluster, by their flag; true where given.
@@ -47,7 +47,7 @@ class ClusterArguments(Work):
     stack: str
     nodes: int = 0
     per_node: int = 1
-    gpus: int = -1
+    gpus: int | None = None
     base: str = ""
     image: str = ""
     site: str = ""
@@ -77,7 +77,11 @@ def require_engine(name: str) -> str:
             " and (but for logs) --job",
         )
     if name not in ENGINES:
-        raise UsageError(f"{shown(name)!r} is not an engine", why=nearest(name, ENGINES))
+        raise UsageError(
+            f"{shown(name)!r} is not an engine",
+            why=nearest(name, ENGINES),
+            hint="invoke export slurm or kubernetes, or --on one of them",
+        )
     return name
 
 
@@ -135,22 +139,19 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
 
 
 def _where(project: Project, given: ClusterArguments, stack: str) -> Where:
-    base_name = project.base_for(given.base, 0 if given.gpus == 0 else 1)
-    base = project.definitions.bases[choose("base", base_name, project.definitions.bases)]
-    if given.gpus >= 0 and (given.gpus == 0) != (base.device == "cpu"):
-        ranks = "CPU ranks" if given.gpus == 0 else "GPUs"
-        raise UsageError(
-            f"base {base.name} is for {base.device}, --gpus {given.gpus} asks for {ranks}"
-        )
+    chosen = decide(
+        project, stack, given.base, gpus=given.gpus, image=given.image,
+        typed=f"invoke run {stack} --on {given.engine}",
+    )  # fmt: skip
     name = given.name or f"{example_name(given.example) or stack}-{time.strftime('%m%d-%H%M%S')}"
     folder = f"/tmp/stackyard-{name}"
     return Where(
         name=name,
-        base=base.name,
-        image=given.image or dockerfile.image_tag(stack, base.name),
+        base=chosen.base.name,
+        image=chosen.tag,
         nodes=given.nodes,
         per_node=_per_node(given),
-        device=base.device,
+        device=chosen.device,
         folder=folder,
         save=given.save or f"{folder}/checkpoints",
     )
@@ -162,7 +163,7 @@ def _per_node(given: ClusterArguments) -> int:
             "say on how many nodes: --nodes must be at least 1, and --per-node, too",
             hint="--nodes 2",
         )
-    if given.gpus <= 0:
+    if not given.gpus:
         return given.per_node
     each, rest = divmod(given.gpus, given.nodes)
     if rest or given.per_node not in (1, each):

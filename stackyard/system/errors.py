@@ -1,6 +1,6 @@
 """What can go wrong, said once: what, where, why, and what to type.
 
-Owns the exception types and their exit codes. It must not print or exit: `cli.main` does.
+Owns the exception types and their exit codes. It must not print or exit: `cli.command` does.
 """
 
 from __future__ import annotations

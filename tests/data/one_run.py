@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from stackyard.cli import main as cli
+from stackyard.cli import command as cli
 from stackyard.data import dataset, encoding
 from stackyard.system.engine import Engine
 
@@ -11,7 +11,7 @@ from stackyard.system.engine import Engine
 def main():
     image, text, tokenizer, out = sys.argv[1:]
 
-    def command(terminal):
+    def prepare(terminal):
         request = dataset.Request(
             stack="megatron",
             inputs={"train": [text]},
@@ -23,7 +23,7 @@ def main():
             done = encoding.prepare(engine, image, request, Path(out), 1, say, say, chunk=400_000)
         return {"kept": done["kept"], "shards": done["shards"]}, 0
 
-    return cli.run(command, as_json=True)
+    return cli.run(prepare, as_json=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from stackyard.build.catalog import resolve
 from stackyard.build.dockerfile import render_files
 from stackyard.build.locks.locking import stale_locks
-from stackyard.cli import commands
+from stackyard.cli.steps import images
 from stackyard.definitions import lock
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.definitions.references import wanted_locks
@@ -31,7 +31,7 @@ def test_committed_files_are_what_is_rendered(stack, base):
 
 
 def test_the_check_of_the_command_line_agrees():
-    assert commands.render(PROJECT, "all", check=True) == []
+    assert images.render_files(PROJECT, "all", check=True) == []
 
 
 def test_no_rendered_file_is_left_over():
@@ -56,9 +56,9 @@ def test_a_changed_a_missing_and_a_current_file_are_told_apart(tmp_path):
         (tmp_path / path).write_text(files[path])
     (tmp_path / changed).write_text("by hand\n")
     stack, base = IMAGES[0]
-    only = commands.Project(
+    only = images.Project(
         root=tmp_path,
-        definitions=commands.catalog.Definitions(
+        definitions=images.catalog.Definitions(
             **{
                 **vars(PROJECT.definitions),
                 "stacks": {stack: PROJECT.definitions.stacks[stack]},
@@ -67,10 +67,10 @@ def test_a_changed_a_missing_and_a_current_file_are_told_apart(tmp_path):
         ),
         default_base=base,
     )
-    assert commands.render(only, "all", check=True) == [missing, changed]
+    assert images.render_files(only, "all", check=True) == [missing, changed]
     assert (tmp_path / changed).read_text() == "by hand\n"
-    assert sorted(commands.render(only, "all", check=False)) == [missing, changed]
-    assert commands.render(only, "all", check=True) == []
+    assert sorted(images.render_files(only, "all", check=False)) == [missing, changed]
+    assert images.render_files(only, "all", check=True) == []
 
 
 def lines_of(path):
@@ -178,5 +178,5 @@ def test_one_version_changed_is_one_definition_its_locks_and_the_dockerfiles_it_
     assert text.count(old) == 1
     (copied / file).write_text(text.replace(old, re.sub(r"[\d.]+(?=\"?$)", version, old)))
     locked_again(copied, name, version)
-    commands.render(load_project(copied), "all", check=False)
+    images.render_files(load_project(copied), "all", check=False)
     assert differing(copied) == sorted([file, *others])

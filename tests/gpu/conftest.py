@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.cli import source
+from stackyard.build import choice
 from stackyard.definitions.document import parse_document
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.definitions.read.files import read_stack
@@ -46,7 +46,7 @@ def engine():
 @pytest.fixture(scope="session")
 def built(engine):
     """An image that has what the example needs: torch and einops."""
-    return source.named(load_project(), engine, IMAGE, "megatron", "")
+    return choice.held_image(load_project(), engine, IMAGE, "megatron", "")
 
 
 @pytest.fixture(scope="session")

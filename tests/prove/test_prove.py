@@ -17,8 +17,8 @@ import pytest
 
 from stackyard.build import catalog
 from stackyard.build.builder import Builder
-from stackyard.cli import prove
 from stackyard.cli.console import Terminal
+from stackyard.cli.steps import prove
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.system import cleanup
 from stackyard.system.engine import OWNER_LABEL

@@ -9,7 +9,7 @@ import pytest
 
 from stackyard.build import base_host, base_image, builder, host, mirrors
 from stackyard.build import recipe as plan
-from stackyard.cli import commands
+from stackyard.cli.steps import images
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Fact
@@ -243,14 +243,14 @@ def test_a_base_out_of_files_is_made_when_asked_for(project, monkeypatch):
         return engine.image(base.reference)
 
     monkeypatch.setattr(base_host, "ensure", ensure)
-    made = commands.make_base(project, engine, "far", lambda *_: None)
+    made = images.make_base(project, engine, "far", lambda *_: None)
     assert (made["reference"], made["image"], made["made"]) == (BASE, f"id of {BASE}", True)
-    assert commands.make_base(project, engine, "far", lambda *_: None)["made"] is False
+    assert images.make_base(project, engine, "far", lambda *_: None)["made"] is False
 
 
 def test_an_unknown_base_is_named_with_the_nearest(project):
     with pytest.raises(UsageError, match="there is no base 'fat'") as caught:
-        commands.make_base(project, Holding(), "fat", print)
+        images.make_base(project, Holding(), "fat", print)
     assert caught.value.why == "did you mean 'far'?"
 
 
@@ -267,7 +267,7 @@ def test_what_cannot_be_bundled_is_refused(project, tmp_path, base, changes, wha
     found = samples.definitions(**{"bases": bases, "locks": locks(), **changes})
     other = Project(root=tmp_path, definitions=found, default_base="cpu")
     with pytest.raises(UsageError) as caught:
-        commands.make_bundle(other, "all", base, tmp_path / "x.tar", print)
+        images.make_bundle(other, "all", base, tmp_path / "x.tar", print)
     assert caught.value.what == what
 
 
@@ -275,7 +275,7 @@ def test_a_bundle_for_no_folder_is_refused_before_anything_is_fetched(tmp_path):
     found = samples.definitions(bases={"far": samples.carried()}, locks=locks())
     other = Project(root=tmp_path, definitions=found, default_base="far")
     with pytest.raises(UsageError) as caught:
-        commands.make_bundle(other, "all", "far", tmp_path / "no where" / "x.tar", print)
+        images.make_bundle(other, "all", "far", tmp_path / "no where" / "x.tar", print)
     assert caught.value.hint == f"mkdir -p '{tmp_path / 'no where'}'"
 
 
@@ -324,9 +324,9 @@ def test_a_pulled_base_is_pulled_by_the_digest_of_its_lock(tmp_path, monkeypatch
     digest = "sha256:" + "1" * 64
     text = lock.render_pulled(samples.pulled(), digest, {"torch": "2.1.0a0+nv"})
     project, engine = pulled_project(tmp_path, **{"images/bases/gpu.lock": text}), Registry()
-    made = commands.make_base(project, engine, "gpu", lambda *_: None)
+    made = images.make_base(project, engine, "gpu", lambda *_: None)
     assert engine.asked == [made["reference"]] == [f"registry.example/torch@{digest}"]
-    assert commands.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)["made"]
+    assert images.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)["made"]
     assert engine.asked[1:] == ["registry.example/torch:1"]
 
 
@@ -334,5 +334,5 @@ def test_a_base_is_not_pulled_where_there_is_no_room_for_it(tmp_path, monkeypatc
     engine = Registry()
     monkeypatch.setattr(host, "free_bytes", lambda _: 3.5 * 2**30)
     with pytest.raises(EngineError, match=r"8\.5 GiB are missing"):
-        commands.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)
+        images.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)
     assert engine.asked == []

@@ -1,6 +1,7 @@
 """The steps of `invoke lock`: all is resolved before anything is written, nothing is left stale."""
 
 import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -8,12 +9,13 @@ import pytest
 from stackyard.build import host
 from stackyard.build.locks import locking, resolve
 from stackyard.build.locks.change import change_lines
-from stackyard.cli import lock as cli_lock
-from stackyard.cli import main
+from stackyard.cli.steps import lock as cli_lock
 from stackyard.definitions.lock import Locked, parse_lock, versions
 from stackyard.definitions.project import load_project
+from stackyard.system import cleanup
 from stackyard.system.errors import CommandError, EngineError, NothingToRunOn, UsageError
 from tests.unit import samples
+from tests.unit.lines import run
 
 SURVEY = locking._survey
 FAR = """\
@@ -151,20 +153,20 @@ def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
     if change:
         tree.change("images/toy/stack.yml", 'alpha: "1.2.0"', 'alpha: "1.2.1"')
         tree.change("images/fixes/alpha-old.yml", "==1.2.0", ">=1.2.0")
-    monkeypatch.setattr(main.cleanup, "guarded", lambda warden: contextlib.nullcontext())
+    monkeypatch.setattr(cleanup, "guarded", lambda warden: contextlib.nullcontext())
     monkeypatch.setattr(cli_lock, "load_project", lambda **named: load_project(tree.root, **named))
     before = everything(tree.root)
-    assert cli_lock.lock("all", "", check=True, as_json=True) == int(change)
+    assert run(cli_lock.lock, "all", "", check=True, as_json=True) == int(change)
     assert everything(tree.root) == before
     value = json.loads(capsys.readouterr().out)
     assert ("images/toy/cpu.lock" in value["changed"]) is change
     assert value["check"]
     if change:
-        assert cli_lock.lock("all", "", check=False, as_json=False) == 0
+        assert run(cli_lock.lock, "all", "", check=False, as_json=False) == 0
         said = capsys.readouterr().out
         assert "up       alpha 1.2.0 -> 1.2.1" in said
         assert "written: images/toy/far.lock" in said
-        assert cli_lock.lock("all", "", check=True, as_json=False) == 0
+        assert run(cli_lock.lock, "all", "", check=True) == 0
         assert "nothing changed on cpu: the torch layer, toy" in capsys.readouterr().out
 
 
@@ -243,3 +245,13 @@ def test_an_image_that_cannot_be_had_leaves_no_lock_and_says_which_bases_can(tre
     assert "no such host" in caught.value.why
     assert "--base cpu" in caught.value.hint
     assert everything(tree.root) == before
+
+
+def test_a_changed_stack_is_locked_wherever_it_is_locked_already():
+    project = load_project(locks_required=False)
+    assert locking.locked_bases(project, "fairseq") == ["cpu", "cuda", "cuda12", "nvidia-host"]
+    kept = {path: text for path, text in project.definitions.locks.items() if "nvidia" not in path}
+    definitions = dataclasses.replace(project.definitions, locks=kept)
+    assert locking.locked_bases(dataclasses.replace(project, definitions=definitions), "all") == [
+        "cpu", "cuda", "cuda12",
+    ]  # fmt: skip

@@ -7,10 +7,12 @@ import pytest
 
 from stackyard.build.locks import outdated, resolve, upstream
 from stackyard.build.mirrors import CallerSettings
-from stackyard.cli import lock, main
+from stackyard.cli.steps import lock
 from stackyard.definitions.project import Project, load_project
+from stackyard.system import cleanup
 from stackyard.system.errors import CommandError, NothingToRunOn, UsageError
 from tests.unit import samples
+from tests.unit.lines import run
 
 NOBODY = CallerSettings(secrets={}, wheel_folders=(), proxies={})
 LOCKED = {"torch": "2.0.0+cpu", "alpha": "1.2.0", "beta": "3.0", "gamma": "0.5", "delta": "1"}
@@ -107,7 +109,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(resolve, "find_newest", lambda names, base, caller: newest)
     monkeypatch.setattr(outdated.mirrors, "collect", lambda *a, **k: NOBODY)
     monkeypatch.setattr(lock, "load_project", lambda **named: load_project(tree.root, **named))
-    monkeypatch.setattr(main.cleanup, "guarded", lambda warden: contextlib.nullcontext())
+    monkeypatch.setattr(cleanup, "guarded", lambda warden: contextlib.nullcontext())
     return tree, newest
 
 
@@ -116,12 +118,12 @@ def test_the_exit_code_says_whether_something_is_newer(asked, capsys, newest, co
     tree, known = asked
     known["alpha"] = (newest, "2030-01-01")
     before = {path: path.read_bytes() for path in tree.root.rglob("*") if path.is_file()}
-    assert lock.outdated("all", "", as_json=False) == code
+    assert run(lock.outdated, "all", "", as_json=False) == code
     said = capsys.readouterr().out
     assert ("fix alpha-old does not cover alpha 1.3.0" in said) is bool(code)
     assert ("is the newest there is" in said) is not bool(code)
     assert {path: path.read_bytes() for path in tree.root.rglob("*") if path.is_file()} == before
-    assert lock.outdated("toy", "cpu", as_json=True) == code
+    assert run(lock.outdated, "toy", "cpu", as_json=True) == code
     (one,) = json.loads(capsys.readouterr().out)["stacks"]
     assert (one["stack"], one["base"]) == ("toy", "cpu")
     assert [row["name"] for row in one["packages"]] == ["alpha", "beta", "torch"]

@@ -7,7 +7,8 @@ import pytest
 from stackyard.build.catalog import resolve
 from stackyard.build.source import fit
 from stackyard.build.source.tree import Entry
-from stackyard.cli import source
+from stackyard.cli.options.images import BuildRequest
+from stackyard.cli.steps import source
 from stackyard.definitions.spec import Replacement
 from stackyard.system.errors import BuildError, UsageError
 from tests.unit import samples
@@ -155,7 +156,7 @@ def test_what_fixes_bring_in_another_version_is_not_asked_for():
 
 def explained(why):
     prepared = source.Prepared(fork=forked(), image=image())
-    given = source.SourceArguments(stack="toy", base="cpu", sources=("../alpha",))
+    given = BuildRequest(stack="toy", base="cpu", source=("../alpha",))
     return source.explained(BuildError("it failed", why=why), prepared, given)
 
 

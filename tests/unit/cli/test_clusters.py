@@ -1,19 +1,15 @@
 """Runs on clusters: what is typed to a job, to files, to what is called, shown and exited with."""
 
-import importlib
 import json
 import signal
 import stat
-import sys
 
 import pytest
 import yaml
-from invoke.collection import Collection
-from invoke.program import Program
 
-import tasks
-from stackyard.cli import clusters, hosts, main, positional
-from stackyard.cli import run as cli_fleet
+from stackyard.cli.options.runs import ExportRequest, LogsRequest, RunningRequest, RunRequest
+from stackyard.cli.steps import clusters, hosts
+from stackyard.cli.steps import run as steps
 from stackyard.definitions.project import load_project
 from stackyard.schedulers import client as cluster_engine
 from stackyard.schedulers import request
@@ -23,6 +19,7 @@ from stackyard.schedulers.kubernetes_state import PodState, RunState
 from stackyard.schedulers.request import ClusterArguments, make_cluster_job
 from stackyard.schedulers.slurm_site import SlurmSite
 from stackyard.schedulers.slurm_state import Choice, JobStatus
+from stackyard.system import process
 from stackyard.system.errors import (
     CommandError,
     DefinitionError,
@@ -33,99 +30,83 @@ from stackyard.system.errors import (
 )
 from stackyard.system.image import ImageInfo
 from tests.schemas.kubernetes import problems
+from tests.unit.lines import run, type_line
 
 PROJECT = load_project()
 FAR = "registry.example/toy:cpu"
-PLAIN = {"as_json": False}
 
 
-# What is typed is what is called
+# A line is about a cluster or about hosts
 
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Type a line: the calls that it makes, and the exit code."""
-    monkeypatch.setattr(positional, "_LINE", {})
+    """Type a line: the steps that it leads to, with their request, and the exit code."""
     calls = []
 
     def replace(module, name):
-        def called(*args, **named):
-            calls.append((module.__name__.rpartition(".")[2], name, *args, named))
-            return 0
+        def called(terminal, asked):
+            calls.append((module.__name__.rpartition(".")[2], name, asked))
+            return {}, 0
 
         monkeypatch.setattr(module, name, called)
 
-    def type_(line):
-        calls.clear()
-        for name in ("export", "run", "status", "logs", "stop"):
-            replace(clusters, name)
-            if name != "export":
-                replace(cli_fleet if name == "run" else hosts, name)
-        words = line.split()
-        monkeypatch.setattr(sys, "argv", ["invoke", *words])
-        program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
-        code = 0
-        try:
-            program.run(["invoke", *words])
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        return list(calls), code
-
-    return type_
+    for name in ("export", "run", "status", "logs", "stop"):
+        replace(clusters, name)
+        if name != "export":
+            replace(steps if name == "run" else hosts, name)
+    return lambda line: (type_line(monkeypatch, line), calls)
 
 
 def given(**changes):
     return ClusterArguments(**{"engine": "slurm", "stack": "fairseq", **changes})
 
 
-HOSTS_ONLY = dict.fromkeys(
-    ["--hosts", "--include", "--exclude", "--restarts", "--lease"], ""
-)  # fmt: skip
-NONE = {**HOSTS_ONLY, "--restarts": 0, "--lease": False, "--mount": [], "--despite": []}
-LINES = [
-    ("export slurm fairseq --example lm-ddp --nodes 2 --gpus 0 --site a.yml --out b",
-     ("export", given(example="lm-ddp", nodes=2, gpus=0, site="a.yml"), "b", PLAIN)),
-    ("export kubernetes megatron --nodes 4 --per-node 8 --image r/x --save /s --json -- a.py -x",
-     ("export", given(engine="kubernetes", stack="megatron", nodes=4, per_node=8, image="r/x",
-                      save="/s", words=("a.py", "-x")), "", {"as_json": True})),
-    ("run fairseq --on slurm --nodes 2 --example lm-ddp --set updates=4 --name a --detach",
-     ("run", given(nodes=2, example="lm-ddp", settings="updates=4", name="a", others=NONE), "",
-      {"detach": True, **PLAIN})),
-    ("run fairseq --nodes 2 --hosts a --lease 5 -- b",
-     ("run", given(engine="", nodes=2, words=("b",),
-                   others={**NONE, "--hosts": "a", "--lease": True}), "",
-      {"detach": False, **PLAIN})),
-    ("status --on slurm --job 7", ("status", "slurm", "", "7", PLAIN)),
-    ("status --job 7", ("status", "", "", "7", PLAIN)),
-    ("logs --on kubernetes --job a --site s --follow",
-     ("logs", "kubernetes", "s", "a", {"follow": True, **PLAIN})),
-    ("stop --on slurm --job 7 --json", ("stop", "slurm", "", "7", {"as_json": True})),
-]  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "module"),
+    [
+        ("export slurm fairseq --nodes 2 -- a", "clusters"),
+        ("run fairseq --on slurm --nodes 2 --example lm-ddp", "clusters"),
+        ("run fairseq --nodes 2 --hosts a --lease 5 -- b", "clusters"),
+        ("run fairseq --site a -- b", "clusters"),
+        ("run fairseq --out a -- b", "clusters"),
+        ("run fairseq --example lm-ddp", "run"),
+        ("status --on slurm --job 7", "clusters"),
+        ("status --job 7", "clusters"),
+        ("status", "hosts"),
+        ("logs --on kubernetes --job a --site s --follow", "clusters"),
+        ("logs --job a", "hosts"),
+        ("stop --on slurm --job 7 --json", "clusters"),
+        ("stop", "hosts"),
+    ],
+)
+def test_a_line_is_about_a_cluster_or_about_hosts(typed, line, module):
+    code, ((called, name, _),) = typed(line)
+    assert (code, called, name) == (0, module, line.split()[0])
 
 
-@pytest.mark.parametrize(("line", "call"), LINES)
-def test_a_line_about_a_cluster_is_one_call(typed, line, call):
-    assert typed(line) == ([("clusters", *call)], 0)
+def test_a_request_is_handed_down_whole():
+    asked = RunRequest(
+        stack="fairseq", on="slurm", nodes=2, per_node=3, gpus=0, base="cpu", image="i", site="s",
+        name="n", example="e", words=("-w",), launcher="l", set="a=1", save="/s", folder="/f",
+    )  # fmt: skip
+    assert clusters.arguments_of(asked, asked.on) == given(
+        nodes=2, per_node=3, gpus=0, base="cpu", image="i", site="s", name="n", example="e",
+        words=("-w",), launcher="l", settings="a=1", save="/s", folder="/f",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ["run fairseq --example lm-ddp", "status", "logs --job a", "stop"])
-def test_a_line_about_hosts_is_none(typed, line):
-    calls, code = typed(line)
-    module = "run" if line.startswith("run") else "hosts"
-    assert ([call[0] for call in calls], code) == ([module], 0)
-
-
-@pytest.mark.parametrize("name", ["export", "run", "status", "logs", "stop"])
-def test_every_option_has_help(typed, capsys, name):
-    assert typed(f"{name} --help") == ([], 0)
-    words = capsys.readouterr().out.partition("Options:")[2].split()
-    described = {
-        word.partition("=")[0]: not after.startswith("-")
-        for word, after in zip(words, [*words[1:], "-"], strict=True)
-        if word.startswith("--") and word != "--"
-    }
-    assert described["--json"]
-    assert [word for word, there in described.items() if not there] == []
+def test_options_for_hosts_are_told_from_those_left_alone():
+    plain = RunRequest(stack="fairseq")
+    assert not any(clusters.only_on_hosts(plain).values())
+    asked = RunRequest(
+        stack="fairseq", hosts="a", include="a", exclude="b", restarts=1, lease=5.0, mount=("m",),
+        despite=("f",),
+    )  # fmt: skip
+    found = clusters.only_on_hosts(asked)
+    assert all(found.values()) and sorted(found) == [
+        "--despite", "--exclude", "--hosts", "--include", "--lease", "--mount", "--restarts",
+    ]  # fmt: skip
 
 
 # From arguments to a job
@@ -201,9 +182,9 @@ def test_another_launcher_leaves_the_examples_options_behind(here):
     [
         ({"gpus": 16}, "cuda", 8),
         ({"gpus": 16, "per_node": 8}, "cuda", 8),
-        ({"gpus": -1, "per_node": 4}, "cuda", 4),
+        ({"gpus": None, "per_node": 4}, "cuda", 4),
         ({"gpus": 0, "per_node": 4}, "cpu", 4),
-        ({"gpus": -1, "base": "cpu"}, "cpu", 1),
+        ({"gpus": None, "base": "cpu"}, "cpu", 1),
     ],
 )
 def test_gpus_are_those_of_the_whole_job(here, changes, base, per_node):
@@ -224,8 +205,8 @@ def test_gpus_are_those_of_the_whole_job(here, changes, base, per_node):
         ({"nodes": 3, "gpus": 16}, "3 nodes cannot have equally many each"),
         ({"gpus": 16, "per_node": 2}, "2 nodes cannot have 2 each"),
         ({"gpus": 1, "nodes": 2}, "--gpus 2"),
-        ({"gpus": 2, "base": "cpu"}, "base cpu is for cpu, --gpus 2 asks for GPUs"),
-        ({"gpus": 0, "base": "ngc"}, "base ngc is for cuda, --gpus 0 asks for CPU ranks"),
+        ({"gpus": 2, "base": "cpu"}, "base 'cpu' is for cpu ranks, --gpus 2 asks for GPUs"),
+        ({"gpus": 0, "base": "ngc"}, "base 'ngc' is for cuda ranks, --gpus 0 asks for CPU ranks"),
         (
             {"others": {"--hosts": "a", "--lease": False, "--mount": [], "--despite": []}},
             "--hosts: for runs on hosts, not on slu",
@@ -372,12 +353,13 @@ class Warden:
 def quiet(monkeypatch):
     """No process is started for what is to be undone."""
     monkeypatch.setattr(Warden, "said", [])
-    monkeypatch.setattr(main.process, "Warden", Warden)
+    monkeypatch.setattr(process, "Warden", Warden)
 
 
 def exported(capsys, engine, **changes):
-    usual = {"engine": engine, "example": "lm-ddp", "nodes": 2, "gpus": 0}
-    code = clusters.export(given(**{**usual, **changes}), "out", as_json=True)
+    usual = {"stack": "fairseq", "engine": engine, "example": "lm-ddp", "nodes": 2, "gpus": 0}
+    asked = ExportRequest(**{**usual, "out": "out", **changes})
+    code = run(clusters.export, asked, as_json=True)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -480,14 +462,16 @@ def ran(here, quiet, monkeypatch, capsys):
     """Run an example on a fake cluster: exit code, value, and what was said beside it."""
     site(here)
 
-    def run(fake, *, detach=False, as_json=True):
+    def run_one(fake, *, detach=False, as_json=True):
         monkeypatch.setattr(clusters, "cluster_of", lambda site: fake)
-        asked = given(example="lm-ddp", nodes=2, gpus=0, name="a")
-        code = clusters.run(asked, "", detach=detach, as_json=as_json)
+        asked = RunRequest(
+            stack="fairseq", on="slurm", example="lm-ddp", nodes=2, gpus=0, name="a", detach=detach
+        )
+        code = run(clusters.run, asked, as_json=as_json)
         out, err = capsys.readouterr()
         return code, json.loads(out) if as_json else out, err
 
-    return run
+    return run_one
 
 
 def test_a_run_is_submitted_and_followed_to_its_end(ran):
@@ -698,24 +682,28 @@ def test_a_run_on_kubernetes_writes_nothing_here(here, monkeypatch):
 # Looking at a job, and ending it
 
 
+def asked(on="slurm", job="7"):
+    return RunningRequest(on=on, job=job)
+
+
 def test_a_job_is_looked_at_and_listened_to_and_stopped(here, slurm, capsys):
     slurm(job_status("done"), said=["0: a"])
-    assert clusters.status("slurm", "", "7", as_json=False) == 0
+    assert run(clusters.status, asked()) == 0
     assert capsys.readouterr().out == (
         "7 is done (DONE), exit code 0; its log: /a/x-7.log\n  node[1-2]\n"
     )
-    assert clusters.logs("slurm", "", "7", follow=False, as_json=True) == 0
+    assert run(clusters.logs, LogsRequest(on="slurm", job="7"), as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["lines"] == [{"node": "0", "text": "a"}]
     slurm(job_status("cancelled"))
-    assert clusters.stop("slurm", "", "7", as_json=True) == 0
+    assert run(clusters.stop, asked(), as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(("engine", "job"), [("slurm", ""), ("", "7"), ("lsf", "7")])
 def test_a_job_must_be_named_with_its_engine(here, engine, job):
     calls = [
-        clusters.status(engine, "", job, as_json=False),
-        clusters.logs(engine, "", job, follow=False, as_json=False),
-        clusters.stop(engine, "", job, as_json=False),
+        run(clusters.status, asked(engine, job)),
+        run(clusters.logs, LogsRequest(on=engine, job=job)),
+        run(clusters.stop, asked(engine, job)),
     ]
     assert calls == [2, 2, 2]

@@ -1,19 +1,14 @@
 """The commands that evidence goes through: `publish --evidence`, `evidence`, `releases`, `pull`."""
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
-from invoke.collection import Collection
-from invoke.program import Program
 
-import tasks
-from stackyard.cli import evidence as cli_evidence
-from stackyard.cli import positional, release
-from stackyard.cli import pull as cli_pull
-from stackyard.cli.evidence import EvidenceArguments
-from stackyard.cli.release import PublishArguments, PullArguments
+from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
+from stackyard.cli.steps import evidence as cli_evidence
+from stackyard.cli.steps import pull as cli_pull
+from stackyard.cli.steps import release
 from stackyard.definitions.project import Project
 from stackyard.release import candidate, publish
 from stackyard.release import spool as spools
@@ -24,6 +19,7 @@ from stackyard.scan import oci
 from stackyard.system import signing
 from stackyard.system.image import ImageInfo
 from tests.unit import samples
+from tests.unit.lines import run
 from tests.unit.releases import (
     WHO,
     Held,
@@ -110,19 +106,19 @@ class Site:
 
     def run(self, command, given):
         """A command's JSON, and what it wrote for people."""
-        code = command(given, as_json=True)
+        code = run(command, given, as_json=True)
         out, err = self.capsys.readouterr()
         return code, json.loads(out), err
 
     def publish(self, *files, **changes):
-        given = PublishArguments(stack="toy", evidence=files, **changes)
+        given = PublishRequest(stack="toy", evidence=files, **changes)
         return self.run(release.publish, given)
 
     def evidence(self, file, **changes):
-        return self.run(cli_evidence.show, EvidenceArguments(file=file, **changes))
+        return self.run(cli_evidence.show, EvidenceRequest(file=file, **changes))
 
     def releases(self):
-        code = release.releases("", "", as_json=True)
+        code = run(release.releases, "", "", as_json=True)
         assert code == 0
         out, _ = self.capsys.readouterr()
         return {row["name"]: row for row in json.loads(out)["releases"]}
@@ -409,7 +405,7 @@ def test_evidence_that_a_registry_loses_from_its_list_is_told(site):
 
 
 def table(site, capsys):
-    release.releases("", "", as_json=False)
+    run(release.releases, "", "")
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -440,12 +436,12 @@ def test_a_list_without_the_voucher_shows_nothing_of_what_was_seen(site, capsys)
 
 def test_a_pull_says_on_which_hardware_and_by_whose_key(site, capsys):
     released(site)
-    code = cli_pull.pull(PullArguments(stack="toy"), as_json=False)
+    code = run(cli_pull.pull, PullRequest(stack="toy"))
     out = capsys.readouterr().out
     assert code == 0
     told = f"{NAME}: 2 x NVIDIA H200, driver 580.159.04; smoke by {WHO}"
     assert told in out.splitlines()
-    cli_pull.pull(PullArguments(stack="toy"), as_json=True)
+    run(cli_pull.pull, PullRequest(stack="toy"), as_json=True)
     value = json.loads(capsys.readouterr().out)
     assert value["evidence"][0]["signer"] == WHO and value["evidence_refused"] == []
 
@@ -453,33 +449,5 @@ def test_a_pull_says_on_which_hardware_and_by_whose_key(site, capsys):
 def test_a_pull_says_that_nobody_saw_it_on_a_gpu(site, capsys):
     passed_here(site, gpus={})
     site.publish(without_gpu_evidence=True)
-    cli_pull.pull(PullArguments(stack="toy"), as_json=False)
+    run(cli_pull.pull, PullRequest(stack="toy"))
     assert f"{NAME}: no GPU evidence from an accepted signer" in capsys.readouterr().out
-
-
-# What is typed
-
-
-@pytest.mark.parametrize(
-    ("line", "given"),
-    [
-        ("publish toy --evidence a --evidence b --signers s",
-         PublishArguments(stack="toy", evidence=("a", "b"), signers="s")),
-        ("publish toy --without-gpu-evidence",
-         PublishArguments(stack="toy", without_gpu_evidence=True)),
-        ("publish toy", PublishArguments(stack="toy")),
-        ("evidence FILE", EvidenceArguments(file="FILE")),
-        ("evidence --sign FILE --key k", EvidenceArguments(file="FILE", sign=True, key="k")),
-        ("evidence --add FILE --release r --to p --signers s",
-         EvidenceArguments(file="FILE", add=True, release="r", to="p", signers="s")),
-    ],
-)  # fmt: skip
-def test_what_is_typed_is_what_is_asked_for(monkeypatch, line, given):
-    monkeypatch.setattr(positional, "_LINE", {})
-    calls = []
-    for module, name in ((release, "publish"), (cli_evidence, "show")):
-        monkeypatch.setattr(module, name, lambda one, as_json: calls.append((one, as_json)))
-    # invoke empties a task's help when it reads it: every line gets tasks of its own.
-    program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
-    program.run(["invoke", *line.split()], exit=False)
-    assert calls == [(given, False)]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stackyard.cli import mount
+from stackyard.cli.steps import mount
 from stackyard.mesh.mounts import Mount
 from stackyard.system.errors import UsageError
 from tests.unit import samples

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.cli import data
+from stackyard.cli.steps import data
 from stackyard.data import dataset, encoding
 from stackyard.system.errors import StackyardError, UsageError
 

@@ -9,8 +9,9 @@ import types
 
 import pytest
 
-from stackyard.cli import run
 from stackyard.cli.console import Terminal
+from stackyard.cli.options.runs import RunRequest
+from stackyard.cli.steps import run
 from stackyard.definitions.project import ROOT
 from stackyard.gpu import fused
 from stackyard.mesh.runs import Ended
@@ -301,7 +302,9 @@ def test_only_what_is_on_and_could_run_is_lost():
 def test_a_run_says_it_in_its_summary_and_in_json(capsys, code):
     ended = Ended(job={"name": "demo", "code": code, "reason": "it broke" if code else "",
                        "started": 1.0, "ended": 3.0, **job({"a": FELL})})  # fmt: skip
-    value, exit_code = run._conclude(ended, run.RunArguments(), Terminal(json=False, live=False))
+    value, exit_code = run._conclude(
+        ended, RunRequest(stack="toy"), Terminal(json=False, live=False)
+    )
     warning = "the fused part 'a' fell back to the package's own code: no compiler (rank 0)"
     assert (value["warnings"], exit_code) == ([warning], code)
     said = capsys.readouterr()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
-import sys
 
 import pytest
 import yaml
-from invoke import Collection, Program
 
-import tasks
-from stackyard.cli import examples, run
+from stackyard.cli.options.runs import RunRequest
+from stackyard.cli.steps import examples
+from stackyard.cli.steps import run as steps
 from stackyard.definitions.examples import Where, job_of
 from stackyard.definitions.job_source import (
     Work,
@@ -26,6 +24,7 @@ from stackyard.definitions.read.example import read_example
 from stackyard.mesh.example_copy import CopyRequest, copied, example_text, specialised
 from stackyard.mesh.hosts import read_inventory
 from stackyard.system.errors import UsageError
+from tests.unit.lines import run, type_line
 
 STACKS = ("fairseq", "megatron", "accelerate")
 ALL = [(stack, name) for stack in STACKS for name in example_names(ROOT, stack)]
@@ -141,7 +140,7 @@ def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
 
 
 def test_the_examples_of_a_stack_are_listed(capsys):
-    assert examples.list_examples("megatron", as_json=True) == 0
+    assert run(examples.list_examples, "megatron", as_json=True) == 0
     found = json.loads(capsys.readouterr().out)["examples"]
     by_name = {entry["name"]: entry for entry in found}
     assert by_name["gpt2-345m-3d"]["ranks"] == "a multiple of tp x pp = 4"
@@ -152,20 +151,19 @@ def test_the_examples_of_a_stack_are_listed(capsys):
         "24", "1024", "16", "1024", "1.5e-4",
     ]  # fmt: skip
     assert by_name["gpt2-345m"]["reduced"]["layers"] == "2"
-    assert examples.list_examples("megatron", as_json=False) == 0
+    assert run(examples.list_examples, "megatron") == 0
     assert "gpt2-zero-3" in capsys.readouterr().out
 
 
 def write(tmp_path, hosts="", **changes):
-    given = run.UpArguments(stack="accelerate", hosts=hosts, gpus=0)
-    values = {"out": str(tmp_path / "own"), "example": "gpt2-zero-3", "per_node": 2}
-    asked = examples.CopyArguments(**{**values, **changes})
-    return examples.write_example(given, asked, as_json=True)
+    values = {"write": str(tmp_path / "own"), "example": "gpt2-zero-3", "per_node": 2}
+    asked = RunRequest(stack="accelerate", hosts=hosts, gpus=0, **{**values, **changes})
+    return run(examples.write_example, asked, as_json=True)
 
 
 def test_a_copy_is_written_for_hosts_that_are_named(tmp_path, capsys):
     settings = "updates=9,start=standard"
-    assert write(tmp_path, "root@10.0.0.7,train", settings=settings, words=("--lr=1",)) == 0
+    assert write(tmp_path, "root@10.0.0.7,train", set=settings, words=("--lr=1",)) == 0
     assert "example.yml" in json.loads(capsys.readouterr().out)["files"]
     own = yaml.safe_load((tmp_path / "own/example.yml").read_text())
     assert own["values"]["updates"] == "9" and own["program"][-1] == "--lr=1"
@@ -178,11 +176,11 @@ def test_a_copy_is_written_for_hosts_that_are_named(tmp_path, capsys):
     ("changes", "said"),
     [
         ({"example": ""}, "no example is named"),
-        ({"unfit": {"--detach": True, "--include": ""}}, "for hosts: --detach"),
-        ({"settings": "updats=1"}, "has no value 'updats'"),
-        ({"settings": "size=small"}, "has no size 'small'"),
-        ({"settings": "start=slow"}, "option start must be pdsh or standard"),
-        ({"settings": "zero_stage=2"}, "has no value 'zero_stage'"),
+        ({"detach": True}, "for hosts: --detach"),
+        ({"set": "updats=1"}, "has no value 'updats'"),
+        ({"set": "size=small"}, "has no size 'small'"),
+        ({"set": "start=slow"}, "option start must be pdsh or standard"),
+        ({"set": "zero_stage=2"}, "has no value 'zero_stage'"),
         ({"words": ("train.py",)}, "'train.py' is no argument for gpt2-zero-3"),
         ({"example": "gpt2-zero-4"}, "there is no example 'gpt2-zero-4' of accelerate"),
     ],
@@ -245,13 +243,13 @@ def test_a_line_about_examples_is_one_call(monkeypatch, line, name):
     calls = []
     for module, there in (
         (examples, ("list_examples", "write_example")),
-        (run, ("run",)),
+        (steps, ("run",)),
     ):
         for one in there:
-            monkeypatch.setattr(module, one, lambda *a, _n=one, **k: calls.append((_n, a, k)) or 0)
-    monkeypatch.setattr(sys, "argv", ["invoke", *line.split()])
-    program = Program(namespace=Collection.from_module(importlib.reload(tasks)), version="0")
-    program.run(["invoke", *line.split()])
+            monkeypatch.setattr(
+                module, one, lambda *a, _n=one, **k: calls.append((_n, a, k)) or ({}, 0)
+            )
+    assert type_line(monkeypatch, line) == 0
     ((called, arguments, _),) = calls
     assert called == name
     if name != "list_examples":

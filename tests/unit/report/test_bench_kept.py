@@ -7,8 +7,8 @@ import pytest
 
 from stackyard.build.builder import Built
 from stackyard.build.catalog import resolve
-from stackyard.cli import bench
 from stackyard.cli.console import Terminal
+from stackyard.cli.steps import bench
 from stackyard.system.errors import EngineError
 from tests.unit import benches, reports, samples
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from stackyard.cli import compare as cli_compare
 from stackyard.cli import tables
+from stackyard.cli.steps import compare as cli_compare
 from stackyard.definitions.project import ROOT
 from stackyard.report import page
 from stackyard.report.comparison import compare, moves, tolerance_of
@@ -15,6 +15,7 @@ from stackyard.report.comparison_view import comparison_lines, curve_rows
 from stackyard.report.earlier import read_report
 from stackyard.system.errors import UsageError
 from tests.unit import reports
+from tests.unit.lines import run
 from tests.unit.report.test_page import Reader
 
 INSTALLED = {"python": {"alpha": "1.2.0", "beta": "3.0"}, "debian": {"python3": "3.11.2-1"}}
@@ -297,7 +298,7 @@ def test_compare_says_by_its_exit_code_whether_it_is_the_same_training(
         set_loss(two[1], "two", 12, loss)
     after = tmp_path / "new.json"
     after.write_text(json.dumps(two[1]))
-    assert cli_compare.compare(str(before), str(after), as_json=False) == code
+    assert run(cli_compare.compare, str(before), str(after)) == code
     said = capsys.readouterr().out
     assert ("part at update 12" in said) is bool(loss)
     assert "comparison" in said

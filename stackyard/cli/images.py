@@ -1,0 +1,80 @@
+"""Declare the commands about images: list, show, render, base, bundle, build, engine, diagnose."""
+
+from typing import Annotated
+
+from stackyard.cli.answer import Answer
+from stackyard.cli.command import command
+from stackyard.cli.console import Terminal
+from stackyard.cli.option import Base, Option, Stack, Stacks
+from stackyard.cli.options.images import BuildRequest, BundleRequest
+
+
+@command
+def list_(terminal: Terminal) -> Answer:
+    """Stacks and bases, what is built and what is proven."""
+    from stackyard.cli.steps import images
+
+    return images.list_images(terminal)
+
+
+@command
+def show(terminal: Terminal, stack: Stack, base: Base = "") -> Answer:
+    """The plan of one image: every value and where it came from."""
+    from stackyard.cli.steps import images
+
+    return images.show(terminal, stack, base)
+
+
+@command
+def render(
+    terminal: Terminal,
+    stack: Stacks = "all",
+    check: Annotated[bool, Option("compare only; fail when a file differs")] = False,
+) -> Answer:
+    """Write the Dockerfiles from the definitions and templates."""
+    from stackyard.cli.steps import images
+
+    return images.render(terminal, stack, check=check)
+
+
+@command
+def base(
+    terminal: Terminal,
+    name: Annotated[str, Option("a base's name (see `invoke list`)", positional=True)],
+) -> Answer:
+    """Make or pull a base; does nothing when it is as it would be made now."""
+    from stackyard.cli.steps import images
+
+    return images.base(terminal, name)
+
+
+@command
+def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
+    """What builds on a base need, or released images, for a machine without a network."""
+    if asked.images:
+        from stackyard.cli.steps import release
+
+        return release.carry(terminal, asked)
+    from stackyard.cli.steps import images
+
+    return images.bundle(terminal, asked)
+
+
+@command
+def build(terminal: Terminal, asked: BuildRequest) -> Answer:
+    """Build an image; does nothing when its recipe has not changed."""
+    if asked.source or asked.despite or asked.tag:
+        from stackyard.cli.steps import source
+
+        return source.build(terminal, asked)
+    from stackyard.cli.steps import build as steps
+
+    return steps.build(terminal, asked)
+
+
+@command
+def engine(terminal: Terminal) -> Answer:
+    """Find a container engine; on Debian or Ubuntu as root, install and start one."""
+    from stackyard.cli.steps import images
+
+    return images.engine(terminal)

@@ -1,0 +1,54 @@
+"""Describe one option of a command, and the options that many commands have.
+
+Owns their help texts: each stands here once. Modules that declare options have no `from __future__
+import annotations`: types as text would have to be evaluated before every command.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Option:
+    """Describe one option beside its type: `Annotated[str, Option("...")]`.
+
+    Attributes:
+        positional: it may be given without its name.
+        short: its letter; options have none unless people expect one.
+        words: it takes what stands behind `--`, and has no name of its own.
+        least: the least number that it takes.
+    """
+
+    help: str
+    positional: bool = False
+    short: str = ""
+    words: bool = False
+    least: float | None = None
+
+
+_CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
+HOSTS = "hosts.yml, a deepspeed hostfile, names by comma, or ssh:PATTERN (docs/hosts.md)"
+_KEY = "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it"
+_MOUNT = "your tree over an installed package: [PACKAGE=]PATH[:PLACE], on every host; several times"
+_OWN_IMAGE = "an image by tag or id, in place of the stack's own (docs/source.md)"
+_REPOSITORY = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"
+_SIGNERS = "whose releases are accepted (allowed_signers here, or in ~/.config/stackyard)"
+
+Stack = Annotated[str, Option("a stack's name", positional=True)]
+Stacks = Annotated[str, Option("a stack's name, or all", positional=True)]
+Base = Annotated[str, Option("the base to build on (see `invoke list`)")]
+Image = Annotated[str, Option(_OWN_IMAGE)]
+Hosts = Annotated[str, Option(HOSTS)]
+PlainHosts = Annotated[
+    str, Option("hosts.yml, names by comma, or ssh:PATTERN; without any: this machine")
+]
+RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
+Lease = Annotated[float, Option("seconds that a run goes on without being heard of", least=2)]
+On = Annotated[str, Option(_CLUSTER)]
+Site = Annotated[str, Option("with --on: the cluster's settings (site.yml, if it is there)")]
+Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]
+Mounts = Annotated[tuple[str, ...], Option(_MOUNT)]
+Repository = Annotated[str, Option(_REPOSITORY)]
+Signers = Annotated[str, Option(_SIGNERS)]
+Key = Annotated[str, Option(_KEY)]
+Words = Annotated[tuple[str, ...], Option("a command, or arguments of an example", words=True)]

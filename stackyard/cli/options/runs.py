@@ -1,0 +1,197 @@
+"""Declare the requests of commands about hosts, clusters and the runs on them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from stackyard.cli.option import (
+    HOSTS,
+    Base,
+    Hosts,
+    Image,
+    Job,
+    Lease,
+    Mounts,
+    On,
+    Option,
+    RunName,
+    Site,
+    Stack,
+    Words,
+)
+
+LEASE = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorRequest:
+    """Ask what a run would meet, here or on hosts."""
+
+    hosts: Annotated[str, Option(f"look at hosts instead: {HOSTS}")] = ""
+    stack: Annotated[str, Option("with --hosts: whose image is looked for")] = ""
+    base: Base = ""
+    gpus: Annotated[
+        int | None, Option("with --hosts: 0 looks for the image for CPU ranks", least=0)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpRequest:
+    """Ask for a mesh on hosts."""
+
+    stack: Stack
+    hosts: Hosts = ""
+    name: RunName = ""
+    base: Base = ""
+    gpus: Annotated[
+        int | None, Option("0: CPU ranks; else the GPUs that the hosts' entries name", least=0)
+    ] = None
+    network: Annotated[
+        str, Option("host, or a network that spans the hosts (an overlay), by name")
+    ] = "host"
+    lease: Lease = LEASE
+    days: Annotated[float, Option("how long its certificates last (7)")] = 7.0
+    image: Image = ""
+    mount: Mounts = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """Ask for a training: what runs, on which base, by which launcher."""
+
+    example: Annotated[
+        str, Option("a training that comes with the stack, or the folder of a copy; -- ARGS for it")
+    ] = ""
+    words: Words = ()
+    launcher: Annotated[str, Option("how ranks are started (docs/hosts.md)")] = ""
+    set: Annotated[
+        str, Option("values of the example, or options of the launcher: NAME=VALUE,...")
+    ] = ""
+    save: Annotated[str, Option("folder of checkpoints in the nodes")] = ""
+    folder: Annotated[str, Option("working directory of a command in the nodes")] = ""
+    base: Base = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(JobRequest):
+    """Ask for a training on hosts or on a cluster, or for a copy of one to edit."""
+
+    stack: Stack
+    hosts: Hosts = ""
+    name: RunName = ""
+    gpus: Annotated[
+        int | None,
+        Option(
+            "0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job", least=0
+        ),
+    ] = None
+    examples: Annotated[bool, Option("which there are: name, what, ranks, note")] = False
+    write: Annotated[
+        str, Option("instead of running: a folder to make with a copy of the example to edit")
+    ] = ""
+    per_node: Annotated[
+        int, Option("CPU ranks on each node; nodes with GPUs have one for each", least=1)
+    ] = 1
+    include: Annotated[str, Option("nodes and slots that take part, as in node1:0,1@node2:0")] = ""
+    exclude: Annotated[str, Option("nodes and slots that do not")] = ""
+    detach: Annotated[
+        bool, Option("leave it running; invoke logs, status and stop reach it from anywhere")
+    ] = False
+    restarts: Annotated[
+        int, Option("start again this often when a node is lost, on those that are left", least=0)
+    ] = 0
+    lease: Lease = LEASE
+    on: On = ""
+    nodes: Annotated[int | None, Option("with --on: how many nodes take part", least=1)] = None
+    site: Site = ""
+    image: Annotated[
+        str,
+        Option(
+            "an image by tag or id, in place of the stack's own (docs/source.md); with --on: as"
+            " the cluster names it"
+        ),
+    ] = ""
+    mount: Mounts = ()
+    despite: Annotated[
+        tuple[str, ...],
+        Option("with --mount: a fix that is not to be applied to your tree; several times"),
+    ] = ()
+    out: Annotated[
+        str,
+        Option("with --on slurm: folder to make for script and log, which all nodes see (./NAME)"),
+    ] = ""
+
+    @property
+    def mesh(self) -> UpRequest:
+        """Return the mesh that it runs in, where none is up."""
+        return UpRequest(
+            stack=self.stack, hosts=self.hosts, name=self.name, base=self.base, gpus=self.gpus,
+            lease=self.lease, image=self.image, mount=self.mount,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest(JobRequest):
+    """Ask for the files of a job for a cluster."""
+
+    engine: Annotated[str, Option("slurm or kubernetes", positional=True)]
+    stack: Stack
+    nodes: Annotated[int | None, Option("how many nodes take part", least=1)] = None
+    per_node: Annotated[
+        int, Option("training processes on each node: GPUs, or CPU ranks", least=1)
+    ] = 1
+    gpus: Annotated[int | None, Option("GPUs of the whole job; 0 trains on CPU ranks", least=0)] = (
+        None
+    )
+    image: Annotated[str, Option("the image, as the cluster names it")] = ""
+    site: Annotated[str, Option("the cluster's settings (site.yml, if it is there)")] = ""
+    name: Annotated[str, Option("the job's name (what runs and the time, unless given)")] = ""
+    out: Annotated[str, Option("the folder to make (./NAME)")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningRequest:
+    """Ask about a run on hosts, or about a cluster's job."""
+
+    hosts: Hosts = ""
+    name: RunName = ""
+    on: On = ""
+    job: Job = ""
+    site: Site = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsRequest:
+    """Ask for what a job said."""
+
+    hosts: Hosts = ""
+    name: RunName = ""
+    job: Annotated[
+        str,
+        Option(
+            "which of its jobs (the last); with --on: its number on Slurm, its name on Kubernetes"
+        ),
+    ] = ""
+    follow: Annotated[bool, Option("go on", short="f")] = False
+    on: On = ""
+    site: Site = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRequest:
+    """Ask for files on all hosts of a run, or for theirs here."""
+
+    source: Annotated[
+        str,
+        Option("a file or folder of this machine; with --back a path in the nodes",
+               positional=True),
+    ]  # fmt: skip
+    more: Annotated[tuple[str, ...], Option("another source; may be given several times")] = ()
+    to: Annotated[
+        str, Option("folder in the nodes (in one of hosts.yml's folders); with --back one here")
+    ] = ""
+    hosts: Hosts = ""
+    name: RunName = ""
+    back: Annotated[bool, Option("from the nodes to here")] = False
+    nodes: Annotated[str, Option("with --back: only from these, by comma")] = ""
+    checksum: Annotated[bool, Option("compare contents, and the copies with each other")] = False
+    delete: Annotated[bool, Option("remove there what is not here")] = False

@@ -1,0 +1,109 @@
+"""Declare the requests of `invoke smoke`, `bench`, `prove` and `data`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from stackyard.cli.option import Base, Image, Option, Stacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeRequest:
+    """Ask for smokes of one stack or of all."""
+
+    stack: Stacks = "all"
+    base: Base = ""
+    gpus: Annotated[int | None, Option("GPUs of the whole run; 0 trains on CPU ranks", least=0)] = (
+        None
+    )
+    nodes: Annotated[
+        int | None, Option("containers of the run (1 with GPUs, 2 on CPU ranks)", least=1)
+    ] = None
+    placement: Annotated[
+        str, Option("how several containers share a host's GPUs (docs/gpus.md); the best one")
+    ] = ""
+    against: Annotated[
+        str, Option("an earlier smoke.json (or a folder like reports/) to compare with")
+    ] = ""
+    image: Image = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """Ask for benches of one stack or of all."""
+
+    stack: Stacks = "all"
+    base: Base = ""
+    gpus: Annotated[
+        int | None,
+        Option("the most GPUs of one training; 0 plays a tiny size on CPU ranks", least=0),
+    ] = None
+    rounds: Annotated[int | None, Option("how often every side is played (2)", least=1)] = None
+    updates: Annotated[
+        int | None, Option("optimizer updates of one training (the definition's)", least=1)
+    ] = None
+    sides: Annotated[
+        str, Option("which sides to play, by comma (docs/bench.md), and what they are held against")
+    ] = ""
+    counts: Annotated[
+        str, Option("on how many GPUs each is played, by comma (1,2,4 and so on, and all)")
+    ] = ""
+    image: Image = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveRequest:
+    """Ask for proofs of fixes, or for the page of what is proven."""
+
+    stack: Stacks = "all"
+    fix: Annotated[str, Option("one fix or limit by its id; all unless given")] = ""
+    base: Annotated[str, Option("the base of the images (cpu)")] = ""
+    record: Annotated[
+        bool, Option("keep the proofs in images/<base>.proofs.json, and write docs/fixes.md")
+    ] = False
+    page: Annotated[bool, Option("only write docs/fixes.md out of what is recorded")] = False
+    check: Annotated[bool, Option("with --page: compare only; fail when the page differs")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """Ask for text of the caller's own, encoded as a stack reads it."""
+
+    stack: Annotated[str, Option("fairseq, megatron or accelerate", positional=True)]
+    base: Base = ""
+    input: Annotated[
+        tuple[str, ...],
+        Option("text, a document a line; a pattern in quotes, or given again, for more files"),
+    ] = ()
+    valid: Annotated[tuple[str, ...], Option("files to validate on")] = ()
+    test: Annotated[tuple[str, ...], Option("files to test on")] = ()
+    split: Annotated[
+        str, Option("or parts of the input: weights of train, valid and test, 900,50,50")
+    ] = ""
+    out: Annotated[str, Option("the folder to make")] = ""
+    tokenizer: Annotated[str, Option("a Hugging Face tokenizer: its folder, or tokenizer.json")] = (
+        ""
+    )
+    vocab: Annotated[
+        str, Option("vocab.json, for words between white space (fairseq: or its dict.txt)")
+    ] = ""
+    merges: Annotated[str, Option("GPT-2's merges.txt, with its --vocab")] = ""
+    key: Annotated[
+        str, Option("lines are JSON, the text is under this key (text, for files named .jsonl)")
+    ] = ""
+    encoding: Annotated[str, Option("of the text")] = "utf-8"
+    bad_lines: Annotated[
+        str, Option("what happens to lines that are not: fail, skip or replace")
+    ] = "fail"
+    keep_blank: Annotated[bool, Option("blank lines are documents, too")] = False
+    append_eod: Annotated[
+        bool, Option("end every document with a token (--no-append-eod does not)")
+    ] = True
+    eod: Annotated[str, Option("which one (<|endoftext|>, or the tokenizer's own)")] = ""
+    unk: Annotated[str, Option("the word for what is not in --vocab")] = "<unk>"
+    seq_length: Annotated[
+        int,
+        Option(
+            "tokens of a sample: every split must hold one; accelerate's are cut (1024)", least=1
+        ),
+    ] = 0
+    workers: Annotated[int | None, Option("processes (one a core)", least=1)] = None

@@ -1,0 +1,54 @@
+"""Declare the commands about releases: publish, evidence, releases, pull, prune."""
+
+from typing import Annotated
+
+from stackyard.cli.answer import Answer
+from stackyard.cli.command import command
+from stackyard.cli.console import Terminal
+from stackyard.cli.option import Option, Repository, Signers
+from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
+
+
+@command
+def publish(terminal: Terminal, asked: PublishRequest) -> Answer:
+    """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
+    from stackyard.cli.steps import release
+
+    return release.publish(terminal, asked)
+
+
+@command
+def evidence(terminal: Terminal, asked: EvidenceRequest) -> Answer:
+    """Verify, sign or attach the record of a run: on which hardware, vouched for by whom."""
+    from stackyard.cli.steps import evidence as steps
+
+    return steps.show(terminal, asked)
+
+
+@command
+def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") -> Answer:
+    """What a registry holds, and which of it can be believed."""
+    from stackyard.cli.steps import release
+
+    return release.releases(terminal, from_, signers)
+
+
+@command
+def pull(terminal: Terminal, asked: PullRequest) -> Answer:
+    """A verified release onto all hosts: once out of the registry, then from host to host."""
+    from stackyard.cli.steps import pull as steps
+
+    return steps.pull(terminal, asked)
+
+
+@command
+def prune(
+    terminal: Terminal,
+    hosts: Annotated[str, Option("hosts.yml, names by comma, or ssh:PATTERN")] = "",
+    keep: Annotated[int, Option("how many releases of each stack and base stay", least=1)] = 2,
+    dry: Annotated[bool, Option("only say what would go")] = False,
+) -> Answer:
+    """Remove old releases from hosts; what a container uses stays."""
+    from stackyard.cli.steps import pull
+
+    return pull.prune(terminal, hosts, keep, dry=dry)

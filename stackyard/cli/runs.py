@@ -1,0 +1,123 @@
+"""Declare the commands about runs on hosts and clusters.
+
+doctor, up, run, export, status, logs, sync, stop and down.
+"""
+
+from typing import Annotated
+
+from stackyard.cli.answer import Answer
+from stackyard.cli.command import command
+from stackyard.cli.console import Terminal
+from stackyard.cli.option import Hosts, Option, RunName
+from stackyard.cli.options.runs import (
+    DoctorRequest,
+    ExportRequest,
+    LogsRequest,
+    RunningRequest,
+    RunRequest,
+    SyncRequest,
+    UpRequest,
+)
+
+
+@command
+def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
+    """Look at this machine, or at hosts: engine, GPUs, driver, and what a run would meet."""
+    if asked.hosts:
+        from stackyard.cli.steps import hosts
+
+        return hosts.doctor(terminal, asked)
+    from stackyard.cli.steps import doctor as steps
+
+    return steps.examine(terminal)
+
+
+@command
+def up(terminal: Terminal, asked: UpRequest) -> Answer:
+    """Start a mesh of nodes on hosts; it stands until `invoke down`."""
+    from stackyard.cli.steps import run as steps
+
+    return steps.up(terminal, asked)
+
+
+@command
+def run(terminal: Terminal, asked: RunRequest) -> Answer:
+    """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
+    if asked.examples or asked.write:
+        from stackyard.cli.steps import examples
+
+        if asked.examples:
+            return examples.list_examples(terminal, asked.stack)
+        return examples.write_example(terminal, asked)
+    if asked.on or asked.nodes is not None or asked.site or asked.out:
+        from stackyard.cli.steps import clusters
+
+        return clusters.run(terminal, asked)
+    from stackyard.cli.steps import run as steps
+
+    return steps.run(terminal, asked)
+
+
+@command
+def export(terminal: Terminal, asked: ExportRequest) -> Answer:
+    """Write the files that run a training on Slurm or Kubernetes, and say what to type there."""
+    from stackyard.cli.steps import clusters
+
+    return clusters.export(terminal, asked)
+
+
+@command
+def status(terminal: Terminal, asked: RunningRequest) -> Answer:
+    """Which runs are on the hosts, and what runs in them; or how a cluster's job stands."""
+    if asked.on or asked.job or asked.site:
+        from stackyard.cli.steps import clusters
+
+        return clusters.status(terminal, asked)
+    from stackyard.cli.steps import hosts
+
+    return hosts.status(terminal, asked)
+
+
+@command
+def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
+    """What a job's ranks have said, labelled by node and rank."""
+    if asked.on or asked.site:
+        from stackyard.cli.steps import clusters
+
+        return clusters.logs(terminal, asked)
+    from stackyard.cli.steps import hosts
+
+    return hosts.logs(terminal, asked)
+
+
+@command
+def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
+    """Bring code, data or checkpoints to all hosts of a run, or back: only what changed."""
+    from stackyard.cli.steps import hosts
+
+    return hosts.sync(terminal, asked)
+
+
+@command
+def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
+    """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job."""
+    if asked.on or asked.job or asked.site:
+        from stackyard.cli.steps import clusters
+
+        return clusters.stop(terminal, asked)
+    from stackyard.cli.steps import hosts
+
+    return hosts.stop(terminal, asked)
+
+
+@command
+def down(
+    terminal: Terminal,
+    hosts: Hosts = "",
+    name: RunName = "",
+    all: Annotated[bool, Option("every run on the hosts")] = False,
+) -> Answer:
+    """Remove a run from its hosts: nothing of it is left."""
+    from stackyard.cli.steps import hosts as steps
+
+    return steps.down(terminal, hosts, name, everything=all)

@@ -1,0 +1,249 @@
+"""`invoke bench`: from what was typed to a table on the terminal and a report.
+
+Owns what a bench's arguments mean and what is printed of it. Playing it is
+`validate.bench.play`'s.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from stackyard.build import host
+from stackyard.build.builder import Builder, Built
+from stackyard.build.choice import decide
+from stackyard.build.locks import resolve
+from stackyard.cli.answer import EXIT_CODES, Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.trainings import BenchRequest
+from stackyard.cli.steps import diagnose
+from stackyard.cli.tables import outcome_text
+from stackyard.definitions.project import Project, load_project
+from stackyard.gpu import access
+from stackyard.mesh import nodes
+from stackyard.report import records, vouch
+from stackyard.report.bench import bench_report, headings, render_page, rows
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError
+from stackyard.validate import gpu_run
+from stackyard.validate.bench import play
+from stackyard.validate.bench.definition import Peak
+from stackyard.validate.bench.judge import judge
+from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan, read_counts
+from stackyard.validate.bench.read import load_bench, load_peaks
+from stackyard.validate.bench.result import START, Played, Seen, group_speed, speed
+from stackyard.validate.gpu_run import GpuPlan, GpuRun
+
+CPU_RANKS = 2
+ROUNDS = 2
+# Columns of words; those of numbers stand to the right.
+LEFT = ("side", "ratio", f"of all after {START}")
+
+
+def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
+    """Bench the stacks that were asked for; the worst outcome decides the exit code."""
+    project = load_project()
+    typed = "invoke bench" if asked.stack == "all" else f"invoke bench {asked.stack}"
+    typed += f" --image {asked.image}" if asked.image else ""
+    chosen = decide(
+        project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="bench", image=asked.image,
+        image_here=True, typed=typed,
+    )  # fmt: skip
+    gpus = chosen.gpus or 0
+    numbers = read_counts(asked.counts, gpus or CPU_RANKS)
+    if gpus:
+        host.require_gpus(gpus, typed)
+    names, base = list(chosen.stacks), chosen.base.name
+    plans = _plans(project, asked, names, gpus, numbers)
+    peaks = load_peaks(project.root)
+    with Engine() as held:
+        gpu_plan = None
+        if gpus:
+            gpu_plan = gpu_run.make_plan(held, gpus, 1, "", f"{typed} --gpus 0")
+            gpu_run.require_fit(gpu_plan, base, project.definitions.bases)
+        there = [chosen.there] if chosen.there else None
+        images = there or Builder(project, held, terminal.say).build_all(names, base)
+        nodes.sweep(held)
+        values = [
+            _bench_one(project, held, built, plans[name], peaks, gpu_plan, terminal)
+            for name, built in zip(names, images, strict=True)
+        ]
+    for value in values:
+        _show(value, terminal)
+        terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
+    answer = records.together(values)
+    return answer, EXIT_CODES[answer["outcome"]]
+
+
+def _plans(
+    project: Project, asked: BenchRequest, names: list[str], gpus: int, counts: Sequence[int]
+) -> dict[str, BenchPlan]:
+    named = [name.strip() for name in asked.sides.split(",") if name.strip()]
+    return {
+        name: make_plan(
+            load_bench(project.root, name),
+            "cuda" if gpus else "cpu",
+            gpus or CPU_RANKS,
+            rounds=asked.rounds or ROUNDS,
+            updates=asked.updates or 0,
+            named=named,
+            counts=counts,
+        )
+        for name in names
+    }
+
+
+def _bench_one(
+    project: Project,
+    held: Engine,
+    built: Built,
+    plan: BenchPlan,
+    peaks: tuple[Peak, ...],
+    gpu_plan: GpuPlan | None,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    name = built.image.stack.name
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock = time.monotonic()
+    run_name = f"{name}-{secrets.token_hex(4)}"
+    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    gpu = None
+    if gpu_plan is not None:
+        gpu = gpu_run.start_run(gpu_plan, run_name, env.get("LD_LIBRARY_PATH", ""))
+    beside = play.files(project.root, name)
+    facts = held.facts()  # at the end there may be no engine to ask
+
+    def written(seen: Seen) -> dict[str, Any]:
+        value = bench_report(
+            built.image,
+            built.info,
+            plan,
+            seen,
+            judge(plan, seen),
+            peaks=peaks,
+            started=started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - clock,
+            host=facts,
+            gpus=_gpus(gpu),
+            failures=project.definitions.failures.values(),
+        )
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        page = {records.path_of_report(value, "html"): render_page(value)}
+        resolve.write_files(project.root, {records.path_of_report(value, "json"): text, **page})
+        vouch.write(project.root, value, built.info.layers, Path.home())
+        return value
+
+    kept: list[Seen] = []
+    try:
+        seen = play.run_bench(
+            held,
+            plan,
+            play.settings(built.info.id, plan, beside, gpu),
+            run=run_name,
+            gpu=gpu,
+            watcher=_watcher(name, plan, terminal, kept.append),
+        )
+    except (KeyboardInterrupt, SystemExit, StackyardError) as error:
+        if kept:  # what took minutes of GPUs is not thrown away
+            done, wanted = len(kept[-1].played), len(plan.turns())
+            why = error.what if isinstance(error, StackyardError) else "interrupted"
+            broken = f"{why} after {done} of {wanted} trainings"
+            value = written(replace(kept[-1], broken=broken))
+            terminal.done(name, f"{broken}: report in {records.path_of_report(value, 'html')}")
+        raise
+    return written(seen)
+
+
+def _gpus(gpu: GpuRun | None) -> dict[str, Any]:
+    if gpu is None:
+        return {}
+    placed = gpu.placement
+    return {
+        "placement": placed.name,
+        "driver": gpu.plan.host.driver,
+        "way": access.explain(gpu.plan.way),
+        "settings": {**placed.env, **gpu.plan.settings},
+        "devices": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
+            for g in placed.gpus
+        ],
+    }
+
+
+def _watcher(
+    name: str, plan: BenchPlan, terminal: Terminal, so_far: Callable[[Seen], None]
+) -> play.Watcher:
+    beside: dict[tuple[str, int], dict[int, float]] = {}
+
+    def loss(turn: Turn, step: int, value: float) -> None:
+        # Trainings at the same time are shown as one: where the slowest is, with their mean loss.
+        there = beside.setdefault((turn.name, step), {})
+        there[turn.group] = value
+        if len(there) == turn.groups:
+            mean = statistics.fmean(there.values())
+            terminal.loss(name, _called(turn), step, plan.size.updates, mean)
+
+    def played(group: Sequence[Played]) -> None:
+        for text in results(group, plan):
+            terminal.done(name, text)
+
+    return play.Watcher(
+        phase=lambda text: terminal.say(name, text), loss=loss, played=played, so_far=so_far
+    )
+
+
+def _called(turn: Turn) -> str:
+    return f"{turn.name} x {turn.groups}" if turn.groups > 1 else turn.name
+
+
+def results(group: Sequence[Played], plan: BenchPlan) -> list[str]:
+    """What trainings at the same time came to: a line for all, and one for each that failed."""
+    first, unit, warm = group[0].turn, plan.bench.unit, plan.size.warm
+    failed = [played for played in group if played.training.failed]
+    if failed:
+        return [
+            f"{played.turn.label}: failed: "
+            f"{played.training.stopped or f'exit code {played.training.code}'} "
+            f"({played.training.seconds:.0f} s)"
+            for played in failed
+        ]
+    mean, seconds = group_speed(group, warm), max(p.training.seconds for p in group)
+    said = f"{mean:,.0f} {unit}/s" if mean else "no speed"
+    speeds = [speed(played.training, warm) for played in group]
+    timed = [value for value in speeds if value is not None]
+    if mean and len(timed) > 1:
+        said += f" each, {min(timed):,.0f} to {max(timed):,.0f}"
+    return [f"{_called(first)}: {said} ({seconds:.0f} s)"]
+
+
+def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
+    title = f"{value['stack']} on {value['base']}: {value['what']}"
+    table = Table(title=title, title_justify="left")
+    for heading in headings(value):
+        table.add_column(heading, justify="left" if heading in LEFT else "right")
+    for row in rows(value):
+        table.add_row(*map(escape, row))
+    terminal.table(table)
+    for name, side in value["sides"].items():
+        terminal.text(f"{value['stack']}: {name} is {side['what']}")
+    if value["no_mfu"]:
+        terminal.text(f"{value['stack']}: no MFU: {value['no_mfu']}")
+    checks = Table(title="checks", title_justify="left", show_header=False)
+    for check in value["checks"]:
+        checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))
+    terminal.table(checks)
+    diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
+    for label, tail in value["last_lines"].items():
+        shown = "\n".join(tail.splitlines()[-40:])
+        terminal.text(f"{value['stack']}: last lines of {label}:\n{shown}")
+    terminal.text(f"{value['stack']}: report in {records.path_of_report(value, 'html')}")

@@ -1,0 +1,87 @@
+"""`invoke compare` and `invoke smoke --against`: one comparison, of records or of a run just made.
+
+Owns what is printed and the exit codes: 0 the same training, 1 curves part or the resume broke, 2 a
+report that cannot be compared, 3 nothing that both have. The verdict is `report.comparison`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stackyard.cli import tables
+from stackyard.cli.answer import EXIT_CODES, Answer
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import Project
+from stackyard.report import comparison, comparison_view, records, smokes
+from stackyard.report.earlier import read_report
+from stackyard.system.errors import UsageError
+
+
+def compare(terminal: Terminal, before: str, after: str) -> Answer:
+    """`invoke compare REPORT REPORT`: the earlier one first."""
+    old = read_report(Path(before))
+    new = read_report(Path(after), stack=old["stack"])
+    value = comparison.compare(old, new)
+    show(value, terminal)
+    return value, EXIT_CODES[value["outcome"]]
+
+
+def show(value: dict[str, Any], terminal: Terminal) -> None:
+    """A comparison on the terminal."""
+    terminal.table(tables.comparison_table(value))
+    for line in comparison_view.comparison_lines(value):
+        terminal.text(f"{value['after']['stack']}: {line}")
+
+
+def earlier_reports(
+    against: str, project: Project, stacks: Sequence[str], base: str, gpus: int
+) -> dict[str, dict[str, Any]]:
+    """The records that `--against` names, by stack; none where it was not given.
+
+    Raises:
+        UsageError: one cannot be used, or is of one stack where several are to be smoked.
+    """
+    if not against:
+        return {}
+    path = Path(against)
+    if len(stacks) > 1 and not path.is_dir():
+        of = read_report(path)["stack"]
+        raise UsageError(
+            f"{path} is of {of} alone, and {len(stacks)} stacks are to be smoked",
+            hint=f"invoke smoke {of} --against {path}; for all stacks name a folder laid out as"
+            " reports/",
+        )
+    device = "cuda" if gpus else "cpu"
+    cpu_ranks = device != project.definitions.bases[base].device
+    kind = f"smoke-{records.CPU_RANKS}" if cpu_ranks else "smoke"
+    found = {stack: read_report(path, stack=stack, base=base, kind=kind) for stack in stacks}
+    for stack, value in found.items():
+        declared = project.definitions.stacks[stack].smoke_on(device)
+        layouts = {layout.name for layout in declared.layouts} if declared else set()
+        if not layouts & set(value["curves"]):
+            raise UsageError(
+                f"{path} has no layout that a smoke of {stack} on {base} trains",
+                why=f"it has {', '.join(value['curves']) or 'none'};"
+                f" the smoke has {', '.join(sorted(layouts))}",
+                hint="name a report of the same kind of ranks (CPU or GPU)",
+            )
+    return found
+
+
+def hold_against(
+    project: Project,
+    earlier: dict[str, dict[str, Any]],
+    reports: Sequence[dict[str, Any]],
+    terminal: Terminal,
+) -> int:
+    """Compare each report with its earlier one, write that into it, show it; the exit code."""
+    codes = [0]
+    for value in reports:
+        if value["stack"] in earlier:
+            value["against"] = comparison.compare(earlier[value["stack"]], value)
+            smokes.write_reports(project.root, value)
+            show(value["against"], terminal)
+            codes.append(EXIT_CODES[value["against"]["outcome"]])
+    return 1 if 1 in codes else max(codes)

@@ -1,0 +1,130 @@
+"""`invoke data`: from what was typed to a folder that the stack's own training reads.
+
+Owns what the arguments mean together and what is printed. Making the data is
+`data.encoding`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stackyard.build.builder import Builder
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.trainings import DataRequest
+from stackyard.data import dataset
+from stackyard.data import encoding as data_run
+from stackyard.definitions.document import nearest
+from stackyard.definitions.project import load_project
+from stackyard.mesh import nodes
+from stackyard.system.engine import Engine
+from stackyard.system.errors import UsageError
+
+
+def data(terminal: Terminal, typed: DataRequest) -> Answer:
+    """`invoke data STACK --input FILE --out FOLDER [...]`."""
+    project = load_project()
+    if typed.stack not in dataset.STACKS:
+        what = f"there is no form of data for a stack {typed.stack!r}"
+        why = nearest(typed.stack, dataset.STACKS)
+        raise UsageError(what, why=why, hint=f"one of {', '.join(dataset.STACKS)}")
+    request, out = _request(typed)
+    workers = len(os.sched_getaffinity(0)) if typed.workers is None else typed.workers
+    chosen = decide(project, typed.stack, typed.base, gpus=0, cpu_ranks_anywhere=True)
+    with Engine() as held:
+        built = Builder(project, held, terminal.say).build(chosen.stack, chosen.base.name)
+        nodes.sweep(held)
+        done = data_run.prepare(
+            held,
+            built.info.id,
+            request,
+            out,
+            workers,
+            say=lambda text: terminal.say(typed.stack, text),
+            note=terminal.note,
+        )
+    _show(done, out, terminal)
+    return {"out": str(out), **done["about"]}, 0
+
+
+def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
+    """What was typed, as one request.
+
+    Raises:
+        UsageError: something is missing or does not fit.
+    """
+    if not typed.input or not typed.out:
+        missing = "--input" if not typed.input else "--out"
+        raise UsageError(
+            f"{missing} is missing",
+            hint=f"invoke data {typed.stack} --input text.txt --tokenizer FOLDER --out FOLDER",
+        )
+    out = Path(typed.out).expanduser().absolute()
+    data_run.require_free(out)
+    inputs = {
+        role: data_run.find_inputs(list(names), option)
+        for role, names, option in (
+            ("train", typed.input, "--input"),
+            ("valid", typed.valid, "--valid"),
+            ("test", typed.test, "--test"),
+        )
+    }
+    request = dataset.Request(
+        stack=typed.stack,
+        inputs=inputs,
+        vocabulary=data_run.find_vocabulary(
+            typed.tokenizer, typed.vocab, typed.merges, typed.stack
+        ),
+        split=dataset.parse_split(typed.split),
+        encoding=dataset.parse_encoding(typed.encoding),
+        bad_lines=typed.bad_lines,
+        key=typed.key or _usual_key(inputs),
+        keep_blank=typed.keep_blank,
+        append_eod=typed.append_eod,
+        eod=typed.eod,
+        unk=typed.unk,
+        seq_length=typed.seq_length,
+        places=_places(inputs),
+    )
+    dataset.require(request)
+    return request, out
+
+
+def _usual_key(inputs: Mapping[str, list[str]]) -> str:
+    """`text`, where all files are named as JSON lines."""
+    names = [name for found in inputs.values() for name in found]
+    return "text" if all(".jsonl" in Path(name).suffixes for name in names) else ""
+
+
+def _places(inputs: Mapping[str, list[str]]) -> dict[str, str]:
+    """Where each file is in the container; one that has several names is there once."""
+    by_file: dict[str, str] = {}
+    found = {}
+    for name in (name for names in inputs.values() for name in names):
+        file = str(Path(name).resolve())
+        place = f"{dataset.INPUTS}/{len(by_file)}"
+        found[name] = by_file.setdefault(file, place)
+    return found
+
+
+def _show(done: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
+    about = done["about"]
+    if done["kept"]:
+        terminal.note(f"{done['kept']} of {done['shards']} parts were finished by an earlier run")
+    for role, split in about["splits"].items():
+        more = f", {split['samples']:,} samples" if "samples" in split else ""
+        terminal.text(f"{role}: {split['documents']:,} documents, {split['tokens']:,} tokens{more}")
+    total = sum(split["tokens"] for split in about["splits"].values())
+    for what in ("unknown tokens", "blank lines", "bad lines"):
+        if about[what]:
+            share = f" ({100 * about[what] / total:.2f} %)" if what == "unknown tokens" else ""
+            terminal.text(f"{what}: {about[what]:,}{share}")
+    if len(about["splits"]) == 1 and about["stack"] == "fairseq":
+        terminal.note("fairseq-train opens a validation set, too: --split 98,2 or --valid FILE")
+    terminal.text(
+        f"{about['vocabulary']:,} tokens in the vocabulary, {about['dtype']}; data in {out}"
+    )

@@ -1,0 +1,57 @@
+"""`invoke diagnose`, and what other commands say of the failures that they recognise.
+
+Owns the words; patterns are `images/failures/`, matching is `validate.diagnose`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.definitions.load import load_failures
+from stackyard.definitions.project import ROOT
+from stackyard.system.errors import UsageError
+from stackyard.validate.diagnose import diagnose as diagnoses_of
+from stackyard.validate.diagnose import diagnosis_text, diagnosis_value
+
+
+def diagnose(terminal: Terminal, file: str) -> Answer:
+    """Say which known failures a log shows; exit code 1 when nothing was recognised."""
+    found = recognised(ROOT, _read_log(file))
+    show(found["diagnoses"], terminal.text)
+    if not found["diagnoses"]:
+        known = f"{found['known']} failures are known (images/failures)"
+        terminal.text(f"nothing was recognised in {file}: {known}, and it shows none of them")
+    return {"file": file, **found}, 0 if found["diagnoses"] else 1
+
+
+def recognised(root: Path, text: str) -> dict[str, Any]:
+    """Return the known failures recognised in a text, and how many are known.
+
+    Raises:
+        DefinitionError: their definitions are wrong.
+    """
+    failures = load_failures(root)
+    found = [diagnosis_value(diagnosis) for diagnosis in diagnoses_of(text, failures.values())]
+    return {"known": len(failures), "diagnoses": found}
+
+
+def show(found: Iterable[Mapping[str, Any]], say: Callable[[str], None]) -> None:
+    """Say each recognised failure with its cause and remedy."""
+    for value in found:
+        say(diagnosis_text(value))
+
+
+def _read_log(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        hint = "invoke diagnose FILE, or - for standard input"
+        raise UsageError(
+            f"{file} cannot be read", why=error.strerror or str(error), hint=hint
+        ) from error
+    return data.decode("utf-8", errors="replace")

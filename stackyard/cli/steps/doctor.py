@@ -1,0 +1,72 @@
+"""`invoke doctor`: read this machine and say what a run would meet.
+
+Owns the reading and the printing; what is right and wrong is `gpu.doctor`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from dataclasses import asdict
+from typing import Any
+
+from stackyard.build import host
+from stackyard.build.base_image import free_bytes
+from stackyard.build.buildkit import find_client
+from stackyard.cli import tables
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import load_project
+from stackyard.gpu import access, doctor, gpus
+from stackyard.gpu.doctor import Machine
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError
+
+
+def examine(terminal: Terminal) -> Answer:
+    """`invoke doctor`; exit code 1 when something is wrong."""
+    project = load_project(locks_required=False)
+    bases = project.definitions.bases
+    default = bases.get(project.default_base)
+    needed = (default.disk_bytes if default else 0) or host.NEEDED_BYTES
+    findings = doctor.examine(read_machine(needed), bases.values())
+    terminal.table(tables.findings_table(findings))
+    state = doctor.worst(findings)
+    return {"state": state, "findings": [asdict(f) for f in findings]}, int(state == doctor.WRONG)
+
+
+def read_machine(needed: int) -> Machine:
+    """Everything that `doctor` looks at; what cannot be read is told, not raised.
+
+    Args:
+        needed: bytes that a first build on the default base takes.
+    """
+    found: dict[str, Any] = {}
+    info: dict[str, object] = {}
+    try:
+        with Engine() as engine:
+            info = dict(engine.info())
+            found["engine"] = engine.version
+            found["free_bytes"] = free_bytes(engine.data_folder())
+        found["client"] = find_client(os.environ.get("PATH", "")).says
+    except StackyardError as error:
+        found |= {"engine": "", "no_engine": f"{error.what}: {error.why}".rstrip(": ")}
+    try:
+        found["gpus"] = gpus.read_host()
+        found["driver"] = gpus.driver_files()
+        found["way"] = access.choose_way(info, gpus.cdi_kinds())
+    except StackyardError as error:
+        found |= {"gpus": None, "no_gpus": error.what}
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        shm = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        shm = 0
+    return Machine(
+        shm_bytes=shm,
+        memlock=-1 if limit == resource.RLIM_INFINITY else limit,
+        needed_bytes=needed,
+        settings=gpus.caller_settings(os.environ),
+        **found,
+    )

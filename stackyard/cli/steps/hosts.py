@@ -1,0 +1,242 @@
+"""`invoke status`, `logs`, `sync`, `stop`, `down`, `doctor --hosts`: what is done to runs.
+
+Owns which hosts and which run a command means. Starting runs is `cli_fleet`'s; steps are
+`mesh.runs`', drawing is `cli.run_view`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.runs import DoctorRequest, LogsRequest, RunningRequest, SyncRequest
+from stackyard.cli.run_view import RunView, hosts_table, runs_table
+from stackyard.definitions.project import load_project
+from stackyard.mesh import runs, standing
+from stackyard.mesh import sync as syncing
+from stackyard.mesh.host_table import inspect
+from stackyard.mesh.hosts import Fleet, from_names, matching, read_inventory
+from stackyard.mesh.node_plan import StandingPlan
+from stackyard.mesh.preflight import muster
+from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
+from stackyard.mesh.standing import Standing
+from stackyard.mesh.supervisor import Talk
+from stackyard.system.errors import StackyardError, UsageError, shown
+
+HOSTS_FILE = "hosts.yml"
+
+
+def load_fleet(given: str) -> Fleet:
+    """The hosts of an inventory: a file, names by comma, or `ssh:PATTERN` of ~/.ssh/config.
+
+    Raises:
+        UsageError: there is none.
+        DefinitionError: it is wrong.
+    """
+    name = given or HOSTS_FILE
+    if name.startswith("ssh:"):
+        config = Path("~/.ssh/config").expanduser()
+        text = config.read_text(encoding="utf-8") if config.is_file() else ""
+        found = matching(text, name[4:])
+        if not found:
+            raise UsageError(f"~/.ssh/config has no host like {shown(name[4:])}")
+        return from_names(found, name)
+    path = Path(name)
+    if path.is_file():
+        try:
+            return read_inventory(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read", why=str(error)) from error
+    if given and "/" not in given and not given.endswith((".yml", ".yaml")):
+        return from_names([word.strip() for word in given.split(",")], "--hosts")
+    raise UsageError(
+        f"there is no {name}",
+        why="it says which machines there are",
+        hint="write one (docs/hosts.md), or name them: --hosts study,train",
+    )
+
+
+def status(terminal: Terminal, asked: RunningRequest) -> Answer:
+    """`invoke status`: every run on the hosts, and what runs in it."""
+    with reached(load_fleet(asked.hosts)) as hosts:
+        there, silent = standing.find(hosts.links)
+        rows = [row(r, _state(hosts, r)) for n, r in there.items() if asked.name in ("", n)]
+    for host, error in {**hosts.failed, **silent}.items():
+        terminal.note(f"{host} does not answer: {error.what.removeprefix(f'{host}: ')}")
+    if rows:
+        terminal.table(runs_table(rows))
+    else:
+        terminal.text(f"no run is on {len(hosts.links)} hosts")
+    return {"runs": rows, "silent": sorted({**hosts.failed, **silent})}, 0
+
+
+def _state(hosts: Reached, run: Standing) -> Mapping[str, Any]:
+    try:
+        talk = standing.connect(hosts.links, run)
+    except StackyardError as error:
+        return {"error": str(error.what)}
+    try:
+        return talk.ask("state", "state", 10)
+    except StackyardError as error:
+        return {"error": error.what}
+    finally:
+        talk.close()
+
+
+def plan_value(plan: StandingPlan) -> dict[str, Any]:
+    """A plan as it is shown to programs."""
+    value: dict[str, Any] = json.loads(plan.text())
+    return value
+
+
+def row(run: Standing, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A run as a line of the table; `state` is its supervisor's answer."""
+    jobs: Sequence[Mapping[str, Any]] = (state or {}).get("jobs", [])
+    return {
+        "run": run.plan.run,
+        "stack": run.plan.stack,
+        "base": run.plan.base,
+        "image": run.plan.image,
+        "nodes": [node.name for node in run.plan.nodes],
+        "hosts": sorted({node.host for node in run.plan.nodes}),
+        "missing": list(run.missing),
+        "lost": dict((state or {}).get("lost", {})),
+        "error": (state or {}).get("error", ""),
+        "until": run.plan.until,
+        "jobs": [dict(job) for job in jobs],
+    }
+
+
+def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
+    """`invoke logs`: what a job's ranks and launcher said, and with `--follow` what they say."""
+    with reached(load_fleet(asked.hosts)) as hosts:
+        run_ = _only_run(hosts, asked.name)
+        talk = standing.connect(hosts.links, run_)
+        try:
+            state = talk.ask("state", "state")
+            jobs = [j["name"] for j in state["jobs"]]
+            if not jobs or (asked.job and asked.job not in jobs):
+                raise UsageError(f"run {run_.plan.run} has no job {asked.job}".rstrip(),
+                                 why=f"there: {', '.join(jobs) or 'none'}")  # fmt: skip
+            chosen = asked.job or jobs[-1]
+            with RunView(run_.plan, chosen, terminal, everything=True) as view:
+                watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note)
+                follower = Follower(hosts=hosts, run=run_, talk=talk, job=chosen, lease=60,
+                                    watcher=watcher, attached=False)  # fmt: skip
+                value = follower.follow() if asked.follow else _replay(talk, chosen, view)
+        finally:
+            talk.close()
+    return {"job": value.job, "lines": view.kept if terminal.json else None}, 0
+
+
+def _replay(talk: Talk, job: str, view: RunView) -> Ended:
+    """What has been said so far."""
+    size = int(talk.ask("follow", "following", job=job, **{"from": 0})["size"])
+    for event in talk.events(10.0) if size else ():
+        if event["event"] == "log":
+            for entry in event["lines"]:
+                view.line(entry)
+            if event["next"] >= size:
+                break
+        elif event["event"] == "ended":
+            return Ended(job=event["job"])
+    return Ended(job={"name": job, "state": "running"})
+
+
+def _only_run(hosts: Reached, name: str) -> Standing:
+    there, _ = standing.find(hosts.links)
+    if name:
+        return runs.find(hosts, name)
+    if len(there) != 1:
+        raise UsageError(
+            f"{'several runs are' if there else 'no run is'} on these hosts",
+            why=f"there: {', '.join(there)}" if there else "",
+            hint="--name NAME" if there else "invoke up STACK",
+        )
+    return next(iter(there.values()))
+
+
+def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
+    """`invoke sync SOURCE... --to FOLDER`, or `--back PATH --to DIR`."""
+    sources = [asked.source, *asked.more]
+    if not asked.to or (asked.back and len(sources) != 1):
+        raise UsageError("say what to copy and where", hint="invoke sync code --to /code, or"
+                         " invoke sync /shared/run1 --back --to results")  # fmt: skip
+    started = time.monotonic()
+    with reached(load_fleet(asked.hosts)) as hosts:
+        run_ = _only_run(hosts, asked.name)
+        if asked.back:
+            chosen = [word for word in asked.nodes.split(",") if word]
+            done = syncing.back(hosts.links, hosts.fleet, run_, sources[0], Path(asked.to),
+                                nodes=chosen, checksum=asked.checksum)  # fmt: skip
+        else:
+            paths = [Path(source) for source in sources]
+            done = syncing.bring(
+                hosts.links, hosts.fleet, run_, paths, asked.to,
+                checksum=asked.checksum, delete=asked.delete,
+                say=lambda text: terminal.say("sync", text),
+            )  # fmt: skip
+    for copy in done:
+        terminal.text(f"{copy.source} to {copy.target}: {copy.files} files,"
+                      f" {copy.bytes / 1e6:.2f} MB, {copy.seconds:.1f} s")  # fmt: skip
+    seconds = round(time.monotonic() - started, 2)
+    return {"copies": [asdict(copy) for copy in done], "seconds": seconds}, 0
+
+
+def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
+    """`invoke stop`: end what runs in a mesh, and leave the mesh."""
+    with reached(load_fleet(asked.hosts)) as hosts:
+        run_ = _only_run(hosts, asked.name)
+        talk = standing.connect(hosts.links, run_)
+        try:
+            jobs = [j for j in talk.ask("state", "state")["jobs"] if j["state"] != "ended"]
+            if not jobs:
+                terminal.text(f"nothing runs in {run_.plan.run}")
+                return {"stopped": ""}, 0
+            runs.end_job(talk, jobs[-1]["name"])
+        finally:
+            talk.close()
+    terminal.text(f"{jobs[-1]['name']} is stopped on every node")
+    return {"stopped": jobs[-1]["name"]}, 0
+
+
+def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Answer:
+    """`invoke down`: remove a run, or with `--all` every run on the hosts."""
+    with reached(load_fleet(hosts_)) as hosts:
+        there, _ = standing.find(hosts.links)
+        chosen = list(there.values()) if everything else [_only_run(hosts, name)]
+        removed: list[str] = []
+        failed: dict[str, StackyardError] = {}
+        for run_ in chosen:
+            gone, broken = runs.down(hosts, run_)
+            removed += gone
+            failed |= broken
+            terminal.text(f"{run_.plan.run} is down: {len(gone)} containers removed")
+    for host, error in failed.items():
+        terminal.text(f"{host} could not be asked, and its node ends by itself: {error.what}")
+    return {"removed": removed, "failed": sorted(failed)}, 1 if failed else 0
+
+
+def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
+    """`invoke doctor --hosts FILE`: every host in one table."""
+    project = load_project(locks_required=False)
+    fleet = load_fleet(asked.hosts)
+    chosen = decide(
+        project, asked.stack or "all", asked.base, gpus=asked.gpus, cpu_ranks_anywhere=True,
+        typed="invoke doctor --hosts FILE",
+    )  # fmt: skip
+    tag = chosen.tag if asked.stack else ""
+    with reached(fleet) as hosts:
+        found = muster(hosts.links, hosts.failed, fleet)
+        answer = inspect(hosts, found, tag, chosen.base.name, project.definitions.bases)
+    terminal.table(hosts_table(answer))
+    for line in answer["remarks"]:
+        terminal.text(line)
+    return answer, 0 if answer["ready"] else 1

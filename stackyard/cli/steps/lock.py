@@ -1,0 +1,68 @@
+"""`invoke lock` and `invoke outdated`: what was typed to what is printed and written.
+
+Owns the words on the terminal and the exit codes; the steps are `build.locks.locking`'s and
+`build.locks.outdated`'s.
+"""
+
+from __future__ import annotations
+
+from stackyard.build.choice import decide
+from stackyard.build.locks import locking, resolve
+from stackyard.build.locks import outdated as upstream
+from stackyard.build.locks.change import change_lines, change_value
+from stackyard.cli import tables
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.definitions.project import Project, load_project
+
+
+def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
+    """`invoke lock [STACK] [--base B] [--check]`: locks, then the files that depend on them.
+
+    Exit code 1 with `--check` when something would change; nothing is written then.
+    """
+    project = load_project(locks_required=False)
+    made = locking.resolve_all(project, stack, base, terminal.say)
+    if not check:
+        resolve.write_files(project.root, made.files)
+    for line in change_lines(made.changes):
+        terminal.text(line)
+    for path in made.written:
+        terminal.text(f"{'would be written' if check else 'written'}: {path}")
+    if not made.written:
+        terminal.text("every lock is as it was")
+    for path, typed in made.stale.items():
+        terminal.note(f"still to be locked: {path}; type: {typed.partition(' --base')[0]}")
+    value = {
+        "changed": list(made.written),
+        "check": check,
+        "locks": [change_value(change) for change in made.changes],
+        "stale": dict(made.stale),
+    }
+    return value, 1 if check and made.written else 0
+
+
+def outdated(terminal: Terminal, stack: str, base: str) -> Answer:
+    """`invoke outdated [STACK] [--base B]`: exit code 1 when a newer release is there."""
+    project = load_project()
+    chosen = decide(project, stack, base or _locked_base(project, stack))
+    found = upstream.outdated(project, stack, chosen.base.name, terminal.say)
+    for one in found:
+        terminal.table(tables.outdated_table(one))
+        for row in one["packages"]:
+            for fix in row["fixes_not_covering"]:
+                terminal.text(
+                    f"{one['stack']}: fix {fix} does not cover {row['name']} {row['newest']}:"
+                    f" look at images/fixes/{fix}.yml before you go there"
+                )
+    behind = sum(row["behind"] for one in found for row in one["packages"])
+    if not behind:
+        terminal.text("everything that is asked for by name is the newest there is")
+    return {"stacks": found}, 1 if behind else 0
+
+
+def _locked_base(project: Project, stack: str) -> str:
+    """The base that is asked about unless told otherwise: one that is made here."""
+    bases = project.definitions.bases
+    made_here = [name for name, base in sorted(bases.items()) if base.bootstrap is not None]
+    return (made_here or locking.locked_bases(project, stack) or [project.default_base])[0]

@@ -1,0 +1,236 @@
+"""`invoke pull` and `invoke prune`: from what was typed to what is shown.
+
+Owns what their arguments mean. Steps are `release.pull`'s and `release.prune`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.releases import PullRequest
+from stackyard.cli.release_view import progress_text, pull_table, seen_lines
+from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
+from stackyard.cli.steps.release import find_signers, open_registry, seen_value
+from stackyard.definitions.document import nearest
+from stackyard.definitions.project import load_project
+from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.owner import sweep
+from stackyard.mesh.preflight import muster
+from stackyard.mesh.runs import Reached, reached
+from stackyard.mesh.survey import choose_network
+from stackyard.release import prune as pruning
+from stackyard.release import verify
+from stackyard.release.layer_source import LayerSource
+from stackyard.release.pull import Puller, name_image
+from stackyard.release.receiver import Progress
+from stackyard.release.registry import Registry
+from stackyard.release.spool import Spool, cache_folder
+from stackyard.release.statement import later_revision
+from stackyard.release.verify import Verified
+from stackyard.system.engine import Engine
+from stackyard.system.errors import EngineError, ReleaseError, UsageError
+
+VIAS = ("hosts", "registry")
+
+
+def pull(terminal: Terminal, given: PullRequest) -> Answer:
+    """`invoke pull STACK`: a release onto all hosts, or onto this machine where there are none."""
+    project = load_project()
+    chosen = decide(project, given.stack, given.base)
+    name, base = chosen.stack, chosen.base.name
+    if given.via not in VIAS:
+        raise UsageError(
+            f"--via is {' or '.join(VIAS)}, not {given.via!r}",
+            why=nearest(given.via, VIAS),
+            hint=f"invoke pull {name} --via hosts",
+        )
+    reference = given.release or f"{name}-{base}-latest"
+    signers = find_signers(given.signers)
+    with open_registry(project, given.from_, "--from") as registry:
+        found = verify.verify_release(registry, reference, signers)
+        if (found.release.stack, found.release.base) != (name, base):
+            raise UsageError(
+                f"{reference} is {found.release.stack} on {found.release.base},"
+                f" not {name} on {base}"
+            )
+        terminal.say(name, f"{found.release.name}, signed by {found.signer}")
+        seen = seen_value(registry, found, signers)
+        for why in seen["evidence_refused"]:
+            terminal.note(f"{found.release.name}: {why}")
+        for text in seen_lines(seen):
+            terminal.text(f"{found.release.name}: {text}")
+        if not given.hosts and not Path(HOSTS_FILE).is_file():
+            value, code = _pull_here(registry, found, given, terminal)
+        else:
+            with reached(load_fleet(given.hosts)) as hosts:
+                value, code = _pull_hosts(registry, found, signers, hosts, given, terminal)
+        return {**value, **seen}, code
+
+
+def _pull_here(
+    registry: Registry, found: Verified, given: PullRequest, terminal: Terminal
+) -> tuple[Any, int]:
+    """Onto this machine's engine, by digest."""
+    entry, place = found.release, str(registry.repository)
+    started = time.monotonic()
+    with Engine() as engine:
+        if not given.release:
+            _require_no_way_back({"this machine": _tags(engine, place)}, entry.name)
+        terminal.say(entry.stack, f"pulling {entry.size / 1e6:.0f} MB at most")
+        _take(engine, f"{place}@{entry.digest}", found, place)
+    seconds = round(time.monotonic() - started, 2)
+    terminal.text(f"{entry.name} is here: {entry.digest}, {seconds:.1f} s")
+    return {"release": entry.name, "digest": entry.digest, "seconds": seconds}, 0
+
+
+def _tags(engine: Engine, place: str) -> list[str]:
+    """The tags of a repository that an engine holds."""
+    names = [name for image in engine.held_images() for name in image.tags]
+    return [name.removeprefix(f"{place}:") for name in names if name.startswith(f"{place}:")]
+
+
+def _require_no_way_back(held: Mapping[str, list[str]], name: str) -> None:
+    """See that the newest release is not older than what somebody holds.
+
+    Whoever may write to a registry can move a tag back to an older release: its signature is good.
+
+    Raises:
+        ReleaseError: it is.
+    """
+    for who, tags in held.items():
+        later = later_revision(name, tags)
+        if later:
+            raise ReleaseError(
+                f"the registry's newest release is {name}, but {who} holds {later}",
+                why="the tag was moved back, or later ones were removed",
+                hint=f"if that was meant: --release {name}",
+            )
+
+
+def _take(engine: Engine, reference: str, found: Verified, place: str) -> None:
+    """Have an engine pull by digest; see that it is the image, and name it."""
+    entry = found.release
+    image = engine.pull(reference)
+    held = engine.image(entry.image_id)
+    if entry.image_id not in (image.id, held.id if held else "") and image.id != entry.digest:
+        raise EngineError(f"{reference} is another image in the engine: {image.id}")
+    for name in (entry.local_name, f"{place}:{entry.name}"):
+        engine.tag(image.id, name)
+
+
+def _pull_hosts(
+    registry: Registry, found: Verified, signers: Path, hosts: Reached, given: PullRequest,
+    terminal: Terminal,
+) -> tuple[Any, int]:  # fmt: skip
+    entry = found.release
+    started = time.monotonic()
+    fetched = 0
+    place = str(registry.repository)
+    on_each(hosts.links, sweep)
+    if not given.release:
+        held, _ = on_each(hosts.links, lambda link: _tags(link.engine, place))
+        _require_no_way_back(held, entry.name)
+    if given.via == "registry" or given.mirror:
+        progress = _each_pulls(registry, found, hosts, given, terminal)
+    else:
+        seen = muster(hosts.links, hosts.failed, hosts.fleet)
+        network, problems = choose_network(
+            seen.facts, {host.name: host.interface for host in hosts.fleet.hosts}
+        )
+        for host, what in problems:
+            terminal.note(f"{host}: {what}")
+        links = {n: link for n, link in hosts.links.items() if n in network.chosen}
+        sizes = {str(layer["digest"]): int(layer["size"]) for layer in entry.layers}
+        Spool(cache_folder(os.environ)).forget_old()
+        source = LayerSource(registry, cache_folder(os.environ), sizes)
+        puller = Puller(
+            links, seen, network, found, signers.read_bytes(), source.read,
+            lambda progress: terminal.say(entry.stack, progress_text(progress)),
+        )  # fmt: skip
+        puller.pull(registry.blob(found.config))
+        progress, fetched = puller.progress, source.fetched
+        name_image(links, progress, found, place)
+    for name, error in hosts.failed.items():
+        progress[name] = Progress(state="failed", why=error.what.removeprefix(f"{name}: "))
+    return _told(found, progress, fetched, time.monotonic() - started, given, terminal)
+
+
+def prune(terminal: Terminal, hosts_: str, keep: int, *, dry: bool) -> Answer:
+    """`invoke prune`: old releases off all hosts."""
+    with reached(load_fleet(hosts_)) as hosts:
+        found, failed = pruning.prune(hosts.links, keep, really=not dry)
+    for host, images in sorted(found.items()):
+        names = [name for image in images for name in image.names if "@" not in name]
+        freed = sum(image.bytes for image in images)
+        verb = "would go" if dry else "are gone"
+        text = f"{len(images)} {verb}: {', '.join(names)} ({freed / 1e9:.1f} GB at most)"
+        terminal.text(f"{host}: {text if images else 'nothing is old'}")
+    for host, error in {**hosts.failed, **failed}.items():
+        terminal.text(f"{host}: {error.what}")
+    value = {host: [asdict(image) for image in images] for host, images in found.items()}
+    broken = sorted({**hosts.failed, **failed})
+    return {"removed": {} if dry else value, "old": value, "failed": broken}, 1 if broken else 0
+
+
+def _each_pulls(
+    registry: Registry, found: Verified, hosts: Reached, given: PullRequest, terminal: Terminal
+) -> dict[str, Progress]:
+    """Every host pulls by itself, from the registry or a mirror of it (which is warmed first)."""
+    entry, place = found.release, str(registry.repository)
+    origin = f"{given.mirror}/{registry.repository.name}" if given.mirror else place
+    progress = {name: Progress() for name in hosts.links}
+
+    def one(link: Link) -> None:
+        mark, began = progress[link.host.name], time.monotonic()
+        if link.engine.image(entry.image_id) is not None:
+            mark.state = "held"
+        _take(link.engine, f"{origin}@{entry.digest}", found, place)
+        mark.state = "held" if mark.state == "held" else "pulled"
+        mark.digest, mark.seconds = entry.digest, round(time.monotonic() - began, 2)
+        terminal.done(link.host.name, f"{mark.state}, {mark.seconds:.1f} s")
+
+    names = list(hosts.links)
+    first = names[:1] if given.mirror else []
+    for group in (first, [name for name in names if name not in first]):
+        links = {name: hosts.links[name] for name in group}
+        for name, error in on_each(links, one)[1].items():
+            progress[name].state, progress[name].why = "failed", error.what
+    return progress
+
+
+def _told(
+    found: Verified, progress: Mapping[str, Progress], fetched: int, seconds: float,
+    given: PullRequest, terminal: Terminal,
+) -> tuple[Any, int]:  # fmt: skip
+    entry = found.release
+    failed = sorted(name for name, mark in progress.items() if mark.state == "failed")
+    times = sorted(mark.seconds for mark in progress.values() if mark.state == "pulled")
+    moved = sum(mark.moved for mark in progress.values())
+    whole = entry.size * sum(mark.state in ("pulled", "held") for mark in progress.values())
+    value = {
+        "release": entry.name, "digest": entry.digest, "image_id": entry.image_id,
+        "signer": found.signer, "proven": entry.proven, "seconds": round(seconds, 2),
+        "p50_seconds": round(statistics.median(times), 2) if times else None,
+        "p99_seconds": times[min(len(times) - 1, int(0.99 * len(times)))] if times else None,
+        "from_registry_bytes": fetched, "saved_bytes": max(0, whole - fetched),
+        "moved_bytes": moved,
+        "hosts": {
+            name: {"state": m.state, "seconds": m.seconds, "bytes": m.moved, "digest": m.digest,
+                   "why": m.why}
+            for name, m in sorted(progress.items())
+        },
+    }  # fmt: skip
+    terminal.table(pull_table(value))
+    if failed:
+        terminal.text(f"{len(failed)} of {len(progress)} hosts do not have it:"
+                      f" {', '.join(failed)}; the same command goes on where it was")  # fmt: skip
+    return value, 1 if len(failed) > given.max_unavailable else 0

@@ -1,0 +1,193 @@
+"""`invoke publish`, `releases`, `bundle --images`: from what was typed to what is shown.
+
+Owns what their arguments mean. Steps are `release.publish`'s, `verify`'s and `airgap`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.images import BundleRequest
+from stackyard.cli.options.releases import PublishRequest
+from stackyard.cli.release_view import release_table
+from stackyard.definitions.project import Project, load_project
+from stackyard.release import airgap, candidate, verify
+from stackyard.release import statement as release
+from stackyard.release.credentials import find_login
+from stackyard.release.layer_source import LayerSource
+from stackyard.release.publish import Publisher, Wanted, require_clean
+from stackyard.release.registry import Registry
+from stackyard.release.spool import Spool, cache_folder
+from stackyard.report import vouch
+from stackyard.scan import oci
+from stackyard.scan.sizes import size_lines
+from stackyard.system import signing
+from stackyard.system.engine import Engine
+from stackyard.system.errors import StackyardError, UsageError
+
+SIGNERS = "allowed_signers"
+
+
+def open_registry(project: Project, given: str, flag: str) -> Registry:
+    """The repository that was named, or the project's, with our login.
+
+    Raises:
+        UsageError: none was named.
+    """
+    text = given or project.registry
+    if not text:
+        raise UsageError(
+            "no registry was named",
+            hint=f'{flag} registry.example:5000/team/stackyard, or registry = "..." in'
+            " stackyard.toml",
+        )
+    repository = oci.parse_repository(text)
+    return Registry(repository, find_login(repository.host))
+
+
+def publish(terminal: Terminal, given: PublishRequest) -> Answer:
+    """`invoke publish STACK --to REGISTRY/NAME [--evidence FILE ...] [--image TAG_OR_ID]`."""
+    project = load_project()
+    chosen = decide(project, given.stack, given.base)
+    name, base_name = chosen.stack, chosen.base.name
+    path = signing.find_key(given.key, Path.home())
+    line = signing.signer_line(path, signer_name())
+    vouched = vouch.load(given.evidence, find_signers(given.signers), line)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        terminal.say(name, text)
+
+    with open_registry(project, given.to, "--to") as registry, Engine() as engine:
+        found = candidate.candidate(
+            project, engine, name, base_name, unproven=given.unproven, tag=given.image,
+            vouched=vouched, without_gpus=given.without_gpu_evidence,
+        )  # fmt: skip
+        registry.tags()  # whether we may, before the work
+        store = Spool(cache_folder(os.environ))
+        read = candidate.read(project, engine, store, found, say)
+        candidate.require_saved(vouched, read.saved)
+        require_clean(read.findings, found.tag)
+        wanted = Wanted(
+            subject=found.subject, info=found.info, created=read.created, proof=found.proof,
+            attached=read.attached, locks=candidate.lock_digests(project, found.image),
+            key=path, builder=candidate.builder_of(engine),
+            source=candidate.source_of(project.root),
+            needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
+        )  # fmt: skip
+        done = Publisher(registry, store, say).publish(read.saved, wanted)
+        store.forget_old()
+    for text in size_lines(read.sizes):
+        terminal.text(text)
+    if not found.proof:
+        terminal.note("it was published as unproven: its statement says so")
+    if wanted.needs_gpus and not wanted.seen_on:
+        terminal.note("it was published without evidence of GPUs: its statement says so")
+    for one in vouched:
+        terminal.text(f"evidence: {vouch.words(one)}")
+    place = f"{registry.repository}:{done.name}"
+    known = " (it was there already)" if done.again else ""
+    terminal.text(f"{place} is released{known}: {done.digest}")
+    terminal.text(f"whoever is to accept it needs this line in {SIGNERS}:\n{line}")
+    seconds = round(time.monotonic() - started, 2)
+    more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line,
+            "needs_gpus": wanted.needs_gpus, "seen_on": wanted.seen_on,
+            "evidence": [one.value() for one in vouched]}  # fmt: skip
+    return {**asdict(done), **more, "proven": bool(found.proof), "seconds": seconds}, 0
+
+
+def signer_name() -> str:
+    """Return what this user's key is called in the line that is printed of it."""
+    return f"{os.environ.get('USER') or 'publisher'}@{os.uname().nodename}"
+
+
+def find_signers(given: str) -> Path:
+    """The allowed-signers file: the given one, the project's, or the user's own."""
+    if given:
+        return Path(given)
+    own = Path.home() / ".config" / "stackyard" / SIGNERS
+    return Path(SIGNERS) if Path(SIGNERS).is_file() or not own.is_file() else own
+
+
+def releases(terminal: Terminal, from_: str, signers: str) -> Answer:
+    """`invoke releases --from REGISTRY/NAME`: what there is, and whether it can be believed."""
+    project = load_project()
+    allowed = find_signers(signers)
+    rows = []
+    with open_registry(project, from_, "--from") as registry:
+        tags = registry.tags()
+        for tag in sorted(tags):
+            if not release.is_release_tag(tag):
+                continue
+            terminal.say("releases", tag)
+            rows.append(_row(registry, tag, allowed))
+    if rows:
+        terminal.table(release_table(rows))
+        for row in rows:
+            for why in row.get("evidence_refused", ()):
+                terminal.note(f"{row['name']}: {why}")
+    else:
+        terminal.text(f"{registry.repository} holds no release")
+    return {"repository": str(registry.repository), "releases": rows}, 0
+
+
+def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
+    try:
+        found = verify.verify_release(registry, tag, signers)
+        seen = seen_value(registry, found, signers)
+    except StackyardError as error:
+        return {"name": tag, "believed": False, "why": f"{error.what} {error.why}".strip()}
+    entry = found.release
+    return {
+        "name": tag, "believed": True, "signer": found.signer, "created": entry.created,
+        "proven": entry.proven, "digest": entry.digest, "bytes": entry.size, "why": "",
+        **seen,
+    }  # fmt: skip
+
+
+def seen_value(registry: Registry, found: verify.Verified, signers: Path) -> dict[str, Any]:
+    """Return on which hardware a release was seen and by whose key, as JSON."""
+    beside = verify.evidence_beside(registry, found, signers)
+    return {
+        "needs_gpus": found.release.needs_gpus,
+        "evidence": [one.value() for one in beside.believed],
+        "evidence_refused": list(beside.refused),
+    }
+
+
+def carry(terminal: Terminal, given: BundleRequest) -> Answer:
+    """`invoke bundle STACK --images`: releases as a folder for a site without a network."""
+    project = load_project()
+    chosen = decide(project, given.stack, given.base)
+    folder = Path(given.out or "stackyard-images")
+    signers = find_signers(given.signers)
+    if given.release and len(chosen.stacks) > 1:
+        raise UsageError(
+            "--release names one release: say which stack it is of",
+            hint=f"invoke bundle STACK --images --release {given.release}",
+        )
+    made = []
+    with open_registry(project, given.from_, "--from") as registry:
+        for name in chosen.stacks:
+            reference = given.release or f"{name}-{chosen.base.name}-latest"
+            found = verify.verify_release(registry, reference, signers)
+            sizes = {str(e["digest"]): int(e["size"]) for e in found.release.layers}
+            source = LayerSource(registry, cache_folder(os.environ), sizes)
+            airgap.write_release(
+                folder, registry, source, found, signers,
+                lambda text, name=name: terminal.say(name, text),  # type: ignore[misc]
+            )  # fmt: skip
+            made.append({"release": found.release.name, "signer": found.signer,
+                         "bytes": found.release.size})  # fmt: skip
+    size = airgap.carried_bytes(folder)
+    terminal.text(f"{folder} holds {', '.join(str(m['release']) for m in made)}, images of"
+                  f" {size / 1e6:,.0f} MB; there: sh install.sh ALLOWED_SIGNERS"
+                  f" (needs docker or podman)")  # fmt: skip
+    return {"folder": str(folder), "bytes": size, "releases": made}, 0

@@ -1,0 +1,284 @@
+"""`invoke up` and `invoke run` on hosts: from what was typed to what is shown.
+
+Owns what their arguments mean. Steps are `mesh.runs`', drawing is
+`cli.run_view`'s.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection
+from typing import Any
+
+from stackyard.build.choice import decide
+from stackyard.cli.answer import Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.runs import JobRequest, RunRequest, UpRequest
+from stackyard.cli.run_view import RunView, runs_table
+from stackyard.cli.steps import diagnose, mount
+from stackyard.cli.steps.hosts import load_fleet, plan_value, row
+from stackyard.definitions import job_source
+from stackyard.definitions.examples import Example, Where
+from stackyard.definitions.job_source import Work, load_example, require_work
+from stackyard.definitions.project import ROOT, Project, load_project
+from stackyard.gpu import fused
+from stackyard.launch.job import Job
+from stackyard.mesh import runs, standing
+from stackyard.mesh.hosts import Fleet
+from stackyard.mesh.jobs import JOBS, select
+from stackyard.mesh.mounts import require_there, together, with_mounts
+from stackyard.mesh.node_plan import StandingPlan, Wanted, require_name
+from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
+from stackyard.mesh.standing import Standing
+from stackyard.mesh.supervisor import Event
+from stackyard.system.errors import UsageError
+
+
+def work_of(asked: JobRequest) -> Work:
+    """Return what is to run, as jobs are made of it."""
+    return Work(
+        example=asked.example, words=asked.words, launcher=asked.launcher, settings=asked.set,
+        save=asked.save, folder=asked.folder,
+    )  # fmt: skip
+
+
+def up(terminal: Terminal, arguments: UpRequest) -> Answer:
+    """`invoke up STACK`."""
+    project = load_project()
+    fleet = load_fleet(arguments.hosts)
+    wanted = wanted_of(project, arguments, fleet)
+    fleet = with_mounts(fleet, wanted.mounts)
+    with reached(fleet) as hosts:
+        started = time.monotonic()
+        run, warnings = runs.up(hosts, wanted, lambda text: terminal.say(wanted.run, text))
+        for warning in warnings:
+            terminal.note(f"{warning.host}: {warning.what}")
+    seconds = time.monotonic() - started
+    terminal.done(wanted.run, f"{len(run.plan.nodes)} nodes are up in {seconds:.1f} s")
+    terminal.table(runs_table([row(run, None)]))
+    return {**plan_value(run.plan), "seconds": round(seconds, 2)}, 0
+
+
+def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
+    """What a mesh of this stack asks of its hosts.
+
+    Raises:
+        UsageError: there is no such stack or base, or the name cannot be one.
+    """
+    typed = f"invoke up {arguments.stack}"
+    chosen = decide(
+        project, arguments.stack, arguments.base, gpus=arguments.gpus, image=arguments.image,
+        typed=typed,
+    )  # fmt: skip
+    stack = chosen.stack
+    if not 0 < arguments.days <= 90:
+        what = f"--days must be more than 0 and at most 90, not {arguments.days:g}"
+        raise UsageError(what, hint=f"{typed} --days 7")
+    return Wanted(
+        run=require_name(arguments.name or stack),
+        stack=stack,
+        base=chosen.base.name,
+        tag=chosen.tag,
+        named=bool(arguments.image),
+        mounts=tuple(mount.parse_all(project, stack, arguments.mount, fleet)),
+        device=chosen.device,
+        images={},
+        network=arguments.network,
+        lease=arguments.lease,
+        keep_seconds=int(arguments.days * 86400),
+        bases=project.definitions.bases,
+    )
+
+
+def run(terminal: Terminal, wanted: RunRequest) -> Answer:
+    """`invoke run STACK --example NAME` or `-- COMMAND`."""
+    project = load_project()
+    fleet = load_fleet(wanted.hosts)
+    asked = wanted_of(project, wanted.mesh, fleet)
+    fleet = with_mounts(fleet, asked.mounts)
+    example = load_example(project.root, asked.stack, wanted.example)
+    require_work(work_of(wanted), asked.stack, project.root, f"invoke run {asked.stack}")
+    with reached(fleet) as hosts:
+        mesh = standing.find(hosts.links)[0].get(asked.run)
+        _require_mesh(mesh, asked, wanted, hosts)
+        ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal)
+    return _conclude(ended, wanted, terminal)
+
+
+def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunRequest, hosts: Reached) -> None:
+    """See that a mesh that is up is of this stack, and that one is up where it is needed."""
+    if mesh is not None:
+        again = f"invoke up {asked.stack} --name {asked.run}"
+        require_there(asked.mounts, mesh.plan.mounts, asked.run, f"{again} --mount ...")
+        link = hosts.links.get(mesh.plan.nodes[0].host) if asked.named else None
+        held = link.engine.image(asked.tag) if link else None
+        if link and (held is None or held.id != mesh.plan.image):
+            raise UsageError(
+                f"run {asked.run!r} is up with another image than {asked.tag}",
+                why=f"it has {mesh.plan.image[7:19]}",
+                hint=f"invoke down --name {asked.run}, then: {again} --image {asked.tag}",
+            )
+    if mesh is None and wanted.detach:
+        raise UsageError(
+            f"no run {asked.run!r} is up, and --detach needs one that stays",
+            hint=f"invoke up {asked.stack} --name {asked.run}",
+        )
+    if mesh is not None and mesh.plan.stack != asked.stack:
+        raise UsageError(
+            f"run {asked.run!r} is a mesh of {mesh.plan.stack}, not of {asked.stack}",
+            hint=f"invoke run {mesh.plan.stack} --name {asked.run}, or another --name",
+        )
+
+
+def _attempts(
+    project: Project,
+    hosts: Reached,
+    up_already: Standing | None,
+    asked: Wanted,
+    example: Example | None,
+    wanted: RunRequest,
+    terminal: Terminal,
+) -> Ended:
+    """Run; and while nodes are lost and restarts are left, again on the nodes that are left."""
+    lost = set[str]()
+    for attempt in range(wanted.restarts + 1):
+        mesh = up_already
+        if mesh is None:
+            mesh, _ = runs.up(hosts, asked, lambda text: terminal.say(asked.run, text),
+                              owner=asked.lease)  # fmt: skip
+        try:
+            ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost)
+        finally:
+            if up_already is None:
+                for host, error in runs.down(hosts, mesh)[1].items():
+                    terminal.note(f"{host}: its node ends by itself: {error.what}")
+        if ended.passed or attempt == wanted.restarts:
+            break
+        gone = runs.lost_nodes(hosts, mesh, ended)
+        away = {mesh.plan.node(node).host for node in gone}
+        names = [host.name for host in hosts.fleet.hosts if host.name not in away]
+        if not gone or not names or (up_already and mesh.plan.names[0] in gone):
+            break
+        lost |= set(gone)
+        if up_already is None:
+            hosts = hosts.without(away)
+        terminal.note(f"{', '.join(gone)} lost: starting again on {', '.join(names)}"
+                      f" ({attempt + 1} of {wanted.restarts} restarts)")  # fmt: skip
+    return ended
+
+
+def make_job(
+    plan: StandingPlan, example: Example | None, wanted: RunRequest, nodes: int, per_node: int
+) -> Job:
+    """What is to run in a mesh, from an example or from the user's own command.
+
+    Raises:
+        UsageError: the example does not fit.
+    """
+    name = f"{example.name if example else 'run'}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
+    folder = f"{JOBS}/{name}"
+    where = Where(
+        name=name,
+        base=plan.base,
+        image=plan.image,
+        nodes=nodes,
+        per_node=per_node,
+        device="cuda" if any(node.gpus for node in plan.nodes) else "cpu",
+        folder=folder,
+        save=wanted.save or f"{folder}/checkpoints",
+    )
+    usual = ""
+    if example is None and not wanted.launcher:
+        usual = load_project().definitions.stacks[plan.stack].smoke.launcher
+    return job_source.make_job(
+        work_of(wanted), example, where, root=ROOT, stack=plan.stack, usual=usual
+    )
+
+
+def _run(
+    project: Project,
+    hosts: Reached,
+    mesh: Standing,
+    example: Example | None,
+    wanted: RunRequest,
+    asked: Wanted,
+    terminal: Terminal,
+    lost: Collection[str],
+) -> Ended:
+    plan, lease = mesh.plan, asked.lease
+    gone = [] if wanted.include else [name for name in plan.names if name in lost]
+    left_out = "@".join(filter(None, [wanted.exclude, *gone]))
+    selection = select(plan, wanted.per_node, wanted.include, left_out)
+    per_node = max(len(slots) for slots in selection.slots.values())
+    job = make_job(plan, example, wanted, len(selection.nodes), per_node)
+    runs.require_valid(mesh, time.time())
+    talk = standing.connect(hosts.links, mesh)
+    follower = None
+    try:
+        if not wanted.detach:
+            talk.send("attach")  # a mesh of our own hears of us from here on
+        job = mount.lay(
+            project, hosts, mesh, job, selection.nodes, together(asked.mounts, plan.mounts),
+            wanted.despite, terminal.note,
+        )  # fmt: skip
+        for remark in runs.remarks(hosts, mesh, job, selection.nodes):
+            terminal.note(remark)
+        runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
+        terminal.done(plan.run, f"{job.name}: {sum(len(s) for s in selection.slots.values())} ranks"
+                      f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
+        if wanted.detach:
+            return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
+        log = ROOT / "reports" / "runs" / plan.run / f"{job.name}.log"
+        with RunView(plan, job.name, terminal, log=log) as view:
+            watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note, step=view.step)
+            follower = Follower(
+                hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
+            )
+            return follower.follow()
+    except BaseException:
+        runs.end_job(follower.talk if follower else talk, job.name)
+        raise
+    finally:
+        (follower.talk if follower else talk).close()
+
+
+def fused_warnings(job: Event) -> list[str]:
+    """Return a warning for each fused part that is on and does not run; old images tell of none."""
+    said = {int(rank): found.get("fused", {}) for rank, found in job.get("ranks", {}).items()}
+    try:
+        return fused.warnings({rank: fused.read_parts(parts) for rank, parts in said.items()})
+    except (KeyError, TypeError, AttributeError):
+        return []  # the training is over: what a rank wrote does not fail it now
+
+
+def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
+    job = ended.job
+    warnings = fused_warnings(job)
+    value = {
+        "outcome": "passed" if ended.passed else "failed",
+        "lost": ended.lost,
+        "warnings": warnings,
+        **job,
+    }
+    if not wanted.detach:
+        terminal.note(f"every line is in reports/runs, in {job['name']}.log")
+    if wanted.detach:
+        terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
+        return {**value, "outcome": "running"}, 0
+    if ended.lost:
+        terminal.text(f"{job['name']}: contact was lost: {ended.lost}")
+    elif not ended.passed:
+        reason = job["reason"] or f"the launcher ended with exit code {job['code']}"
+        terminal.text(f"{job['name']} failed: {reason}")
+        found = diagnose.recognised(ROOT, terminal.tail)["diagnoses"]
+        diagnose.show(found, terminal.text)
+    else:
+        seconds = float(job["ended"]) - float(job["started"])
+        terminal.text(f"{job['name']} is done: {len(job['ranks'])} ranks, {seconds:.1f} s")
+    for warning in warnings:
+        terminal.text(f"{job['name']}: warning: {warning}")
+    if job.get("left"):
+        left = ", ".join(f"{n} {len(p)}" for n, p in job["left"].items())
+        terminal.text(f"{job['name']}: its launcher left processes, which were ended: {left}")
+    return value, 0 if ended.passed else 1

@@ -1,0 +1,168 @@
+"""`invoke smoke`: from what was typed to verdicts on the terminal.
+
+Owns what a smoke's arguments mean and what is printed of it. Running it is `report.smokes`'.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stackyard.build import host
+from stackyard.build.builder import Builder, Built
+from stackyard.build.choice import decide
+from stackyard.cli import tables
+from stackyard.cli.answer import EXIT_CODES, Answer
+from stackyard.cli.console import Terminal
+from stackyard.cli.options.trainings import SmokeRequest
+from stackyard.cli.steps import compare, diagnose
+from stackyard.definitions.project import Project, load_project
+from stackyard.gpu import access
+from stackyard.mesh import nodes
+from stackyard.report import records, smokes, vouch
+from stackyard.system.engine import Engine
+from stackyard.system.errors import UsageError
+from stackyard.validate import gpu_run
+from stackyard.validate.gpu_run import GpuPlan
+from stackyard.validate.smoke import Watcher
+
+GPU_RANKS = 2
+
+
+def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
+    """Smoke the stacks that were asked for; the worst outcome decides the exit code."""
+    project = load_project()
+    typed = "invoke smoke" if asked.stack == "all" else f"invoke smoke {asked.stack}"
+    typed += f" --image {asked.image}" if asked.image else ""
+    chosen = decide(
+        project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="smoke", image=asked.image,
+        image_here=True, cpu_ranks_anywhere=True, typed=typed,
+    )  # fmt: skip
+    gpus = chosen.gpus or 0
+    count = node_count(gpus, asked.nodes, asked.placement, typed)
+    if gpus:
+        host.require_gpus(gpus, typed)
+    names, base = list(chosen.stacks), chosen.base.name
+    require_smokes(project, names, chosen.device)
+    earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
+    with Engine() as held:
+        plan = None
+        if gpus:
+            plan = gpu_run.make_plan(held, gpus, count, asked.placement, f"{typed} --gpus 0")
+            gpu_run.require_fit(plan, base, project.definitions.bases)
+            _explain_placement(plan, terminal)
+        there = [chosen.there] if chosen.there else None
+        reports = _smoke_each(project, held, names, base, count, plan, terminal, there)
+    terminal.table(tables.phase_table(reports))
+    terminal.table(tables.smoke_table(reports))
+    for value in reports:
+        _explain(value, terminal)
+        terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
+    code = compare.hold_against(project, earlier, reports, terminal)
+    answer = records.together(reports)
+    return answer, EXIT_CODES[answer["outcome"]] or code
+
+
+def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int:
+    """Return the containers of a run: 2 on CPU ranks; on GPUs one, unless told otherwise.
+
+    Raises:
+        UsageError: the numbers fit no smoke; says what to type.
+    """
+    if gpus == 0:
+        if nodes_ not in (None, 2):
+            raise UsageError(
+                f"a CPU smoke runs on 2 nodes, not on {nodes_}",
+                why="its layouts compare 1 process with 2 nodes of one rank each",
+                hint=f"{typed} --gpus 0",
+            )
+        if placement:
+            raise UsageError("--placement is about GPUs", hint=f"{typed} --gpus 2 --nodes 2")
+        return 2
+    if gpus != GPU_RANKS:
+        raise UsageError(
+            f"a smoke runs on {GPU_RANKS} GPUs, not on {gpus}",
+            why="its layouts compare 1 rank with 2: that is what one verdict can hold together",
+            hint=f"{typed} --gpus {GPU_RANKS}",
+        )
+    return nodes_ or 1
+
+
+def require_smokes(project: Project, names: list[str], device: str) -> None:
+    """See that each stack has a smoke on ranks of this device.
+
+    Raises:
+        UsageError: one has none.
+    """
+    for name in names:
+        if project.definitions.stacks[name].smoke_on(device) is None:
+            raise UsageError(
+                f"{name} has no smoke on {'GPUs' if device == 'cuda' else 'CPU ranks'}",
+                hint=f"images/{name}/stack.yml, smoke.gpus, says what it trains there",
+            )
+
+
+def _explain_placement(plan: GpuPlan, terminal: Terminal) -> None:
+    placed, warnings = gpu_run.place(plan, "shown")
+    shown = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in plan.chosen)
+    terminal.text(f"GPUs {shown}, driver {plan.host.driver}: {access.explain(plan.way)}")
+    terminal.text(f"placement {placed.name}: {placed.why}")
+    for warning in warnings:
+        terminal.note(warning)
+
+
+def _smoke_each(
+    project: Project,
+    held: Engine,
+    names: list[str],
+    base: str,
+    node_count: int,
+    plan: GpuPlan | None,
+    terminal: Terminal,
+    images: list[Built] | None = None,
+) -> list[dict[str, Any]]:
+    images = images or Builder(project, held, terminal.say).build_all(names, base)
+    for built in images:
+        if built.made:
+            terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
+    for gone, why in nodes.sweep(held).items():
+        if why:
+            terminal.note(f"something that run {gone} left cannot be removed: {why}")
+        else:
+            terminal.note(f"removed what an earlier run left: {gone}")
+    if plan is not None:
+        terminal.say("bare host", "measuring the same GPUs without containers")
+        plan = gpu_run.with_bare_host(plan)
+        rate = plan.bare.get("training", {}).get("tokens_s")
+        terminal.done("bare host", f"{rate:,.0f} tokens/s" if rate else plan.no_bare)
+    device = "cuda" if plan else "cpu"
+    watchers = [_watcher(built, device, terminal) for built in images]
+    return smokes.smoke_all(project, held, images, node_count, watchers, plan)
+
+
+def _watcher(built: Built, device: str, terminal: Terminal) -> Watcher:
+    name = built.image.stack.name
+    declared = built.image.stack.smoke_on(device)
+    total = declared.updates if declared else 0
+    return Watcher(
+        phase=lambda text: terminal.say(name, text),
+        loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),
+        over=lambda outcome, seconds: terminal.done(name, f"smoke {outcome} in {seconds:.1f} s"),
+    )
+
+
+def _explain(value: dict[str, Any], terminal: Terminal) -> None:
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for check in value["checks"]:
+        if check["outcome"] != "passed":
+            by_reason.setdefault((check["why"], check["outcome"]), []).append(check["name"])
+    for (why, outcome), names in by_reason.items():
+        known = next((n for (w, o), n in by_reason.items() if w == why and o != outcome), None)
+        said = f"as {known[0]} says" if known and outcome == "not run" else why
+        terminal.text(f"{value['stack']}: {', '.join(names)} {outcome}: {said}")
+    diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
+    if value["outcome"] == "failed":
+        for layout, tail in value["last_lines"].items():
+            if tail:
+                shown = "\n".join(tail.splitlines()[-40:])
+                terminal.text(f"{value['stack']}: last lines of {layout}:\n{shown}")
+    terminal.text(f"{value['stack']}: report in {records.path_of_report(value, 'html')}")

@@ -1,0 +1,69 @@
+"""Declare the commands about trainings: smoke, bench, prove, compare, diagnose, data."""
+
+from typing import Annotated
+
+from stackyard.cli.answer import Answer
+from stackyard.cli.command import command
+from stackyard.cli.console import Terminal
+from stackyard.cli.option import Option
+from stackyard.cli.options.trainings import (
+    BenchRequest,
+    DataRequest,
+    ProveRequest,
+    SmokeRequest,
+)
+
+
+@command
+def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
+    """Train for real in a mesh of containers and judge it by named checks."""
+    from stackyard.cli.steps import smoke as steps
+
+    return steps.smoke(terminal, asked)
+
+
+@command
+def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
+    """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
+    from stackyard.cli.steps import bench as steps
+
+    return steps.bench(terminal, asked)
+
+
+@command
+def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
+    """Each fix: its witness fails without it and passes with it; each limit likewise."""
+    from stackyard.cli.steps import prove as steps
+
+    return steps.prove(terminal, asked)
+
+
+@command
+def compare(
+    terminal: Terminal,
+    before: Annotated[str, Option("an earlier smoke.json", positional=True)],
+    after: Annotated[str, Option("a later one", positional=True)],
+) -> Answer:
+    """Hold two smokes of a stack against each other: losses, resume, speed, size, packages."""
+    from stackyard.cli.steps import compare as steps
+
+    return steps.compare(terminal, before, after)
+
+
+@command
+def diagnose(
+    terminal: Terminal,
+    file: Annotated[str, Option("a log, or - for standard input", positional=True)],
+) -> Answer:
+    """Name the known failure that a log shows, its cause and what to do about it."""
+    from stackyard.cli.steps import diagnose as steps
+
+    return steps.diagnose(terminal, file)
+
+
+@command
+def data(terminal: Terminal, asked: DataRequest) -> Answer:
+    """Text of your own as what a stack trains on, by its own vocabulary or tokenizer."""
+    from stackyard.cli.steps import data as steps
+
+    return steps.data(terminal, asked)

@@ -1,0 +1,74 @@
+"""`invoke smoke`: which numbers make one, and what is told of its checks."""
+
+import dataclasses
+
+import pytest
+
+from stackyard.build import host
+from stackyard.cli import console
+from stackyard.cli.steps import smoke
+from stackyard.definitions.project import load_project
+from stackyard.system.errors import NothingToRunOn, UsageError
+from tests.unit import reports
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "kind", "what", "hint"),
+    [
+        (0, 3, UsageError, "a CPU smoke runs on 2 nodes, not on 3", "invoke smoke --gpus 0"),
+        (2, 2, NothingToRunOn, "2 GPUs are wanted, none found on this machine",
+         "run it where the GPUs are, or on CPU ranks: invoke smoke --gpus 0"),
+    ],
+)  # fmt: skip
+def test_a_smoke_that_cannot_be_is_refused_with_what_to_type(
+    monkeypatch, gpus, nodes, kind, what, hint
+):
+    monkeypatch.setattr(host, "gpu_count", lambda: 0)
+    with pytest.raises(kind) as caught:
+        smoke.node_count(gpus, nodes, "", "invoke smoke")
+        host.require_gpus(gpus, "invoke smoke")
+    assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+def test_a_smoke_on_cpu_ranks_may_begin():
+    assert smoke.node_count(0, None, "", "invoke smoke") == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "placement", "what"),
+    [
+        (0, None, "isolated", "--placement is about GPUs"),
+        (4, None, "", "a smoke runs on 2 GPUs, not on 4"),
+        (1, None, "", "a smoke runs on 2 GPUs, not on 1"),
+    ],
+)
+def test_numbers_that_fit_no_smoke_are_refused(gpus, nodes, placement, what):
+    with pytest.raises(UsageError) as caught:
+        smoke.node_count(gpus, nodes, placement, "invoke smoke")
+    assert caught.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "count"), [(2, None, 1), (2, 1, 1), (2, 2, 2), (0, 2, 2)]
+)
+def test_a_smoke_on_gpus_has_one_container_unless_told_otherwise(gpus, nodes, count):
+    assert smoke.node_count(gpus, nodes, "", "invoke smoke") == count
+
+
+def test_a_stack_without_a_smoke_on_gpus_is_named():
+    project = load_project(locks_required=False)
+    stack = dataclasses.replace(project.definitions.stacks["fairseq"], gpu_smoke=None)
+    definitions = dataclasses.replace(project.definitions, stacks={"fairseq": stack})
+    project = dataclasses.replace(project, definitions=definitions)
+    with pytest.raises(UsageError, match="fairseq has no smoke on GPUs"):
+        smoke.require_smokes(project, ["fairseq"], "cuda")
+
+
+def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
+    value = reports.BROKEN["recognised"]()
+    with console.Terminal(live=False) as terminal:
+        smoke._explain(value, terminal)
+    said = capsys.readouterr().out
+    assert "toy: loss_falls failed" in said
+    assert "toy: recognised: a GPU is out of memory [oom]" in said
+    assert said.index("loss_falls failed") < said.index("recognised") < said.index("last lines")

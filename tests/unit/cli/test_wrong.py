@@ -1,0 +1,118 @@
+"""Wrong input, typed whole: exit code 2, said once, with what to type, and no traceback."""
+
+import json
+
+import pytest
+
+from tests.unit.lines import type_line
+
+# A line; what is said of it; the probable reason; what to type.
+WRONG = [
+    # The line itself.
+    ("bulid", "there is no command 'bulid'", "did you mean 'build'?", "invoke --list"),
+    ("--help bulid", "there is no command 'bulid'", "did you mean 'build'?", "invoke --list"),
+    ("build fairseq megatron", "build takes STACK: 'megatron' is one word too many", "",
+     "invoke build -h"),
+    ("build fairseq bulid", "'bulid' is one word too many", "as a command: did you mean 'build'?",
+     "invoke build -h"),
+    ("list toy", "list takes no words: 'toy' is one word too many", "", "invoke list -h"),
+    ("show", "show needs STACK", "STACK: a stack's name", "invoke show STACK"),
+    ("compare a.json", "compare needs AFTER", "AFTER: a later one", "invoke compare BEFORE AFTER"),
+    ("export", "export needs ENGINE and STACK", "ENGINE: slurm or kubernetes",
+     "invoke export ENGINE STACK"),
+    ("smoke --gpu 2", "smoke has no option --gpu", "did you mean '--gpus'?", "invoke smoke -h"),
+    ("build -b cpu", "build has no option -b", "options are written out: --base",
+     "invoke build -h"),
+    ("--gpus 0 smoke", "there is no option --gpus before a command",
+     "options stand behind their command: bench", "invoke bench --gpus"),
+    ("--bogus", "there is no option --bogus before a command", "", "invoke -h"),
+    ("smoke --gpus", "--gpus needs a value", "GPUs of the whole run", "invoke smoke -h"),
+    ("build toy --source", "--source needs a value", "your own code", "invoke build -h"),
+    ("build --base --again", "--base needs a value", "the base to build on", "invoke build -h"),
+    ("smoke --gpus -h", "--gpus needs a value", "GPUs of the whole run", "invoke smoke -h"),
+    ("show toy --base --bogus", "--base needs a value", "the base to build on", "invoke show -h"),
+    ("smoke --gpus two", "--gpus takes a whole number, not 'two'", "GPUs of the whole run",
+     "invoke smoke -h"),
+    ("up toy --lease soon", "--lease takes a number, not 'soon'", "seconds", "invoke up -h"),
+    ("show toy --base a --base b", "--base is given twice", "first as 'a'", "name it once"),
+    ("show toy --stack fairseq", "--stack is given twice", "first as 'toy'", "name it once"),
+    ("build fairseq -- x y", "build takes no words behind --: x y", "", "invoke build -h"),
+    # Values that do not fit.
+    ("smoke --gpus -3", "--gpus takes a whole number, 0 or more, not -3", "0 trains on CPU ranks",
+     "invoke smoke -h"),
+    ("smoke", "say how many GPUs the smoke is to use", "--gpus is missing",
+     "invoke smoke --gpus 0"),
+    ("smoke fairseq --gpus 3", "a smoke runs on 2 GPUs, not on 3", "compare 1 rank with 2",
+     "invoke smoke fairseq --gpus 2"),
+    ("smoke --gpus 0 --nodes 3", "a CPU smoke runs on 2 nodes, not on 3", "",
+     "invoke smoke --gpus 0"),
+    ("build smoke --gpus -1", "--gpus takes a whole number, 0 or more, not -1", "",
+     "invoke smoke -h"),
+    ("bench --gpus 0 --rounds 0", "--rounds takes a whole number, 1 or more, not 0",
+     "how often every side", "invoke bench -h"),
+    ("bench", "say how many GPUs the bench is to use", "--gpus is missing",
+     "invoke bench --gpus 0"),
+    ("run x --hosts a --restarts -1 -- x", "--restarts takes a whole number, 0 or more, not -1",
+     "start again this often", "invoke run -h"),
+    ("up x --lease 1.5", "--lease takes a number, 2 or more, not 1.5", "without being heard of",
+     "invoke up -h"),
+    ("up fairseq --hosts a --gpus 2 --base cpu", "base 'cpu' is for cpu ranks", "",
+     "invoke up fairseq --gpus 2 --base cuda"),
+    ("up fairseq --hosts a --gpus 0 --days 91", "--days must be more than 0 and at most 90", "",
+     "invoke up fairseq --days 7"),
+    ("run fairseq --example a --write w --on slurm", "for hosts: --on", "",
+     "invoke run fairseq --example NAME --hosts hosts.yml --write FOLDER"),
+    ("run fairseq --nodes 2 -- x", "no cluster is named", "", "add --on slurm"),
+    ("export slrm fairseq --nodes 2 -- x", "'slrm' is not an engine", "did you mean 'slurm'?",
+     "invoke export slurm"),
+    ("show nothing", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
+    ("show fairseq --base cup", "there is no base 'cup'", "did you mean 'cpu'?", "invoke list"),
+    ("smoke nothing --gpus 0", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
+    ("build nothing", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
+    ("lock nothing", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
+    ("prove --check", "--check compares a page", "", "invoke prove --page --check"),
+    ("base nothing", "there is no base 'nothing'", "known: ", "invoke list"),
+    ("data nothing --input a --out b", "there is no form of data for a stack 'nothing'",
+     "known: accelerate", "one of"),
+    ("data fairseq", "--input is missing", "", "invoke data fairseq --input"),
+    ("diagnose no/such/log", "no/such/log cannot be read", "No such file", "invoke diagnose"),
+    ("compare no/a.json no/b.json", "no/a.json cannot be read", "No such file", "smoke.json"),
+    ("evidence no/such", "no/such cannot be read", "No such file", "invoke smoke"),
+    ("pull fairseq --via hots", "--via is hosts or registry, not 'hots'", "did you mean 'hosts'?",
+     "invoke pull fairseq --via hosts"),
+    ("prune --keep 0 --hosts a", "--keep takes a whole number, 1 or more, not 0",
+     "how many releases", "invoke prune -h"),
+    ("build --tag t", "--tag belongs to a build of your own source", "", "--source"),
+    ("sync a", "say what to copy and where", "", "invoke sync code --to /code"),
+    ("run fairseq --hosts no.yml -- x", "there is no no.yml", "which machines", "--hosts"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """Type in an empty folder, where no file answers in place of a refusal."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("line", "what", "why", "hint"), WRONG, ids=[row[0] for row in WRONG])
+def test_wrong_input_exits_2_and_says_what_to_type(monkeypatch, capsys, line, what, why, hint):
+    assert type_line(monkeypatch, line) == 2
+    out, said = capsys.readouterr()
+    first, *others = said.splitlines()
+    assert first.startswith("error: ") and what in first
+    assert why in " ".join(others[:-1])
+    assert others[-1].startswith("To go on: ") and hint in others[-1]
+    assert said.count("error:") == 1 and "Traceback" not in said and out == ""
+
+
+@pytest.mark.parametrize("line", ["bulid --json", "smoke --gpus two --json", "show none --json"])
+def test_wrong_input_is_json_where_json_was_asked_for(monkeypatch, capsys, line):
+    assert type_line(monkeypatch, line) == 2
+    value = json.loads(capsys.readouterr().out)
+    assert sorted(value) == ["diagnoses", "error"] and value["error"]["hint"]
+
+
+def test_json_behind_two_dashes_is_not_asked_of_us(monkeypatch, capsys):
+    assert type_line(monkeypatch, "runn x -- --json") == 2
+    assert capsys.readouterr().out == ""
