@@ -5,7 +5,6 @@ Owns the schema. Pure: the clock, the image and the machine are arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,7 +33,7 @@ from stackyard.validate.checks import Check, verdict
 from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
 
-SCHEMA = "stackyard.bench/1"
+SCHEMA = "stackyard.bench/2"
 GIB = 2**30
 
 
@@ -156,7 +155,7 @@ def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
         "start_seconds": _start(started(training, 1), started(training, START)),
         "pause": _pause(training),
         "windows": [[step, round(value, 1)] for step, value in window_speeds(training).items()],
-        "losses": [[step, records.finite(loss)] for step, loss in sorted(training.losses.items())],
+        "losses": [[step, records.as_json(loss)] for step, loss in sorted(training.losses.items())],
         "peak_bytes": peak_bytes(training),
         "command": list(training.command),
     }
@@ -174,15 +173,7 @@ def render_page(value: Mapping[str, Any]) -> str:
         "headings": headings(value),
         "rows": rows(value),
         "at_once": min(value["counts"]) * 2 <= value["available"],
-        "checks": [
-            {
-                "why": "",
-                **check,
-                "measured": json.dumps(check["measured"], indent=1, ensure_ascii=False),
-                "expected": json.dumps(check["expected"], indent=1, ensure_ascii=False),
-            }
-            for check in value["checks"]
-        ],
+        "checks": [page.check_row(check) for check in value["checks"]],
         "chart": page.chart(curves(value)),
         "speeds": page.chart(curves(value, "windows", value["warm"])),
     }

@@ -19,7 +19,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
 from stackyard.validate.gpu_run import GpuRun
-from stackyard.validate.outcome import Outcome, Phase
+from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.watchdog import TrainingPlan
 
@@ -133,7 +133,7 @@ def run_smoke(
         seconds=MESH_SECONDS,
         addresses=certificates.loopback_addresses(run, names) if on_host else {},
     )
-    seen = judge.Observation(
+    seen = Observation(
         nodes=names,
         environment={**image_env, **settings.env},
         own={name: own.env for name, own in zip(names, settings.hardware, strict=False)},
@@ -167,13 +167,13 @@ def run_smoke(
     )
 
 
-def _broken(seen: judge.Observation, why: str, progress: _Progress) -> judge.Observation:
+def _broken(seen: Observation, why: str, progress: _Progress) -> Observation:
     return replace(seen, trainings=progress.trainings, broken=why)
 
 
 def _try_mesh(
-    running: nodes.Mesh, settings: nodes.NodeSettings, seen: judge.Observation, progress: _Progress
-) -> judge.Observation:
+    running: nodes.Mesh, settings: nodes.NodeSettings, seen: Observation, progress: _Progress
+) -> Observation:
     with progress.phase("reach"):
         reach = nodes.wait_reachable(running)
     with progress.phase("refuse"):
@@ -190,10 +190,10 @@ def _try_mesh(
 def _train_all(
     running: nodes.Mesh,
     smoke: Smoke,
-    seen: judge.Observation,
+    seen: Observation,
     progress: _Progress,
     gpu: GpuRun | None,
-) -> judge.Observation:
+) -> Observation:
     with progress.phase("prepare data"):
         training.prepare(running, smoke)
         seen = replace(seen, installed=nodes.installed(running))

@@ -24,12 +24,11 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
 from stackyard.validate.record import RankRecord, Training
+from stackyard.validate.trainings import GRACE_SECONDS
 from stackyard.validate.watchdog import DEATH_SECONDS, OnLoss, TrainingPlan, Watch
 
 TEXT = "/usr/local/share/stackyard/text"
 DATA = f"{SHARED}/data"
-# Ranks that were told to end, or whose launcher has ended, have this long to be gone.
-GRACE_SECONDS = 10.0
 # A launcher's own traceback fills 40 lines; why the rank died stands before it.
 TAIL_LINES = 200
 NCCL_LINES = 60

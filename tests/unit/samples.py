@@ -29,7 +29,7 @@ from stackyard.definitions.spec import (
 )
 from stackyard.mesh.certificates import pairs
 from stackyard.system.errors import DefinitionError
-from stackyard.validate.judge import Observation
+from stackyard.validate.outcome import Observation
 from stackyard.validate.record import RankRecord, Training
 
 NODES = ("node1", "node2")
