@@ -12,7 +12,8 @@ from stackyard.build import bundle, bundle_fetch
 from stackyard.build.mirrors import CallerSettings
 from stackyard.definitions import lock
 from stackyard.system.errors import StackyardError
-from tests.unit import samples, test_bundle
+from tests.unit import samples
+from tests.unit.build import test_bundle
 
 NOBODY = CallerSettings(secrets={}, wheel_folders=(), proxies={})
 SOURCES = CallerSettings(secrets={"apt.sources": b"Types: deb"}, wheel_folders=(), proxies={})
