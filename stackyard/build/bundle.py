@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 import zipfile
@@ -28,8 +27,9 @@ from typing import IO
 
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Base
-from stackyard.system import cleanup
+from stackyard.system.chunks import digest_of_file, digest_of_stream
 from stackyard.system.errors import UsageError
+from stackyard.system.files import new_file
 
 MANIFEST = "bundle.json"
 FORMAT = 1
@@ -123,33 +123,17 @@ def write(out: Path, folder: Path, images: list[ResolvedImage]) -> Manifest:
         platform=images[0].base.platform,
         locks=lock_digests(images),
         packages=packages(images),
-        files={name: _sha256_of(path) for name, path in paths.items()},
+        files={name: digest_of_file(path)[7:] for name, path in paths.items()},
         sizes={name: path.stat().st_size for name, path in paths.items()},
     )
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    with cleanup.undoing(cleanup.PATH, str(temporary)):
-        try:
-            with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
-                _add(archive, MANIFEST, io.BytesIO(_text(manifest)), len(_text(manifest)))
-                for name, path in paths.items():
-                    with path.open("rb") as file:
-                        _add(archive, name, file, manifest.sizes[name])
-            temporary.replace(out)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with new_file(out.parent) as part:
+        with tarfile.open(fileobj=part.file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            _add(archive, MANIFEST, io.BytesIO(_text(manifest)), len(_text(manifest)))
+            for name, path in paths.items():
+                with path.open("rb") as file:
+                    _add(archive, name, file, manifest.sizes[name])
+        part.keep(out)
     return manifest
-
-
-def _sha256(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return _sha256(file)
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
@@ -174,7 +158,7 @@ def read(path: Path) -> Manifest:
             wanted = left.pop(member.name, None)
             if wanted is None:
                 raise _damaged(path, f"{member.name!r} is not in its {MANIFEST}")
-            if _sha256(file) != wanted:
+            if digest_of_stream(file)[7:] != wanted:
                 raise _damaged(path, f"{member.name} has another sha256 than {MANIFEST} says")
     if left:
         raise _damaged(path, f"{', '.join(sorted(left)[:3])} cannot be found in it")

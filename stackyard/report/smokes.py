@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from stackyard.build.builder import Built
-from stackyard.build.locks import resolve
 from stackyard.definitions.project import Project
 from stackyard.mesh import nodes
 from stackyard.report import page, records, vouch
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
+from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run, smoke
 from stackyard.validate.gpu_run import GpuPlan
 
@@ -154,4 +154,4 @@ def write_reports(root: Path, value: dict[str, Any]) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     files = {records.path_of_report(value, "json"): text}
     files[records.path_of_report(value, "html")] = page.render_page(value)
-    resolve.write_files(root, files)
+    replace_texts(root, files)

@@ -20,7 +20,7 @@ ROOMS = [
 ]  # fmt: skip
 
 PURE = [
-    "system.archive", "system.errors", "system.image", "system.template", "launch",
+    "system.archive", "system.chunks", "system.errors", "system.image", "system.template", "launch",
     "launch.accelerate", "launch.alone", "launch.deepspeed", "launch.each", "launch.everywhere",
     "launch.job", "launch.plain", "launch.request", "launch.torchrun", "definitions.compat",
     "definitions.document", "definitions.examples", "definitions.load", "definitions.lock",
@@ -40,7 +40,8 @@ PURE = [
     "schedulers.slurm_state", "data.dataset", "validate.bench.definition", "validate.bench.flops",
     "validate.bench.judge", "validate.bench.plan", "validate.bench.result", "validate.checks",
     "validate.diagnose", "validate.judge", "validate.judge_gpu", "validate.judge_mesh",
-    "validate.outcome", "validate.trainings", "validate.prove.judge", "validate.prove.plan", "validate.record", "report.bench",
+    "validate.outcome", "validate.trainings", "validate.prove.judge",
+    "validate.prove.plan", "validate.record", "report.bench",
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
     "release.relay", "release.statement", "cli.positional",
