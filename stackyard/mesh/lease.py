@@ -16,7 +16,7 @@ from typing import Any
 from stackyard.system.engine import Engine
 from stackyard.system.errors import MeshError
 
-PROGRAM = "/usr/local/lib/stackyard/mesh/lease.py"
+PROGRAM = "/usr/local/lib/stackyard/lease.py"
 # Half a second between renewals. The lease plus the removal of a run stays below 10 s.
 BEAT_SECONDS = 0.5
 SECONDS = 6.0
