@@ -19,6 +19,7 @@ from stackyard.gpu.access import Access, NodeHardware
 from stackyard.mesh import certificates
 from stackyard.mesh.follow import Records
 from stackyard.mesh.lease import Lease
+from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS
 from stackyard.system import cleanup
 from stackyard.system.archive import pack
 from stackyard.system.engine import (
@@ -32,10 +33,6 @@ from stackyard.system.engine import (
 from stackyard.system.errors import EngineError, MeshError
 from stackyard.system.process import last_lines
 
-# The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
-# owners); training itself needs none. No new privileges, everything else dropped.
-CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
-NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
 SHARED = "/shared"
 SMOKE_FOLDER = "/srv/smoke"
 PROBE_FOLDER = "/run/stackyard/probe"
@@ -165,7 +162,7 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
             labels={**labels, NODE_LABEL: node},
             volumes={volume: SHARED},
             capabilities=CAPABILITIES,
-            tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+            tmpfs=TMPFS,
             shm_bytes=settings.shm_bytes,
             hosts=plan.addresses,
             devices=hardware.access.devices,

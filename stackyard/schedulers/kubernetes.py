@@ -13,6 +13,7 @@ from typing import Any
 
 from stackyard.launch.job import Job
 from stackyard.mesh import certificates
+from stackyard.mesh.node import SSH_PORT
 from stackyard.schedulers.kubernetes_pod import (
     RUN_LABEL,
     files_name,
@@ -21,7 +22,7 @@ from stackyard.schedulers.kubernetes_pod import (
     pod_template,
 )
 from stackyard.schedulers.kubernetes_site import KubernetesSite, addresses, check, needs_mesh
-from stackyard.schedulers.kubernetes_start import SSH_PORT, Start, start
+from stackyard.schedulers.kubernetes_start import Start, start
 from stackyard.schedulers.kubernetes_yaml import dump
 from stackyard.system.errors import UsageError
 

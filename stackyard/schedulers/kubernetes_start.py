@@ -12,17 +12,14 @@ from posixpath import basename
 
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.launch.job import Job
+from stackyard.mesh import node
 from stackyard.schedulers.kubernetes_site import KubernetesSite, addresses, host_stem, needs_mesh
 from stackyard.system import template
 
 SOURCE = "/etc/stackyard/run"
 SHARED_KEYS = "/etc/stackyard/mesh"
 OWN_KEYS = "/etc/stackyard/node"
-NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
 SCRIPT = "start.sh"
-PORT = 29500
-SSH_PORT = 2222
-_SCRATCH = "/run/stackyard/launch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ def start(job: Job, site: KubernetesSite, run: str) -> Start:
         "nodes": addresses(job, run, site.kind),
         "stem": host_stem(run, site.kind),
         "per_node": job.per_node,
-        "port": PORT,
+        "port": node.MEETING_PORT,
         "wait": site.wait_seconds,
         "restarts": job.options.get("restarts", "0"),
         "folder": job.folder,
@@ -72,11 +69,11 @@ def start(job: Job, site: KubernetesSite, run: str) -> Start:
         "argv": launch.argv,
         "env": dict(sorted(launch.env.items())),
         "launch_files": sorted(names.items()),
-        "scratch": _SCRATCH,
+        "scratch": node.SCRATCH,
         "source": SOURCE,
         "shared_keys": SHARED_KEYS,
         "own_keys": OWN_KEYS,
-        "node_program": NODE_PROGRAM,
+        "node_program": node.NODE_PROGRAM,
     }
     script = template.render("clusters/kubernetes-start.sh.j2", values)
     files = {name: launch.files[path] for name, path in sorted(names.items())}
@@ -92,14 +89,14 @@ def _launch(job: Job, site: KubernetesSite, run: str) -> Launch:
     nodes = addresses(job, run, site.kind) if job.nodes > 1 else ("localhost",)
     request = LaunchRequest(
         nodes=nodes,
-        port=PORT,
+        port=node.MEETING_PORT,
         program=job.program,
         # Every pod has its environment, and ssh sessions have their pod's: launchers that hand
         # values on do so through a shell, which takes a `$` in them for its own.
         env={},
         folder=job.folder,
-        scratch=_SCRATCH,
-        ssh_port=SSH_PORT,
+        scratch=node.SCRATCH,
+        ssh_port=node.SSH_PORT,
         device=job.device,
         options=job.options,
         per_node=job.per_node,

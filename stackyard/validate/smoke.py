@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from stackyard.definitions.project import INSIDE
 from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
+from stackyard.mesh.node import MEETING_PORT, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
@@ -23,14 +25,10 @@ from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.watchdog import TrainingPlan
 
-# Launches of one run follow each other on ports of their own: a port may linger after a kill.
-FIRST_PORT = 29500
-SSH_PORT = 2222
 _PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
 MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL hand tensors over through it; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
-INSIDE = Path(__file__).resolve().parent.parent / "inside"
 # Ranks on CPUs share the cores, and see no GPU, whatever the image and the host have.
 CPU_RANKS = {
     "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void",
@@ -197,7 +195,7 @@ def _train_all(
     with progress.phase("prepare data"):
         training.prepare(running, smoke)
         seen = replace(seen, installed=nodes.installed(running))
-    ports = iter(range(FIRST_PORT, FIRST_PORT + 100))
+    ports = iter(range(MEETING_PORT, MEETING_PORT + 100))
     if gpu:
         with progress.phase("measure"):
             seen = replace(seen, gpu=gpu.measured(running, seen.gpu, next(ports)))

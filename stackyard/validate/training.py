@@ -18,6 +18,7 @@ from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.mesh.follow import Records
+from stackyard.mesh.node import SCRATCH
 from stackyard.mesh.nodes import PROBE_FOLDER, SHARED, SMOKE_FOLDER, Mesh
 from stackyard.system.archive import pack
 from stackyard.system.engine import Engine
@@ -88,7 +89,7 @@ def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> L
         program=fill((*smoke.program, *smoke.args, *plan.layout.args), values),
         env=launch_env(smoke, plan),
         folder=SMOKE_FOLDER,
-        scratch=f"/run/stackyard/launch/{plan.label}",
+        scratch=f"{SCRATCH}/{plan.label}",
         ssh_port=ssh_port,
         options=plan.layout.options,
     )
@@ -240,7 +241,7 @@ class _Running:
 
 def _with_files(plan: TrainingPlan, launch: Launch) -> tuple[str, bytes]:
     """A shell script that unpacks the launch's files from its input and becomes the launcher."""
-    scratch = f"/run/stackyard/launch/{plan.label}"
+    scratch = f"{SCRATCH}/{plan.label}"
     files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
     folders = f"{scratch} {plan.folder}/record {plan.save}"
     script = f'(umask 077; mkdir -p {folders}; tar -x -C {scratch}); exec "$@" < /dev/null'

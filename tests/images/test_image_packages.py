@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stackyard.build import dockerfile
-from stackyard.validate import smoke
+from stackyard.definitions.project import INSIDE
 
 pytestmark = pytest.mark.engine
 
@@ -68,7 +68,7 @@ def test_a_requirement_that_is_not_met_would_be_seen():
 
 
 def apply_again(engine, node, purelib: str, fixes: str, stage: str) -> list[str]:
-    program = (smoke.INSIDE / "apply_fixes.py").read_text(encoding="utf-8")
+    program = (INSIDE / "apply_fixes.py").read_text(encoding="utf-8")
     words = ["python3", "-c", program, "/dev/stdin", "--stage", stage, "--root", purelib]
     done = engine.exec(node.first, words, seconds=60, stdin=fixes.encode())
     assert done.code == 0, done.output

@@ -17,7 +17,9 @@ from typing import Protocol
 
 from stackyard.build import dockerfile
 from stackyard.build.catalog import ResolvedImage
-from stackyard.mesh.nodes import CAPABILITIES, remove
+from stackyard.definitions.project import INSIDE
+from stackyard.mesh.node import CAPABILITIES, TMPFS
+from stackyard.mesh.nodes import remove
 from stackyard.system import cleanup
 from stackyard.system.archive import pack
 from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
@@ -25,7 +27,6 @@ from stackyard.validate.prove import plan
 from stackyard.validate.prove.judge import Seen, Verdict, judge
 from stackyard.validate.prove.plan import Proof
 
-INSIDE = Path(__file__).resolve().parent.parent.parent / "inside"
 FOLDER = "run/stackyard/prove"
 HOSTNAME = "node1"
 _GRACE = 120  # seconds for what is around a witness, on a machine that is busy
@@ -167,7 +168,7 @@ class _Stage:
             labels={RUN_LABEL: self._run, OWNER_LABEL: cleanup.owner()},
             volumes={},
             capabilities=CAPABILITIES,
-            tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+            tmpfs=TMPFS,
             shm_bytes=2**30,
             command=("sleep", f"{2 * proof.witness.seconds + 2 * _GRACE}"),
             hosts={HOSTNAME: "127.0.0.1"},

@@ -1,7 +1,5 @@
 """Files and folders are there whole or not at all, whatever happens while they are written."""
 
-import os
-
 import pytest
 
 from stackyard.system import cleanup, files
@@ -9,6 +7,10 @@ from stackyard.system import cleanup, files
 
 class Left(Exception):
     pass
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
 
 
 def test_a_file_has_its_name_only_when_all_is_written(tmp_path):
@@ -20,7 +22,7 @@ def test_a_file_has_its_name_only_when_all_is_written(tmp_path):
         yield b"two"
 
     files.replace_file(target, chunks())
-    assert (target.read_bytes(), os.listdir(tmp_path)) == (b"onetwo", ["a"])
+    assert (target.read_bytes(), names(tmp_path)) == (b"onetwo", ["a"])
 
 
 @pytest.mark.parametrize("error", [Left, KeyboardInterrupt])
@@ -34,14 +36,14 @@ def test_what_breaks_off_leaves_the_old_file_and_no_part(tmp_path, error):
 
     with pytest.raises(error):
         files.replace_file(target, chunks())
-    assert (target.read_bytes(), os.listdir(tmp_path)) == (b"old", ["a"])
+    assert (target.read_bytes(), names(tmp_path)) == (b"old", ["a"])
 
 
 def test_a_new_file_that_is_not_kept_is_gone(tmp_path):
     with files.new_file(tmp_path) as part:
         part.file.write(b"x")
         assert part.path.parent == tmp_path
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def test_a_part_is_told_to_the_warden_before_it_is_there(tmp_path, monkeypatch):
@@ -62,13 +64,13 @@ def test_a_folder_has_its_name_only_when_all_is_in_it(tmp_path):
         (part / "x").write_text("1")
         assert part.parent.stat().st_mode & 0o077 == 0
         assert not (tmp_path / "made").exists()
-    assert (os.listdir(tmp_path), os.listdir(tmp_path / "made")) == (["made"], ["x"])
+    assert (names(tmp_path), names(tmp_path / "made")) == (["made"], ["x"])
 
 
 def test_a_folder_that_breaks_off_leaves_nothing(tmp_path):
     with pytest.raises(Left), files.new_folder(tmp_path / "made"):
         raise Left
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
@@ -76,4 +78,4 @@ def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
     (tmp_path / "made" / "mine").write_text("1")
     with pytest.raises(OSError), files.new_folder(tmp_path / "made") as part:
         (part / "x").write_text("1")
-    assert os.listdir(tmp_path / "made") == ["mine"]
+    assert names(tmp_path / "made") == ["mine"]
