@@ -14,7 +14,7 @@ from stackyard.report import page, records
 from stackyard.system import template
 from stackyard.system.image import ImageInfo
 from stackyard.validate.bench import flops
-from stackyard.validate.bench.definition import Peak
+from stackyard.validate.bench.definition import Model, Peak, Side
 from stackyard.validate.bench.plan import BenchPlan
 from stackyard.validate.bench.result import (
     START,
@@ -77,11 +77,7 @@ def bench_report(
         "image": records.image_value(image, info),
         "host": dict(host),
         "gpus": dict(gpus),
-        "model": {
-            **vars(size.model),
-            "multiplied": flops.multiplied(size.model),
-            "flops_per_token": flops.flops_per_token(size.model),
-        },
+        "model": _model(size.model),
         "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
         "no_mfu": no_mfu,
         "batch": size.batch,
@@ -91,21 +87,27 @@ def bench_report(
         "rounds": plan.rounds,
         "counts": list(plan.counts),
         "available": plan.available,
-        "sides": {
-            side.name: {
-                "what": side.what,
-                "env": dict(side.env),
-                "args": list(side.args),
-                "against": plan.bench.against(side),
-            }
-            for side in plan.sides
-        },
+        "sides": {side.name: _side(plan, side) for side in plan.sides},
         "results": [_line(plan, line, peak) for line in lines(plan, seen)],
         "runs": [_played(plan, played) for played in seen.played],
         "checks": [records.check_value(check) for check in checks],
         "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures)],
         "phases": [{"name": p.name, "seconds": p.seconds} for p in seen.phases],
         "last_lines": tails,
+    }
+
+
+def _model(model: Model) -> dict[str, Any]:
+    per_token = flops.flops_per_token(model)
+    return {**vars(model), "multiplied": flops.multiplied(model), "flops_per_token": per_token}
+
+
+def _side(plan: BenchPlan, side: Side) -> dict[str, Any]:
+    return {
+        "what": side.what,
+        "env": dict(side.env),
+        "args": list(side.args),
+        "against": plan.bench.against(side),
     }
 
 

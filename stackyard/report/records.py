@@ -64,9 +64,6 @@ def smoke_report(
         failures: the known ones, to recognise in a smoke that did not pass.
     """
     seen = outcome.observation
-    trainings = dict(seen.trainings)
-    separate = seen.killed not in seen.trainings.values()
-    extra = {"killed": seen.killed if separate else None, "resumed": seen.resumed}
     return {
         "schema": SCHEMA,
         "kind": "smoke",
@@ -90,22 +87,16 @@ def smoke_report(
         ],
         "curves": {
             name: [[step, as_json(loss)] for step, loss in sorted(training.losses.items())]
-            for name, training in [
-                *trainings.items(),
-                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
-            ]
+            for name, training in seen.everything.items()
         },
         "speeds": {
             name: {"updates_s": as_json(round(training.updates_s, 4))}
-            for name, training in trainings.items()
+            for name, training in seen.trainings.items()
         },
-        "commands": {name: list(training.command) for name, training in trainings.items()},
+        "commands": {name: list(training.command) for name, training in seen.trainings.items()},
         "last_lines": {
             name: training.tail
-            for name, training in [
-                *trainings.items(),
-                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
-            ]
+            for name, training in seen.everything.items()
             if outcome.verdict != "passed"
         },
     }
@@ -143,10 +134,7 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
     seen = outcome.observation
     texts = {
         name: training.tail
-        for name, training in [
-            *seen.trainings.items(),
-            *((f"{t.layout}, resumed", t) for t in (seen.resumed,) if t),
-        ]
+        for name, training in seen.everything.items()
         if not training.killed  # what SIGKILL left of it was meant
     }
     # A check gives its reasons on one line: each is evidence by itself.

@@ -38,20 +38,11 @@ def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
     if seen.gpu is None:
         return found
     parts = {layout.name: smoke.fused_of(layout.name) for layout in smoke.layouts}
-    return (*found, *judge_gpu(seen.gpu, _all(seen), seen.broken, parts))
+    return (*found, *judge_gpu(seen.gpu, list(seen.everything.items()), seen.broken, parts))
 
 
 def _not_run(name: str, expected: Any, seen: Observation, missing: str) -> Check:
     return not_run(name, expected, seen.broken or missing)
-
-
-def _all(seen: Observation) -> list[tuple[str, Training]]:
-    found = list(seen.trainings.items())
-    if seen.killed and seen.killed not in seen.trainings.values():
-        found.append((f"{seen.killed.layout}, killed", seen.killed))
-    if seen.resumed:
-        found.append((f"{seen.resumed.layout}, resumed", seen.resumed))
-    return found
 
 
 def world_size(smoke: Smoke, seen: Observation) -> Check:
@@ -60,7 +51,7 @@ def world_size(smoke: Smoke, seen: Observation) -> Check:
     if not seen.trainings:
         return _not_run("world_size", expected, seen, "nothing was trained")
     wrong, measured = [], {}
-    for name, training in _all(seen):
+    for name, training in seen.everything.items():
         views = {f"rank {r.rank}": r.world_size for r in training.ranks.values()}
         measured[name] = views
         wrong += [f"{name}: {reason}" for reason in never_joined(training)]
@@ -234,5 +225,5 @@ def resume_equal(smoke: Smoke, seen: Observation) -> Check:
 
 def no_strays(smoke: Smoke, seen: Observation) -> Check:
     """However a training ended, nothing of it is left on any node."""
-    trainings = _all(seen) if seen.trainings else []
-    return left_behind({name: [one] for name, one in trainings}, seen.broken)
+    trainings = seen.everything if seen.trainings else {}
+    return left_behind({name: [one] for name, one in trainings.items()}, seen.broken)

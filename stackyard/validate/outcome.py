@@ -42,6 +42,16 @@ class Observation:
     recorded: Mapping[int, float] = field(default_factory=dict)
     installed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    @property
+    def everything(self) -> dict[str, Training]:
+        """Every training by name: the layouts', the killed one if it is none of them, resumed."""
+        found = dict(self.trainings)
+        if self.killed and self.killed not in self.trainings.values():
+            found[f"{self.killed.layout}, killed"] = self.killed
+        if self.resumed:
+            found[f"{self.resumed.layout}, resumed"] = self.resumed
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:

@@ -12,6 +12,7 @@ from stackyard.mesh import certificates, nodes
 from stackyard.system.errors import MeshError, StackyardError
 from stackyard.validate.judge_mesh import mesh as judge_mesh
 from stackyard.validate.outcome import Observation
+from tests.leftovers import labelled
 from tests.shared import inside, until
 
 
@@ -172,8 +173,8 @@ def test_a_mesh_leaves_nothing(engine, settings):
     plan = own_plan()
     label = nodes.run_label(plan.run)
     with nodes.running_mesh(engine, plan, settings, now=now()):
-        assert len(engine.labelled(label)) == 4
-    assert engine.labelled(label) == []
+        assert len(labelled(engine, label)) == 4
+    assert labelled(engine, label) == []
 
 
 def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
@@ -184,7 +185,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
         nodes.running_mesh(engine, plan, broken, now=now()),
     ):
         pass
-    assert engine.labelled(nodes.run_label(plan.run)) == []
+    assert labelled(engine, nodes.run_label(plan.run)) == []
 
 
 def test_eight_nodes_reach_each_other(engine, settings):
