@@ -64,13 +64,11 @@ class HostFacts:
     """
 
     name: str
-    kernel: str
     skew: float
     skew_error: float
     reached: str
     interfaces: tuple[Interface, ...]
     ports: frozenset[int]
-    processors: int
     memory_bytes: int
     engine_free_bytes: int | None
     folders: Mapping[str, FolderFacts] = field(default_factory=dict)
@@ -111,14 +109,12 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
     links = {words[0]: words[1:] for line in found["links"] if len(words := line.split()) >= 3}
     return HostFacts(
         name=first("name"),
-        kernel=first("kernel"),
         # The script asks its clock first: our time then is nearer to `asked` than to the answer.
         skew=_clock(first("clock"), asked) - asked,
         skew_error=max(0.0, answered - asked),
         reached=connection[2] if len(connection) == 4 else "",
         interfaces=tuple(_interfaces(found["addresses"], links)),
         ports=frozenset(_ports(found["listening"])),
-        processors=int(_number(first("processors", "0"))),
         memory_bytes=_memory(found["memory"]),
         engine_free_bytes=_free(found["engine_disk"]),
         folders={

@@ -145,7 +145,7 @@ def run_smoke(
             with progress.phase("start nodes"):
                 started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
                 running = stack.enter_context(started)
-            seen = _try_mesh(running, settings, seen, progress)
+            seen = _try_mesh(running, seen, progress)
             seen = _train_all(running, smoke, seen, progress, gpu)
         except (MeshError, EngineError) as error:
             if progress.watcher.stop.is_set():
@@ -169,9 +169,7 @@ def _broken(seen: Observation, why: str, progress: _Progress) -> Observation:
     return replace(seen, trainings=progress.trainings, broken=why)
 
 
-def _try_mesh(
-    running: nodes.Mesh, settings: nodes.NodeSettings, seen: Observation, progress: _Progress
-) -> Observation:
+def _try_mesh(running: nodes.Mesh, seen: Observation, progress: _Progress) -> Observation:
     with progress.phase("reach"):
         reach = nodes.wait_reachable(running)
     with progress.phase("refuse"):

@@ -36,7 +36,7 @@ class Finding:
     """One thing that must not be there.
 
     Attributes:
-        rule: which of `scan.secrets.rules.RULES` it breaks.
+        rule: which of `scan.secrets.rules` it breaks.
         path: the file, `archive!/member` in a compressed one; or a place of the configuration.
         what: what it is, with a fingerprint, never the secret.
         secret: whether it forbids publication; otherwise it is only untidy.

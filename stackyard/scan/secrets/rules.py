@@ -46,7 +46,6 @@ TIDINESS = {
     "setuid": "a program with more rights than its user, beyond Debian's own",
     "unread": "compressed content that could not be looked into",
 }
-RULES = {**SECRETS, **TIDINESS}
 
 # Set in Debian's packages; runs are started with no-new-privileges, where none has any effect.
 SETUID = {
