@@ -42,7 +42,7 @@ _STANDARD = ("/usr", "/bin", "/sbin")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
+class HostDistribution:
     """One installed distribution of a Python, by its metadata.
 
     Attributes:
@@ -75,12 +75,12 @@ class Found:
     why_no_torch: str
     cuda: str
     environment: Mapping[str, str]
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[HostDistribution, ...]
 
 
 def closure(found: Found, roots: Iterable[str]) -> tuple[set[str], list[str]]:
     """Canonical names of the roots and of all they require, and those that are not installed."""
-    installed: dict[str, Distribution] = {}
+    installed: dict[str, HostDistribution] = {}
     for one in found.distributions:
         installed.setdefault(canonicalize_name(one.name), one)
     open_: list[tuple[str, frozenset[str]]] = []

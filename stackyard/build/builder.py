@@ -72,7 +72,7 @@ class Builder:
         """
         self._project, self._engine, self._say = project, engine, say
         self._offline, self._fresh = offline, fresh
-        self._manifest: bundle.Manifest | None = None
+        self._manifest: bundle.BundleIndex | None = None
         self._shared = threading.Lock()
         self._roomy: set[str] = set()
         self._client: buildkit.Client | None = None

@@ -40,7 +40,7 @@ _UV = re.compile(r"tool/uv-[^/]*\.whl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class BundleIndex:
     """What a bundle says of itself.
 
     Attributes:
@@ -72,7 +72,7 @@ class Manifest:
         return dict(found)
 
 
-def _text(manifest: Manifest) -> bytes:
+def _text(manifest: BundleIndex) -> bytes:
     return json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1, sort_keys=True).encode()
 
 
@@ -109,14 +109,14 @@ def packages(images: Iterable[ResolvedImage]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def write(out: Path, folder: Path, images: list[ResolvedImage]) -> Manifest:
+def write(out: Path, folder: Path, images: list[ResolvedImage]) -> BundleIndex:
     """Pack what lies in `folder` (see `FOLDERS`) into a bundle; whole or not at all."""
     paths = {
         f"{name}/{path.name}": path
         for name in FOLDERS
         for path in sorted((folder / name).iterdir())
     }
-    manifest = Manifest(
+    manifest = BundleIndex(
         base=images[0].base.name,
         stacks=tuple(image.stack.name for image in images),
         python=images[0].base.python,
@@ -143,7 +143,7 @@ def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> Non
     archive.addfile(member, file)
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path) -> BundleIndex:
     """What a bundle holds, every byte of it checked.
 
     Raises:
@@ -184,7 +184,7 @@ def _files(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes
         yield member, file
 
 
-def _manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
+def _manifest(path: Path, archive: tarfile.TarFile) -> BundleIndex:
     first, file = next(_files(archive), (None, None))
     if first is None or file is None or first.name != MANIFEST:
         raise _damaged(path, f"it does not begin with {MANIFEST}")
@@ -197,7 +197,7 @@ def _manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
                 hint=f"make it again with this state of the project: {_COMMAND}",
             )
         lists = {key: tuple(values[key]) for key in ("stacks", "packages")}
-        manifest = Manifest(**{**values, **lists})
+        manifest = BundleIndex(**{**values, **lists})
         wrong = [name for name in manifest.files if not _MEMBER.fullmatch(name)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(path, f"{MANIFEST}: {error}") from error
@@ -210,7 +210,7 @@ def _damaged(path: Path, why: str) -> UsageError:
     return UsageError(f"{path} is no bundle, or a damaged one", why=why, hint=_COMMAND)
 
 
-def require_fit(path: Path, manifest: Manifest, image: ResolvedImage) -> None:
+def require_fit(path: Path, manifest: BundleIndex, image: ResolvedImage) -> None:
     """See that a bundle was made for an image as it is declared and locked now.
 
     Raises:

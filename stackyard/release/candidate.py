@@ -301,7 +301,7 @@ def _attached(
     pins = [item for text in image.locks.values() for item in lock.parse_lock(text)]
     bill = sbom.sbom(
         merged,
-        sbom.Subject(
+        sbom.Described(
             name=f"stackyard/{image.stack.name}", version=found.subject.version, id=info.id,
             created=created, base=image.base.reference or image.base.name,
             base_digest=info.labels.get("stackyard.base.digest", ""),

@@ -34,7 +34,7 @@ from stackyard.system.chunks import (
     fan_out,
 )
 from stackyard.system.errors import EngineError
-from stackyard.system.files import PART, Part, new_file, replace_file
+from stackyard.system.files import PART, NewFile, new_file, replace_file
 
 # The same for ever: another level or library would give every layer another digest.
 LEVEL, GZIP = 6, 31
@@ -169,7 +169,7 @@ class Spool:
                     plain.add(chunk)
             return self._place(part, plain, packed)
 
-    def _place(self, part: Part, plain: Digest, packed: Digest) -> Layer:
+    def _place(self, part: NewFile, plain: Digest, packed: Digest) -> Layer:
         layer = Layer(
             diff_id=plain.sha256, unpacked=plain.size, digest=packed.sha256, size=packed.size
         )

@@ -23,7 +23,7 @@ SCRIPT = "start.sh"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class PodScript:
     """The script of a run's pods.
 
     Attributes:
@@ -47,7 +47,7 @@ def environment(job: Job, site: KubernetesSite) -> dict[str, str]:
     return {**found, **job.env}
 
 
-def start(job: Job, site: KubernetesSite, run: str) -> Start:
+def start(job: Job, site: KubernetesSite, run: str) -> PodScript:
     """The script, and what the launcher reads."""
     env = environment(job, site)
     rendezvous = job.launcher == "torchrun" and job.nodes > 1
@@ -77,7 +77,7 @@ def start(job: Job, site: KubernetesSite, run: str) -> Start:
     }
     script = template.render("clusters/kubernetes-start.sh.j2", values)
     files = {name: launch.files[path] for name, path in sorted(names.items())}
-    return Start(files={SCRIPT: script, **files}, env=env)
+    return PodScript(files={SCRIPT: script, **files}, env=env)
 
 
 def _command(program: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from stackyard.system.cleanup import PATH, undoing
 PART = ".part-"
 
 
-class Part:
+class NewFile:
     """A file that is being written; `keep` gives it its name."""
 
     def __init__(self, path: Path) -> None:
@@ -36,13 +36,13 @@ class Part:
 
 
 @contextlib.contextmanager
-def new_file(folder: Path) -> Iterator[Part]:
+def new_file(folder: Path) -> Iterator[NewFile]:
     """Open a new file in a folder; unless it is kept, it is gone at the end."""
     path = folder / f"{PART}{os.getpid()}-{threading.get_ident()}"
     with undoing(PATH, str(path)):
         part = None
         try:
-            part = Part(path)
+            part = NewFile(path)
             yield part
         finally:
             if part:

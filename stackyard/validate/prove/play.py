@@ -24,7 +24,7 @@ from stackyard.system import cleanup
 from stackyard.system.archive import pack
 from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
 from stackyard.validate.prove import plan
-from stackyard.validate.prove.judge import Seen, Verdict, judge
+from stackyard.validate.prove.judge import Verdict, Witnessed, judge
 from stackyard.validate.prove.plan import Proof
 
 FOLDER = "run/stackyard/prove"
@@ -105,8 +105,8 @@ def play(
         on_verdict: told of each verdict, in the order of `proofs`.
     """
     stage = _Stage(engine, image_id, parts, run)
-    passing: dict[tuple[str, ...], Future[Seen]] = {}
-    failing: dict[str, Future[Seen | str]] = {}
+    passing: dict[tuple[str, ...], Future[Witnessed]] = {}
+    failing: dict[str, Future[Witnessed | str]] = {}
     found: list[Verdict] = []
     pool = ThreadPoolExecutor(workers)
     cleanup.promise(cleanup.RUN, run)
@@ -138,7 +138,7 @@ class _Stage:
         self._engine, self._image, self._parts, self._run = engine, image_id, parts, run
         self.closed = False
 
-    def with_(self, proof: Proof) -> Seen:
+    def with_(self, proof: Proof) -> Witnessed:
         """The witness in the image as it is."""
         container = self._start(proof)
         try:
@@ -146,7 +146,7 @@ class _Stage:
         finally:
             self._engine.remove_container(container)
 
-    def without(self, proof: Proof) -> Seen | str:
+    def without(self, proof: Proof) -> Witnessed | str:
         """The witness without the fix, or the wrong way; a text when it cannot be left out."""
         container = self._start(proof)
         try:
@@ -196,7 +196,7 @@ class _Stage:
 
     def _witness(
         self, container: str, proof: Proof, command: Sequence[str], unset: Sequence[str]
-    ) -> Seen:
+    ) -> Witnessed:
         # One stream, so that what was said comes in the order in which it was said.
         merged = ["sh", "-c", 'exec "$@" 2>&1', "witness"]
         words = ["env", *(word for name in unset for word in ("-u", name)), *merged, *command]
@@ -205,4 +205,4 @@ class _Stage:
             container, words, seconds=proof.witness.seconds, folder="/root", control=False
         )
         seconds = time.monotonic() - started
-        return Seen(code=done.code, output=done.output, seconds=seconds)
+        return Witnessed(code=done.code, output=done.output, seconds=seconds)

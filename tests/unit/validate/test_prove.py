@@ -16,7 +16,7 @@ from stackyard.report import prove
 from stackyard.report.prove_page import PAGE, code, plain, render_page
 from stackyard.system.errors import UsageError
 from stackyard.validate.prove import plan
-from stackyard.validate.prove.judge import Seen, judge, symptom_line
+from stackyard.validate.prove.judge import Witnessed, judge, symptom_line
 from tests.unit import samples
 
 
@@ -150,7 +150,7 @@ def test_what_fixes_touch_is_taken_before_they_are_applied():
 
 
 def seen(code, output=""):
-    return Seen(code=code, output=output, seconds=1.0)
+    return Witnessed(code=code, output=output, seconds=1.0)
 
 
 @pytest.mark.parametrize(
