@@ -8,16 +8,16 @@ import re
 import pytest
 
 from stackyard.scan.secrets.gate import scan_config
-from stackyard.scan.secrets.rules import RULES
+from stackyard.scan.secrets.rules import SECRETS, TIDINESS
 from tests.traces import traces
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", {**SECRETS, **TIDINESS})
 def test_no_layer_holds(saved, rule):
     found = saved.of_rule(rule)
-    assert not found, f"{RULES[rule]}:\n" + "\n".join(found)
+    assert not found, f"{{**SECRETS, **TIDINESS}[rule]}:\n" + "\n".join(found)
 
 
 def test_the_layers_that_were_scanned_are_those_of_the_image(built, saved):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stackyard.build.bundle import Manifest
+from stackyard.build.bundle import BundleIndex
 from stackyard.definitions import load, lock
 from stackyard.definitions.spec import (
     Base,
@@ -223,7 +223,7 @@ def locks() -> dict[str, str]:
     }
 
 
-def manifest(**changes: Any) -> Manifest:
+def manifest(**changes: Any) -> BundleIndex:
     values: dict[str, Any] = {
         "base": "far",
         "stacks": ("toy",),
@@ -234,7 +234,7 @@ def manifest(**changes: Any) -> Manifest:
         "files": {},
         "sizes": {},
     }
-    return Manifest(**{**values, **changes})
+    return BundleIndex(**{**values, **changes})
 
 
 def failure(**changes: Any) -> Failure:

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from stackyard.build import dockerfile
 from stackyard.build.catalog import ResolvedImage, Setting
 from stackyard.build.source import tree as source_tree
-from stackyard.build.source.naming import Source
+from stackyard.build.source.naming import Source, same_package
 from stackyard.build.source.tree import Tree
 from stackyard.definitions import lock
 from stackyard.definitions.spec import Fix
@@ -79,6 +79,17 @@ def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[s
     return ""
 
 
+def own_rules(fixes: Iterable[Fix], package: str) -> list[dict[str, Any]]:
+    """A package's fixes as `apply_fixes.py` reads them, of both stages, for a tree of the user's.
+
+    Everything that fits fixes to a tree begins with these: a build, and a tree in nodes.
+    """
+    mine = [fix for fix in fixes if same_package(fix.package, [package])]
+    own = {canonicalize_name(package)}
+    texts = [dockerfile.fixes_json(mine, stage, own) for stage in ("source", "installed")]
+    return [fix for text in texts for fix in json.loads(text)]
+
+
 def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]:
     """The part of a package's fixes that its tree alone can answer for, and where it begins.
 
@@ -86,11 +97,7 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
         Rules as `apply_fixes.py` reads them, all of stage `installed`; and the folder of the tree
         that site-packages would be.
     """
-    mine = [fix for fix in fixes if canonicalize_name(fix.package) == canonicalize_name(package)]
-    found: list[dict[str, Any]] = []
-    for stage in ("installed", "source"):
-        own = {canonicalize_name(package)}
-        found += json.loads(dockerfile.fixes_json(mine, stage, own))
+    found = own_rules(fixes, package)
     files = {r["file"] for fix in found if fix["stage"] == "installed" for r in fix["replace"]}
     root = max(ROOTS, key=lambda place: sum(place + file in tree for file in files))
     rules = []
