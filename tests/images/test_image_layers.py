@@ -11,13 +11,14 @@ from stackyard.scan.secrets.gate import scan_config
 from stackyard.scan.secrets.rules import SECRETS, TIDINESS
 from tests.traces import traces
 
+RULES = {**SECRETS, **TIDINESS}
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("rule", {**SECRETS, **TIDINESS})
+@pytest.mark.parametrize("rule", RULES)
 def test_no_layer_holds(saved, rule):
     found = saved.of_rule(rule)
-    assert not found, f"{{**SECRETS, **TIDINESS}[rule]}:\n" + "\n".join(found)
+    assert not found, f"{RULES[rule]}:\n" + "\n".join(found)
 
 
 def test_the_layers_that_were_scanned_are_those_of_the_image(built, saved):

@@ -91,7 +91,7 @@ def test_a_fix_of_the_sources_is_looked_at_from_the_top_of_the_tree():
     rules, root = fit.fix_rules([fix(), patched], "alpha", found)
     assert root == "src/"
     files = [r["file"] for f in json.loads(rules) for r in f["replace"]]
-    assert files == ["src/alpha/a.py", "setup.py"]
+    assert files == ["setup.py", "src/alpha/a.py"]
     assert check(found, fix(), patched) == []
 
 
