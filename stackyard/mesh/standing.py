@@ -162,7 +162,7 @@ def _spec(
     given = access.Access(how="none")
     if node.gpus:
         info = engine.image(plan.image)
-        path = dict(e.split("=", 1) for e in (info.env if info else ()) if "=" in e)
+        path = info.environment if info else {}
         seen = [
             gpu for gpu in here.gpus
             if gpu.index in node.gpus

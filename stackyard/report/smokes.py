@@ -105,7 +105,7 @@ def smoke_one(
     declared = image.stack.smoke_on("cuda" if plan else "cpu")
     assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / image.stack.name / "smoke"
-    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    env = built.info.environment
     gpu = None
     if plan is not None:
         gpu = gpu_run.start_run(plan, run, env.get("LD_LIBRARY_PATH", ""))

@@ -46,6 +46,16 @@ class Watcher:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
+@contextlib.contextmanager
+def timed(phases: list[Phase], name: str) -> Iterator[None]:
+    """Add what happens inside to the phases, however it ends."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
+
+
 class Stopped(StackyardError):
     """A smoke that was told to stop: it has no verdict."""
 
@@ -63,11 +73,8 @@ class _Progress:
         if self.watcher.stop.is_set():
             raise Stopped("the smoke was stopped")
         self.watcher.phase(name)
-        started = time.monotonic()
-        try:
+        with timed(self.phases, name):
             yield
-        finally:
-            self.phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
 def node_settings(

@@ -34,7 +34,7 @@ PURE = [
     "scan.sbom", "scan.secrets.allowed", "scan.secrets.content", "scan.secrets.gate",
     "scan.secrets.parts", "scan.secrets.rules", "scan.secrets.tokens", "scan.sizes",
     "mesh.certificates", "mesh.example_copy", "mesh.hosts", "mesh.jobs", "mesh.mounts",
-    "mesh.node", "mesh.node_plan", "mesh.survey", "schedulers.kubernetes",
+    "mesh.node", "mesh.node_plan", "mesh.survey", "schedulers.fitting", "schedulers.kubernetes",
     "schedulers.kubernetes_pod", "schedulers.kubernetes_site", "schedulers.kubernetes_start",
     "schedulers.kubernetes_state", "schedulers.kubernetes_yaml", "schedulers.site",
     "schedulers.slurm", "schedulers.slurm_site",

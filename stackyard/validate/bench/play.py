@@ -53,11 +53,8 @@ class _Phases:
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
         self.watcher.phase(name)
-        started = time.monotonic()
-        try:
+        with smoke.timed(self.found, name):
             yield
-        finally:
-            self.found.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
 def files(root: Path, stack: str) -> dict[str, bytes]:
