@@ -3,6 +3,8 @@
 Owns what several builds share (base, tools, caller's settings, client) and that they may run at
 the same time. What is built is `build.recipe`'s, driving BuildKit `build.buildkit`'s;
 what only a build needs is imported when there is one.
+
+Over 300 lines: one class whose parts share a lock and what was had once.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Owns the rules of YAML here: no duplicate keys, no unknown keys, versions are quoted strings.
 It knows nothing of stacks, bases or fixes: `definitions.load` does.
+
+Over 300 lines: one class, a method for each kind of value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The declared things: bases, fixes, stacks. Frozen values, as loaded, before any resolution.
 
 Owns the shape of the definitions and nothing else; `definitions.load` fills them from YAML.
+
+Over 300 lines: values only, all that is declared.
 """
 
 from __future__ import annotations

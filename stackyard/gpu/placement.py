@@ -5,6 +5,8 @@ fail or fall to sockets, and the settings that belong to each. Pure: it is told 
 The recipes were measured on 2 x H200 with NCCL 2.28.9 (docs/gpus.md); NVIDIA/nccl#324 and #1781
 say why: P2P needs every GPU visible in every container and one IPC namespace, and a host id that
 says that they are on one host.
+
+Over 300 lines: the placements and what proves each of them sound belong together.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Owns the decisions, and every reason why a run cannot start, all found before anything is started.
 Pure: it is told what hosts said (`mesh.survey`) and what their engines hold.
+
+Over 300 lines: every reason against a host stands beside the plan that it prevents.
 """
 
 from __future__ import annotations

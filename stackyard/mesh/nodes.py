@@ -2,6 +2,8 @@
 
 Owns the life of a run's containers, network and volume, all found again by the run's label. It
 must not judge: what the mesh answered goes to `validate.judge` as it is.
+
+Over 300 lines: one life of containers, from their start over the trial of their mesh to the end.
 """
 
 from __future__ import annotations
@@ -291,9 +293,8 @@ def _json(done: ExecResult, what: str) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise MeshError(
-            f"{what} gave no answer (exit code {done.code})", why=done.output
-        ) from error
+        what = f"{what} gave no answer (exit code {done.code})"
+        raise MeshError(what, why=done.output) from error
     return answer
 
 

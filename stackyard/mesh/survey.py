@@ -2,6 +2,8 @@
 
 Owns the survey's answers, the choice of the network between hosts, and every reason why a run
 cannot start there. Pure: `mesh.link` carries the script and its output.
+
+Over 300 lines: one reader for each section that `survey.sh` writes.
 """
 
 from __future__ import annotations

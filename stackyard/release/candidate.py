@@ -1,6 +1,8 @@
 """Everything a release needs, gathered from this machine: image, proof, locks, contents, source.
 
 Owns reading these; what they mean is `release.statement`'s, bringing them `release.publish`'s.
+
+Over 300 lines: one function a thing that is gathered.
 """
 
 from __future__ import annotations

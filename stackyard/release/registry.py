@@ -3,6 +3,8 @@
 Owns the distribution protocol: logins, certificates, retries, and checking that what comes back has
 the digest that was asked for. It must not know what a release is. Source: the OCI distribution
 specification 1.1; where certificates lie is docker's convention (`/etc/docker/certs.d/HOST`).
+
+Over 300 lines: one protocol, with its logins and retries.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Owns the document: which components there are, how they are named, and what depends on what. The
 same image gives the same bytes. It must not read an image (`scan.installed` has) nor a clock.
+
+Over 300 lines: one function a part of the bill.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Owns when launches are stopped, for the reasons that `validate.watchdog` gives, and that launches at
 the same time do not take each other's processes for their own. It must not judge: it returns a
 `Training` with what was seen of each.
+
+Over 300 lines: a launch and all that bounds it, which share one queue.
 """
 
 from __future__ import annotations
