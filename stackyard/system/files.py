@@ -6,15 +6,17 @@ Owns that nothing partial stays or takes a name, also after a SIGKILL (`system.c
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from stackyard.system.cleanup import PATH, undoing
 
 PART = ".part-"
+# Several may be written at the same time, in one folder and one thread.
+_NUMBERS = itertools.count(1)
 
 
 class NewFile:
@@ -38,7 +40,7 @@ class NewFile:
 @contextlib.contextmanager
 def new_file(folder: Path) -> Iterator[NewFile]:
     """Open a new file in a folder; unless it is kept, it is gone at the end."""
-    path = folder / f"{PART}{os.getpid()}-{threading.get_ident()}"
+    path = folder / f"{PART}{os.getpid()}-{next(_NUMBERS)}"
     with undoing(PATH, str(path)):
         part = None
         try:

@@ -46,6 +46,14 @@ def test_a_new_file_that_is_not_kept_is_gone(tmp_path):
     assert names(tmp_path) == []
 
 
+def test_two_at_the_same_time_do_not_meet(tmp_path):
+    with files.new_file(tmp_path) as one, files.new_file(tmp_path) as two:
+        for part, name in ((one, "one"), (two, "two")):
+            part.file.write(name.encode())
+            part.keep(tmp_path / name)
+    assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["one", "two"]
+
+
 def test_a_part_is_told_to_the_warden_before_it_is_there(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(cleanup, "promise", lambda kind, value: told.append((kind, value)))
