@@ -174,8 +174,8 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fix:
-    """One recorded repair."""
+class Recorded:
+    """One known fault of a package: where it applies, what shows it, when its record goes."""
 
     id: str
     package: str
@@ -185,14 +185,20 @@ class Fix:
     versions: Mapping[str, str]
     python: str
     devices: tuple[str, ...]
-    remedy: Remedy
     witness: Witness
     remove_when: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix(Recorded):
+    """One recorded repair."""
+
+    remedy: Remedy
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class Limit(Recorded):
     """What a package cannot do, or does in a way that nobody expects; nothing is changed in it.
 
     Attributes:
@@ -202,18 +208,8 @@ class Limit:
             with `right`, the way of `instead`.
     """
 
-    id: str
-    package: str
     stacks: tuple[str, ...]
-    symptom: str
-    why: str
-    upstream: str
-    versions: Mapping[str, str]
-    python: str
-    devices: tuple[str, ...]
     instead: str
-    witness: Witness
-    remove_when: str
 
 
 @dataclass(frozen=True, kw_only=True)
