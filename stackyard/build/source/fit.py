@@ -25,7 +25,6 @@ from stackyard.system.errors import UsageError
 
 # Where a project's packages lie in its tree, as against below site-packages.
 ROOTS = ("", "src/", "python/", "lib/")
-_SAID = re.compile(r"^fix ([a-z0-9-]+): (\S+): (.*)$")
 _APPLIED, _THERE = "applied", "already fixed upstream"
 
 
@@ -129,14 +128,20 @@ def folder_of(path: str) -> str:
 
 
 def answers(output: str) -> dict[str, dict[str, str]]:
-    """What `apply_fixes.py` said: by fix, by file, its words, and rather what was done."""
+    """Read the answers of `apply_fixes.py` among other lines: by fix, by file, the outcome.
+
+    Of several outcomes of one file, that something was done counts.
+    """
     found: dict[str, dict[str, str]] = {}
     for line in output.splitlines():
-        match = _SAID.match(line.strip())
-        if match:
-            files = found.setdefault(match[1], {})
-            if files.get(match[2], _THERE) == _THERE:
-                files[match[2]] = match[3]
+        try:
+            said = json.loads(line) if line.lstrip().startswith('{"fix": ') else {}
+        except ValueError:
+            continue  # cut by what shows a build
+        if {"fix", "file", "outcome"} <= said.keys():
+            files = found.setdefault(said["fix"], {})
+            if files.get(said["file"], _THERE) == _THERE:
+                files[said["file"]] = said["outcome"]
     return found
 
 
