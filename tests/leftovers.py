@@ -25,6 +25,11 @@ def sweep_all() -> None:
             docker("image", "rm", "-f", name, check=False)
 
 
+def labelled(engine: Engine, label: str) -> list[str]:
+    """Names of containers, networks and volumes that carry a label."""
+    return [name for names in engine.found(label) for name in names]
+
+
 def left() -> list[str]:
     """List what is there of tests and of their runs; nothing while no test runs."""
     found = []

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from stackyard.build.base_host_files import (
     SKELETON,
-    Distribution,
     Found,
+    HostDistribution,
     Rules,
     left_behind,
     require,
@@ -175,7 +175,7 @@ def probe() -> Found:
         raise StackyardError("python3 does not answer", why=str(error), hint=hint) from error
     values = json.loads(said.output.splitlines()[-1])
     distributions = tuple(
-        Distribution(
+        HostDistribution(
             name=one["name"],
             version=one["version"],
             requires=tuple(one["requires"]),

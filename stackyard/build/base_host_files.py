@@ -43,7 +43,7 @@ _STANDARD = ("/usr", "/bin", "/sbin")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
+class HostDistribution:
     """Describe one installed distribution, by its metadata.
 
     Attributes:
@@ -76,12 +76,12 @@ class Found:
     why_no_torch: str
     cuda: str
     environment: Mapping[str, str]
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[HostDistribution, ...]
 
 
 def closure(found: Found, roots: Iterable[str]) -> tuple[set[str], list[str]]:
     """Return the names of the roots and all they require: installed ones, and missing ones."""
-    installed: dict[str, Distribution] = {}
+    installed: dict[str, HostDistribution] = {}
     for one in found.distributions:
         installed.setdefault(canonicalize_name(one.name), one)
     open_: list[tuple[str, frozenset[str]]] = []

@@ -27,7 +27,7 @@ from stackyard.system.image import ImageInfo
 from stackyard.system.lockfile import exclusive
 
 if TYPE_CHECKING:
-    from stackyard.build.bundle import Manifest
+    from stackyard.build.bundle import BundleIndex
     from stackyard.build.mirrors import CallerSettings
 
 # Removes what a bootstrap leaves that is not content: identity, keys, caches, logs.
@@ -192,7 +192,7 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
     return reference
 
 
-def ensure_bundle(engine: Engine, path: Path, manifest: Manifest) -> str:
+def ensure_bundle(engine: Engine, path: Path, manifest: BundleIndex) -> str:
     """Make the tools image of a bundle: uv, wheels, sources and packages; return its name."""
     from stackyard.build import bundle  # what only a build without a network needs
 

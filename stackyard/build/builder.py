@@ -3,6 +3,8 @@
 Owns what several builds share (base, tools, caller's settings, client), and running builds at the
 same time. `build.recipe` decides what is built, `build.buildkit` drives BuildKit; modules that
 only a build needs are imported when one runs.
+
+Over 300 lines: one class whose builds share a lock and what was made once.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Builder:
         """
         self._project, self._engine, self._say = project, engine, say
         self._offline, self._fresh = offline, fresh
-        self._manifest: bundle.Manifest | None = None
+        self._manifest: bundle.BundleIndex | None = None
         self._shared = threading.Lock()
         self._roomy: set[str] = set()
         self._client: buildkit.Client | None = None

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 import zipfile
@@ -28,8 +27,9 @@ from typing import IO
 
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Base
-from stackyard.system import cleanup
+from stackyard.system.chunks import digest_of_file, digest_of_stream
 from stackyard.system.errors import UsageError
+from stackyard.system.files import new_file
 
 MANIFEST = "bundle.json"
 FORMAT = 1
@@ -40,7 +40,7 @@ _UV = re.compile(r"tool/uv-[^/]*\.whl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class BundleIndex:
     """Hold the content of a bundle's bundle.json.
 
     Attributes:
@@ -72,7 +72,7 @@ class Manifest:
         return dict(found)
 
 
-def _text(manifest: Manifest) -> bytes:
+def _text(manifest: BundleIndex) -> bytes:
     return json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1, sort_keys=True).encode()
 
 
@@ -109,47 +109,31 @@ def packages(images: Iterable[ResolvedImage]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def write(out: Path, folder: Path, images: list[ResolvedImage]) -> Manifest:
+def write(out: Path, folder: Path, images: list[ResolvedImage]) -> BundleIndex:
     """Pack the `FOLDERS` in `folder` into a bundle, atomically."""
     paths = {
         f"{name}/{path.name}": path
         for name in FOLDERS
         for path in sorted((folder / name).iterdir())
     }
-    manifest = Manifest(
+    manifest = BundleIndex(
         base=images[0].base.name,
         stacks=tuple(image.stack.name for image in images),
         python=images[0].base.python,
         platform=images[0].base.platform,
         locks=lock_digests(images),
         packages=packages(images),
-        files={name: _sha256_of(path) for name, path in paths.items()},
+        files={name: digest_of_file(path)[7:] for name, path in paths.items()},
         sizes={name: path.stat().st_size for name, path in paths.items()},
     )
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    with cleanup.undoing(cleanup.PATH, str(temporary)):
-        try:
-            with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
-                _add(archive, MANIFEST, io.BytesIO(_text(manifest)), len(_text(manifest)))
-                for name, path in paths.items():
-                    with path.open("rb") as file:
-                        _add(archive, name, file, manifest.sizes[name])
-            temporary.replace(out)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with new_file(out.parent) as part:
+        with tarfile.open(fileobj=part.file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            _add(archive, MANIFEST, io.BytesIO(_text(manifest)), len(_text(manifest)))
+            for name, path in paths.items():
+                with path.open("rb") as file:
+                    _add(archive, name, file, manifest.sizes[name])
+        part.keep(out)
     return manifest
-
-
-def _sha256(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return _sha256(file)
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
@@ -159,7 +143,7 @@ def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> Non
     archive.addfile(member, file)
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path) -> BundleIndex:
     """Read a bundle's manifest, and check the hash of every file in it.
 
     Raises:
@@ -174,7 +158,7 @@ def read(path: Path) -> Manifest:
             wanted = left.pop(member.name, None)
             if wanted is None:
                 raise _damaged(path, f"{member.name!r} is not in its {MANIFEST}")
-            if _sha256(file) != wanted:
+            if digest_of_stream(file)[7:] != wanted:
                 raise _damaged(path, f"{member.name} has another sha256 than {MANIFEST} says")
     if left:
         raise _damaged(path, f"{', '.join(sorted(left)[:3])} cannot be found in it")
@@ -200,7 +184,7 @@ def _files(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes
         yield member, file
 
 
-def _manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
+def _manifest(path: Path, archive: tarfile.TarFile) -> BundleIndex:
     first, file = next(_files(archive), (None, None))
     if first is None or file is None or first.name != MANIFEST:
         raise _damaged(path, f"it does not begin with {MANIFEST}")
@@ -213,7 +197,7 @@ def _manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
                 hint=f"make it again with this state of the project: {_COMMAND}",
             )
         lists = {key: tuple(values[key]) for key in ("stacks", "packages")}
-        manifest = Manifest(**{**values, **lists})
+        manifest = BundleIndex(**{**values, **lists})
         wrong = [name for name in manifest.files if not _MEMBER.fullmatch(name)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(path, f"{MANIFEST}: {error}") from error
@@ -226,7 +210,7 @@ def _damaged(path: Path, why: str) -> UsageError:
     return UsageError(f"{path} is no bundle, or a damaged one", why=why, hint=_COMMAND)
 
 
-def require_fit(path: Path, manifest: Manifest, image: ResolvedImage) -> None:
+def require_fit(path: Path, manifest: BundleIndex, image: ResolvedImage) -> None:
     """Check that a bundle fits an image as it is declared and locked now.
 
     Raises:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from stackyard.build import bundle
-from stackyard.build.bundle import Manifest
+from stackyard.build.bundle import BundleIndex
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.locks import resolve
 from stackyard.build.mirrors import CallerSettings, bare
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 def make(
     root: Path, images: list[ResolvedImage], out: Path, caller: CallerSettings, say: Say
-) -> Manifest:
+) -> BundleIndex:
     """Fetch all that several images of one base are built from, and pack it.
 
     Args:

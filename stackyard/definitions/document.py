@@ -2,6 +2,8 @@
 
 Owns the rules for all files: no duplicate keys, no unknown keys, versions are quoted strings.
 It must not know stacks, bases or fixes; `definitions.read` does.
+
+Over 300 lines: one class, a method for each kind of value.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from stackyard.definitions.document import nearest
 from stackyard.definitions.examples import Example, Where, job_of
+from stackyard.definitions.project import INSIDE
 from stackyard.definitions.read.example import read_example
 from stackyard.launch import CHOICES, LAUNCHERS, wrong_options
 from stackyard.launch.job import Job
 from stackyard.system.errors import UsageError, shown
 
 OWN = "example.yml"
-INSIDE = Path(__file__).resolve().parent.parent / "inside"
 
 
 @dataclass(frozen=True, kw_only=True)

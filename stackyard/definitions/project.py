@@ -13,6 +13,8 @@ from stackyard.definitions.spec import Definitions
 from stackyard.system.errors import UsageError, shown
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# Programs that run in containers and build steps.
+INSIDE = ROOT / "stackyard" / "inside"
 SETTINGS = "stackyard.toml"
 
 

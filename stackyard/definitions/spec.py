@@ -1,6 +1,8 @@
 """Hold bases, fixes and stacks as they are declared, before any resolution.
 
 Owns the shape of the definitions and nothing else; `definitions.load` fills them from YAML.
+
+Over 300 lines: values only, all that is declared.
 """
 
 from __future__ import annotations
@@ -172,8 +174,8 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fix:
-    """Hold one recorded repair."""
+class Recorded:
+    """Hold one known fault of a package: where it applies, what shows it, when its record goes."""
 
     id: str
     package: str
@@ -183,14 +185,20 @@ class Fix:
     versions: Mapping[str, str]
     python: str
     devices: tuple[str, ...]
-    remedy: Remedy
     witness: Witness
     remove_when: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix(Recorded):
+    """One recorded repair."""
+
+    remedy: Remedy
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class Limit(Recorded):
     """Hold what a package cannot do, or does in a way that nobody expects; it stays unchanged.
 
     Attributes:
@@ -200,18 +208,8 @@ class Limit:
             with `right`, the way of `instead`.
     """
 
-    id: str
-    package: str
     stacks: tuple[str, ...]
-    symptom: str
-    why: str
-    upstream: str
-    versions: Mapping[str, str]
-    python: str
-    devices: tuple[str, ...]
     instead: str
-    witness: Witness
-    remove_when: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,9 @@ FIXES.json is a list of objects: {"id", "stage", "replace": [{"file", "pattern",
 to the root; patterns are multi-line `re` patterns; "add" may be missing. A rule with "own" is for
 the users' own tree, whose version may differ, so a text that a release has several times may occur
 more or fewer times. Nothing is written until every pattern and file of every fix has been checked.
+
+Answers are one JSON object a line, {"fix", "file", "outcome"}: on standard output each change (`applied`, `added`,
+`already fixed upstream`, `there already`), or with exit code 1 on standard error each misfit, and what to do.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from typing import Any
 
 
 class FixMismatch(Exception):
-    """Report a fix that does not fit the tree: its name, the file, and what was found."""
+    """Report fixes that do not fit the tree.
+
+    Attributes:
+        problems: an answer for each file of each fix that does not fit; empty for a lone pattern.
+    """
+
+    def __init__(self, said: str, problems: list[dict[str, str]] | None = None) -> None:
+        super().__init__(said)
+        self.problems = problems or []
 
 
 def apply_one(text: str, rule: dict[str, Any]) -> tuple[str, str]:
@@ -74,19 +85,22 @@ def chosen(fixes: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]
     """
     unknown = [name for name in names if all(fix["id"] != name for fix in fixes)]
     if unknown:
-        raise FixMismatch("\n".join(f"fix {name}: not in the file of fixes" for name in unknown))
+        problems = [
+            {"fix": name, "file": "", "outcome": "not in the file of fixes"} for name in unknown
+        ]
+        raise FixMismatch(lines(problems), problems)
     return [fix for fix in fixes if not names or fix["id"] in names]
 
 
-def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
-    """Apply every fix of `stage` below `root`; return one line for each file.
+def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[dict[str, str]]:
+    """Apply every fix of `stage` below `root`; return an answer for each file.
 
     Raises:
         FixMismatch: naming every fix that does not fit; nothing is written then.
     """
     texts: dict[Path, str] = {}
-    said: list[str] = []
-    wrong: list[str] = []
+    said: list[dict[str, str]] = []
+    wrong: list[dict[str, str]] = []
     for fix in fixes:
         if fix["stage"] != stage:
             continue
@@ -95,25 +109,35 @@ def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[str]:
             try:
                 text = texts[path] if path in texts else path.read_text(encoding="utf-8")
                 texts[path], outcome = apply_one(text, rule)
-                said.append(f"fix {fix['id']}: {rule['file']}: {outcome}")
+                said.append(answer(fix, rule["file"], outcome))
             except FileNotFoundError:
-                wrong.append(f"fix {fix['id']}: {rule['file']}: no such file")
+                wrong.append(answer(fix, rule["file"], "no such file"))
             except FixMismatch as error:
-                wrong.append(f"fix {fix['id']}: {rule['file']}: {error}")
+                wrong.append(answer(fix, rule["file"], str(error)))
         for name, text in fix.get("add", {}).items():
             try:
-                said.append(f"fix {fix['id']}: {name}: {check_new(root / name, text)}")
+                said.append(answer(fix, name, check_new(root / name, text)))
                 texts[root / name] = text
             except FixMismatch as error:
-                wrong.append(f"fix {fix['id']}: {name}: {error}")
+                wrong.append(answer(fix, name, str(error)))
     if wrong:
-        raise FixMismatch("\n".join(wrong))
+        raise FixMismatch(lines(wrong), wrong)
     for path, text in texts.items():
         temporary = path.with_name(path.name + ".fixing")
         temporary.write_text(text, encoding="utf-8")
         temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
         os.replace(temporary, path)
     return said
+
+
+def answer(fix: dict[str, Any], file: str, outcome: str) -> dict[str, str]:
+    """What became of one file of a fix."""
+    return {"fix": fix["id"], "file": file, "outcome": outcome}
+
+
+def lines(answers: list[dict[str, str]]) -> str:
+    """Answers as they are written: one JSON object a line."""
+    return "\n".join(json.dumps(one) for one in answers)
 
 
 def place(root: Path, rule: dict[str, Any]) -> Path:
@@ -138,7 +162,7 @@ def check_new(path: Path, text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command line; return 0 when every fix fits, else 1 after one line a problem."""
+    """Run the command line; return 0 when every fix fits, else 1 after an answer a problem."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fixes", type=Path)
     parser.add_argument("--stage", choices=("source", "installed"), required=True)
@@ -156,7 +180,8 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    print("\n".join(said) or f"no fix for stage {options.stage}")
+    if said:
+        print(lines(said))
     return 0
 
 

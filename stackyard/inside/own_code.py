@@ -144,8 +144,9 @@ def repair(out: Path, fixes: list[dict[str, Any]]) -> dict[str, list[str]]:
             found["absent"].append(fix["id"])
     said = apply_fixes.apply_all(kept, "installed", out)
     for fix in kept:
-        words = [line for line in said if line.startswith(f"fix {fix['id']}: ")]
-        done = any(line.endswith((": applied", ": added")) for line in words)
+        done = any(
+            one["fix"] == fix["id"] and one["outcome"] in ("applied", "added") for one in said
+        )
         found["applied" if done else "there"].append(fix["id"])
     return found
 

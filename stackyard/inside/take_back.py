@@ -95,7 +95,8 @@ def take_back(folder: Path, root: Path) -> None:
     try:
         apply_all(kept, "installed", root)
     except FixMismatch as error:
-        raise CannotTakeBack(f"the other fixes need this one: {error}") from error
+        found = "; ".join(f"fix {p['fix']}: {p['file']}: {p['outcome']}" for p in error.problems)
+        raise CannotTakeBack(f"the other fixes need this one: {found}") from error
 
 
 def main(argv: list[str]) -> int:

@@ -16,11 +16,11 @@ import yaml
 from stackyard.definitions.examples import Example, Where, chosen_size, job_of, require_values
 from stackyard.mesh.hosts import Fleet, gpu_indexes, node_names
 from stackyard.mesh.jobs import JOBS, select, start_request
+from stackyard.mesh.node import MEETING_PORT
 from stackyard.mesh.node_plan import NodePlan, StandingPlan
 from stackyard.system import template
 from stackyard.system.errors import UsageError
 
-PORT = 29500
 RECORDER = "stackyard_record.py"
 
 
@@ -148,7 +148,7 @@ def copied(
         per_node=max(counts), device=request.device, folder=folder, save=f"{folder}/checkpoints",
     )  # fmt: skip
     job = job_of(own, where, files)
-    value, launch = start_request(plan, job, selection, PORT, 60.0)
+    value, launch = start_request(plan, job, selection, MEETING_PORT, 60.0)
     made = {path.rpartition("/")[2]: text for path, text in launch.files.items()}
     steps = [{"what": step["what"], "lines": _lines(step)} for step in value["steps"]]
     corpus = "corpus" in own.values

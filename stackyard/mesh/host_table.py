@@ -12,7 +12,8 @@ from stackyard.definitions.spec import Base
 from stackyard.gpu import doctor, infiniband
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
-from stackyard.mesh.node_plan import FIRST_PORT, SKEW_WARNING, misfits, usable_gpus
+from stackyard.mesh.node import SSH_PORT
+from stackyard.mesh.node_plan import SKEW_WARNING, misfits, usable_gpus
 from stackyard.mesh.owner import leftovers
 from stackyard.mesh.preflight import Muster
 from stackyard.mesh.runs import Reached
@@ -110,7 +111,7 @@ def _row(
         if chosen
         else "none",
         "route": _summary(routes.get(name, {})),
-        "port": f"{FIRST_PORT} {'taken' if FIRST_PORT in facts.ports else 'free'}",
+        "port": f"{SSH_PORT} {'taken' if SSH_PORT in facts.ports else 'free'}",
         "runs": ", ".join(mine),
     }
 

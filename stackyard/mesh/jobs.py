@@ -12,11 +12,11 @@ from typing import Any
 
 from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, wrong_options
 from stackyard.launch.job import Job
+from stackyard.mesh.node import SCRATCH
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
 from stackyard.system.errors import UsageError, shown
 
 JOBS = "/var/lib/stackyard/jobs"
-SCRATCH = "/run/stackyard/launch"
 SITE = "/srv/stackyard/site"
 
 

@@ -6,16 +6,13 @@ laid in the nodes (inside/own_code.py).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from packaging.utils import canonicalize_name
-
+from stackyard.build.source.naming import same_package, split_package
 from stackyard.mesh.hosts import Fleet, Folder, is_place
 from stackyard.system.errors import UsageError, shown
 
-_PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)", re.DOTALL)
 FOLDER = "/srv/code"
 
 
@@ -44,13 +41,12 @@ def parse_mount(text: str, default: str, packages: Iterable[str], fleet: Fleet) 
     Raises:
         UsageError: it is none, or the package is not the stack's.
     """
-    named = _PACKAGE.fullmatch(text)
-    package, rest = (named[1], named[2]) if named else (default, text)
-    names = {canonicalize_name(name): name for name in packages}
-    if canonicalize_name(package) not in names:
-        raise UsageError(f"--mount: {shown(package)} is no package of this stack",
-                         hint=f"one of: {', '.join(sorted(names.values()))}")  # fmt: skip
-    package = names[canonicalize_name(package)]
+    named, rest = split_package(text, default)
+    names = list(packages)
+    package = same_package(named, names)
+    if not package:
+        raise UsageError(f"--mount: {shown(named)} is no package of this stack",
+                         hint=f"one of: {', '.join(sorted(names))}")  # fmt: skip
     path, colon, place = rest.partition(":")
     path = path.rstrip("/")
     if not path.startswith(("/", "~/")) or (colon and not is_place(place)):

@@ -2,6 +2,8 @@
 
 Owns the decisions, and every reason why a run cannot start, all found before anything is started.
 Pure: it is told what hosts said (`mesh.survey`) and what their engines hold.
+
+Over 300 lines: every reason against a host stands beside the plan that it prevents.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from stackyard.gpu.placement import Gpu, why_not_usable
 from stackyard.mesh.certificates import MeshPlan
 from stackyard.mesh.hosts import NAME, Fleet, Host, gpu_indexes, node_names
 from stackyard.mesh.mounts import Mount
+from stackyard.mesh.node import SSH_PORT
 from stackyard.mesh.survey import HostFacts, Network, choose_network
 from stackyard.system.errors import UsageError
 
-FIRST_PORT = 2222
-_PORTS = range(FIRST_PORT, 2222 + 2000)
+_PORTS = range(SSH_PORT, SSH_PORT + 2000)
 # Certificates are valid from five minutes before they are made (`mesh`).
 SKEW_SECONDS = 240.0
 SKEW_WARNING = 5.0
@@ -41,7 +43,7 @@ class NodePlan:
     name: str
     host: str
     address: str = ""
-    port: int = FIRST_PORT
+    port: int = SSH_PORT
     interface: str = ""
     gpus: tuple[int, ...] = ()
 

@@ -2,6 +2,8 @@
 
 Owns the life of a run's containers, network and volume, all found again by the run's label. It
 must not judge: what the mesh answered goes to `validate.judge` as it is.
+
+Over 300 lines: one life of containers, from their start over the trial of their mesh to the end.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from stackyard.gpu.access import Access, NodeHardware
 from stackyard.mesh import certificates
 from stackyard.mesh.follow import Records
 from stackyard.mesh.lease import Lease
+from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS
 from stackyard.system import cleanup
 from stackyard.system.archive import pack
 from stackyard.system.engine import (
@@ -32,10 +35,6 @@ from stackyard.system.engine import (
 from stackyard.system.errors import EngineError, MeshError
 from stackyard.system.process import last_lines
 
-# The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
-# owners); training itself needs none. No new privileges, everything else dropped.
-CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
-NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
 SHARED = "/shared"
 SMOKE_FOLDER = "/srv/smoke"
 PROBE_FOLDER = "/run/stackyard/probe"
@@ -165,7 +164,7 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
             labels={**labels, NODE_LABEL: node},
             volumes={volume: SHARED},
             capabilities=CAPABILITIES,
-            tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+            tmpfs=TMPFS,
             shm_bytes=settings.shm_bytes,
             hosts=plan.addresses,
             devices=hardware.access.devices,
@@ -294,9 +293,8 @@ def _json(done: ExecResult, what: str) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise MeshError(
-            f"{what} gave no answer (exit code {done.code})", why=done.output
-        ) from error
+        what = f"{what} gave no answer (exit code {done.code})"
+        raise MeshError(what, why=done.output) from error
     return answer
 
 

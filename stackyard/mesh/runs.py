@@ -2,6 +2,8 @@
 
 Owns the order of steps and what is undone when one fails. What is printed is `cli_fleet`'s; what
 ends a training without us is the supervisor's (inside/supervisor.py).
+
+Over 300 lines: the steps of one run, each short.
 """
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stackyard.definitions.project import INSIDE as INSIDE
 from stackyard.gpu import access
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS
 from stackyard.mesh.node_plan import (
     HOST_NETWORK,
     NodePlan,
@@ -34,13 +36,11 @@ from stackyard.system.process import last_lines
 
 PLAN_LABEL = "stackyard.standing"
 TOKEN_LABEL = "stackyard.token"
-INSIDE = Path(__file__).resolve().parent.parent / "inside"
 PROGRAMS = (
     "agent.py", "lease.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
     "members.py", "ranks.py", "compare.py",
 )  # fmt: skip
 PROGRAM_FOLDER = str(Path(PROGRAM).parent)
-SITE_FOLDER = f"{PROGRAM_FOLDER}/site"
 SHM_BYTES = 8 * 2**30
 JOIN_SECONDS = 60.0
 Say = Callable[[str], None]
@@ -162,7 +162,7 @@ def _spec(
     given = access.Access(how="none")
     if node.gpus:
         info = engine.image(plan.image)
-        path = dict(e.split("=", 1) for e in (info.env if info else ()) if "=" in e)
+        path = info.environment if info else {}
         seen = [
             gpu for gpu in here.gpus
             if gpu.index in node.gpus
@@ -180,8 +180,8 @@ def _spec(
         env={"PYTHONUNBUFFERED": "1", **given.env, **node_environment(plan, facts, node)},
         labels=labels,
         volumes={},
-        capabilities=nodes.CAPABILITIES,
-        tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+        capabilities=CAPABILITIES,
+        tmpfs=TMPFS,
         shm_bytes=SHM_BYTES,
         hosts={other.name: other.address for other in plan.nodes} if on_host else {},
         devices=(*given.devices, *(here.infiniband.devices if node.gpus else ())),
@@ -202,7 +202,7 @@ def _spec(
             if not folder.read_only
         },
         fleeting=True,
-        command=("python3", nodes.NODE_PROGRAM, "--join-within", f"{JOIN_SECONDS * 2:g}"),
+        command=("python3", NODE_PROGRAM, "--join-within", f"{JOIN_SECONDS * 2:g}"),
     )
 
 

@@ -2,6 +2,8 @@
 
 Owns the survey's answers, the choice of the network between hosts, and every reason why a run
 cannot start there. Pure: `mesh.link` carries the script and its output.
+
+Over 300 lines: one reader for each section that `survey.sh` writes.
 """
 
 from __future__ import annotations
@@ -72,13 +74,11 @@ class HostFacts:
     """
 
     name: str
-    kernel: str
     skew: float
     skew_error: float
     reached: str
     interfaces: tuple[Interface, ...]
     ports: frozenset[int]
-    processors: int
     memory_bytes: int
     engine_free_bytes: int | None
     folders: Mapping[str, FolderFacts] = field(default_factory=dict)
@@ -119,14 +119,12 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
     links = {words[0]: words[1:] for line in found["links"] if len(words := line.split()) >= 3}
     return HostFacts(
         name=first("name"),
-        kernel=first("kernel"),
         # The script asks its clock first: our time then is nearer to `asked` than to the answer.
         skew=_clock(first("clock"), asked) - asked,
         skew_error=max(0.0, answered - asked),
         reached=connection[2] if len(connection) == 4 else "",
         interfaces=tuple(_interfaces(found["addresses"], links)),
         ports=frozenset(_ports(found["listening"])),
-        processors=int(_number(first("processors", "0"))),
         memory_bytes=_memory(found["memory"]),
         engine_free_bytes=_free(found["engine_disk"]),
         folders={

@@ -5,7 +5,6 @@ LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"; export LC_ALL PATH
 section() { printf '== %s\n' "$*"; }
 section clock; date +%s.%N
 section name; uname -n
-section kernel; uname -sr
 section reached; printf '%s\n' "${SSH_CONNECTION:-}"
 section addresses; ip -o -4 addr show up 2> /dev/null
 section links; for at in /sys/class/net/*; do
@@ -14,7 +13,6 @@ section links; for at in /sys/class/net/*; do
 done
 section listening; cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | awk '$4 == "0A" { print $2 }'
 section memory; awk '/MemTotal|MemAvailable/ { print $1, $2 }' /proc/meminfo
-section processors; getconf _NPROCESSORS_ONLN
 section engine_disk; df -Pk "$1" 2> /dev/null | tail -n 1
 shift
 while [ "$#" -gt 1 ]; do

@@ -7,9 +7,7 @@ that belongs to it; and an installer that needs only docker or podman.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,11 +18,11 @@ from stackyard.release.layer_source import LayerSource
 from stackyard.release.registry import Registry
 from stackyard.release.verify import Verified
 from stackyard.scan import oci
-from stackyard.system import cleanup
+from stackyard.system.chunks import Digest, digest_of_file
 from stackyard.system.errors import ReleaseError, UsageError
+from stackyard.system.files import new_folder, replace_file
 
 INSTALLER = Path(__file__).resolve().parent / "install.sh"
-_CHUNK = 1 << 20
 
 
 def write_release(
@@ -50,24 +48,19 @@ def write_release(
         raise UsageError(f"{place} is there and is no release", hint="--out another folder")
     (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
     _write_blobs(folder, registry, source, found, say)
-    new = folder / f".{entry.name}.{os.getpid()}"
-    try:
-        new.mkdir()
+    with new_folder(place) as new:
         (new / "release.json").write_bytes(found.statement)
         (new / "release.json.sig").write_bytes(found.signature)
         for title, data in _beside(registry, found, signers).items():
             (new / title.replace("/", "-")).write_bytes(data)
         shutil.rmtree(place, ignore_errors=True)
-        new.rename(place)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     for name, data in {
         "allowed_signers": signers.read_bytes(),
         "install.sh": INSTALLER.read_bytes(),
         "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
         "index.json": _index(folder),
     }.items():
-        cleanup.replace_file(folder / name, [data])
+        replace_file(folder / name, [data])
     return place
 
 
@@ -92,8 +85,8 @@ def _write_blobs(
             _write_layer(path, digest, source)
         done += int(layer["size"])
         say(f"{entry.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-    cleanup.replace_file(folder / parcel.path_of(entry.image_id), [registry.blob(found.config)])
-    cleanup.replace_file(folder / parcel.path_of(entry.digest), [found.manifest])
+    replace_file(folder / parcel.path_of(entry.image_id), [registry.blob(found.config)])
+    replace_file(folder / parcel.path_of(entry.digest), [found.manifest])
 
 
 def _write_layer(path: Path, digest: str, source: LayerSource) -> None:
@@ -104,33 +97,25 @@ def _write_layer(path: Path, digest: str, source: LayerSource) -> None:
     """
     cached = source.holds(digest)
     try:
-        cleanup.replace_file(path, _checked(source.read(digest), digest))
+        replace_file(path, _checked(source.read(digest), digest))
     except ReleaseError:
         if not cached:
             raise
         source.forget(digest)
-        cleanup.replace_file(path, _checked(source.read(digest), digest))
+        replace_file(path, _checked(source.read(digest), digest))
 
 
 def _checked(chunks: Iterable[bytes], digest: str) -> Iterator[bytes]:
     """Yield a blob's bytes. Raises ReleaseError at their end if they are not what is signed."""
-    found = hashlib.sha256()
-    for chunk in chunks:
-        found.update(chunk)
-        yield chunk
-    if digest != f"sha256:{found.hexdigest()}":
+    found = Digest()
+    yield from found.of(chunks)
+    if digest != found.sha256:
         raise ReleaseError(f"layer {digest[7:19]} is not what was signed")
 
 
 def _holds(path: Path, digest: str) -> bool:
     """Tell whether a blob lies there and is what its digest says."""
-    if not path.is_file():
-        return False
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return digest == f"sha256:{found.hexdigest()}"
+    return path.is_file() and digest == digest_of_file(path)
 
 
 def _index(folder: Path) -> bytes:

@@ -1,6 +1,8 @@
 """Everything a release needs, gathered from this machine: image, proof, locks, contents, source.
 
 Owns reading these; what they mean is `release.statement`'s, bringing them `release.publish`'s.
+
+Over 300 lines: one function a thing that is gathered.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from stackyard.build.source.fork import Fork, fork_of
 from stackyard.build.source.naming import require_labels
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
-from stackyard.release import spool, statement
+from stackyard.release import statement
 from stackyard.release.spool import Saved, Spool
 from stackyard.release.statement import Attached, Subject
 from stackyard.report import evidence
@@ -35,6 +37,7 @@ from stackyard.scan.oci import digest_of
 from stackyard.scan.secrets import gate
 from stackyard.scan.secrets.allowed import Allowed, read_allowed
 from stackyard.system import process
+from stackyard.system.chunks import Reader
 from stackyard.system.engine import Engine
 from stackyard.system.errors import ReleaseError, StackyardError, UsageError
 from stackyard.system.image import ImageInfo
@@ -224,10 +227,10 @@ def read(
     caller, allowed = _caller(project, found.image), load_allowed(project.root)
     say(f"reading {found.info.size / 1e9:.2f} GB: compressing, searching for secrets, listing")
 
-    def searched(number: int) -> spool.Reader:
+    def searched(number: int) -> Reader:
         return lambda stream: gate.scan_layer(stream, caller, allowed)
 
-    def listed(number: int) -> spool.Reader:
+    def listed(number: int) -> Reader:
         def one(stream: IO[bytes]) -> Any:
             return LayerReader(number).read(stream)
 
@@ -300,7 +303,7 @@ def _attached(
     pins = [item for text in image.locks.values() for item in lock.parse_lock(text)]
     bill = sbom.sbom(
         merged,
-        sbom.Subject(
+        sbom.Described(
             name=f"stackyard/{image.stack.name}", version=found.subject.version, id=info.id,
             created=created, base=image.base.reference or image.base.name,
             base_digest=info.labels.get("stackyard.base.digest", ""),

@@ -22,12 +22,6 @@ class Login:
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
 
-    def for_engine(self) -> dict[str, str]:
-        """As an engine wants it with a push or a pull."""
-        if self.token:
-            return {"identitytoken": self.token}
-        return {"username": self.user, "password": self.password}
-
 
 def find_login(host: str) -> Login | None:
     """The login at a registry; None where nobody has logged in.

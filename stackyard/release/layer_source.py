@@ -5,15 +5,15 @@ Owns that a layer is fetched once: what comes is kept while it is passed on, and
 
 from __future__ import annotations
 
-import hashlib
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stackyard.release.registry import Registry
-from stackyard.release.spool import CHUNK, layer_path
+from stackyard.release.spool import layer_path
+from stackyard.system.chunks import Digest, chunks
 from stackyard.system.errors import ReleaseError
+from stackyard.system.files import new_file
 
 
 class LayerSource:
@@ -57,31 +57,24 @@ class LayerSource:
             os.utime(path)
             with path.open("rb") as file:
                 file.seek(start)
-                while chunk := file.read(CHUNK):
-                    yield chunk
+                yield from chunks(file)
             return
         yield from self._fetch(digest, start, path)
 
     def _fetch(self, digest: str, start: int, path: Path) -> Iterator[bytes]:
         """From the registry, from its start, so that it can be checked and kept."""
-        part = self._folder / f"part-{os.getpid()}-{threading.get_ident()}"
-        found, at = hashlib.sha256(), 0
-        try:
-            with part.open("wb") as file:
-                for chunk in self._registry.stream(digest):
-                    found.update(chunk)
-                    file.write(chunk)
-                    self.fetched += len(chunk)
-                    at += len(chunk)
-                    if at > start:
-                        yield chunk[max(0, len(chunk) - (at - start)) :]
-            if f"sha256:{found.hexdigest()}" != digest:
+        found = Digest()
+        with new_file(self._folder) as part:
+            for chunk in found.of(self._registry.stream(digest)):
+                part.file.write(chunk)
+                self.fetched += len(chunk)
+                if found.size > start:
+                    yield chunk[max(0, len(chunk) - (found.size - start)) :]
+            if found.sha256 != digest:
                 raise ReleaseError(
                     f"layer {digest[7:19]} is not what was signed",
-                    why=f"{at} bytes came, with another digest",
+                    why=f"{found.size} bytes came, with another digest",
                     hint="the registry, or somebody on the way to it, changed them: tell whoever"
                     " runs it; no host uses them",
                 )
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
+            part.keep(path)

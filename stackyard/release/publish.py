@@ -3,6 +3,8 @@
 Owns the order of these steps. Everything goes to the registry by digest; tags come last, when all
 that they lead to has been read back. So a publication that is interrupted anywhere leaves no name
 behind, and the next one brings only what is missing. What a release says is `release.statement`'s.
+
+Over 300 lines: one publication, whose steps share what was sent.
 """
 
 from __future__ import annotations

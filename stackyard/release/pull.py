@@ -3,6 +3,8 @@
 Owns the steps of a pull: what hosts lack, the rounds in which the parcel travels, and who has it
 in the end. A host's engine is only given what was checked on that host; what breaks off stays
 there, and the next try goes on with it.
+
+Over 300 lines: one pull, whose steps share hosts, progress and keys.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Owns the distribution protocol: logins, certificates, retries, and checking that what comes back has
 the digest that was asked for. It must not know what a release is. Source: the OCI distribution
 specification 1.1; where certificates lie is docker's convention (`/etc/docker/certs.d/HOST`).
+
+Over 300 lines: one protocol, with its logins and retries.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from stackyard.scan.oci import (
     referrers_index,
     referrers_tag,
 )
+from stackyard.system.chunks import CHUNK, Counted
 from stackyard.system.errors import RegistryError, shown
 
 CERTS = Path("/etc/docker/certs.d")
@@ -46,7 +49,6 @@ MANIFEST_KINDS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 LONGEST_MANIFEST = 8 * 2**20
-CHUNK = 2**20
 # As words, or as distribution passes the system's error on: 28 is ENOSPC, 122 EDQUOT.
 _NO_SPACE = re.compile(r'space|quota|"Err":\s*(28|122)\b', re.IGNORECASE)
 _PASSING = {408, 429, 500, 502, 503, 504}
@@ -207,7 +209,7 @@ class Registry:
         if self.has(descriptor.digest):
             return False
         for attempt in range(self._patience.tries):
-            body = _Counted(opened(), descriptor.size, sent)
+            body = Counted(opened(), descriptor.size, sent)
             try:
                 self._upload(descriptor, body)
                 return True
@@ -220,7 +222,7 @@ class Registry:
                 body.close()
         raise AssertionError
 
-    def _upload(self, descriptor: Descriptor, body: _Counted) -> None:
+    def _upload(self, descriptor: Descriptor, body: Counted) -> None:
         # Once: `upload` tries the whole again.
         begun = self._ask("POST", "/blobs/uploads/", {202}, tries=1)
         place = begun.headers.get("Location", "")
@@ -329,7 +331,7 @@ class Registry:
                 method, url, timeout=self._timeout, **{**given, "headers": headers}
             )
             if answer.status_code == 401 and self._answer(answer):
-                if isinstance(body := given.get("data"), _Counted):
+                if isinstance(body := given.get("data"), Counted):
                     body.restart()
                 headers["Authorization"] = self._authorization
                 answer = self._session.request(
@@ -417,34 +419,6 @@ class Registry:
         )
         error.passing = code in _PASSING and not _NO_SPACE.search(text)
         return error
-
-
-class _Counted:
-    """A file as a request's body, of a known length, that tells how far it is."""
-
-    def __init__(self, file: IO[bytes], size: int, sent: Callable[[int], None]) -> None:
-        self._file, self._size, self._sent = file, size, sent
-        self.told = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes."""
-        data = self._file.read(max(size, CHUNK) if size > 0 else -1)
-        self.told += len(data)
-        self._sent(len(data))
-        return data
-
-    def restart(self) -> None:
-        """From the start again."""
-        self._file.seek(0)
-        self._sent(-self.told)
-        self.told = 0
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def manifest_descriptor(data: bytes, artifact_type: str = "") -> Descriptor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import SSHCertificateType
 
+from stackyard.definitions.project import INSIDE
 from stackyard.mesh import certificates
 from stackyard.release.parcel import Parcel
 
@@ -55,26 +56,23 @@ ListenAddress {address}
 HostKey @KEYS@/host_key
 HostCertificate @KEYS@/host_key-cert.pub
 TrustedUserCAKeys @KEYS@/authority.pub
-AuthorizedKeysFile none
 AuthorizedPrincipalsFile @KEYS@/principals
 AllowUsers @USER@
-PermitRootLogin prohibit-password
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-UseDNS no
 StrictModes no
-PidFile none
 DisableForwarding yes
 PermitTTY no
 PermitUserRC no
-PermitUserEnvironment no
 ForceCommand sh @KEYS@/relay.sh receive @KEYS@ $SSH_ORIGINAL_COMMAND
 LoginGraceTime 10
 ClientAliveInterval 3
 ClientAliveCountMax 2
 LogLevel ERROR
 """
+# How logins are let in, as the nodes of a mesh have it.
+HARDENING = (
+    "AuthorizedKeysFile", "PermitRootLogin", "PasswordAuthentication",
+    "KbdInteractiveAuthentication", "PermitUserEnvironment", "UsePAM", "UseDNS", "PidFile",
+)  # fmt: skip
 _CLIENT = """\
 Host {name}
   HostName {address}
@@ -101,6 +99,17 @@ Host *
 """
 
 
+def hardening() -> str:
+    """Return the lines of a mesh's sshd_config that hold for a pull's server, too.
+
+    Raises:
+        KeyError: it does not say one of them.
+    """
+    text = (INSIDE / "sshd_config").read_text(encoding="utf-8")
+    said = {line.partition(" ")[0]: line for line in text.splitlines()}
+    return "".join(f"{said[option]}\n" for option in HARDENING)
+
+
 class Keys:
     """The keys of one pull. The authority's own stays in memory."""
 
@@ -119,7 +128,7 @@ class Keys:
             "user_key-cert.pub": certify(user, kinds.USER, PRINCIPAL, self._now, SECONDS),
             "authority.pub": self._authority.public + b"\n",
             "principals": f"{PRINCIPAL}\n".encode(),
-            "sshd_config": _SERVER.format(port=port, address=address).encode(),
+            "sshd_config": (_SERVER.format(port=port, address=address) + hardening()).encode(),
         }
 
     def route(self, after: Sequence[Stop], keys: str) -> dict[str, bytes]:

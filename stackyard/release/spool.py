@@ -12,37 +12,35 @@ import gzip
 import hashlib
 import json
 import os
-import queue
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 from zlib_ng import zlib_ng
 
 from stackyard.scan.oci import digest_of
+from stackyard.system.chunks import (
+    CHUNK,
+    Digest,
+    Pieces,
+    Readable,
+    Reader,
+    chunks,
+    digest_of_stream,
+    fan_out,
+)
 from stackyard.system.errors import EngineError
+from stackyard.system.files import PART, NewFile, new_file, replace_file
 
 # The same for ever: another level or library would give every layer another digest.
 LEVEL, GZIP = 6, 31
-CHUNK = 2**20
 LONGEST_TEXT = 4 * 2**20
 KEPT_DAYS = 30
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
-class Readable(Protocol):
-    """What can be read once, from start to end."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """The next bytes; none at the end."""
-
-
-Reader = Callable[[IO[bytes]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,64 +73,6 @@ def layer_path(folder: Path, digest: str) -> Path:
     return folder / digest.replace(":", "-")
 
 
-class Branch:
-    """One reader's end of a stream that several read."""
-
-    def __init__(self) -> None:
-        self._chunks: queue.Queue[bytes] = queue.Queue(maxsize=8)
-        self._rest, self._over = b"", False
-
-    def put(self, chunk: bytes) -> None:
-        """Pass on the next bytes; an empty chunk is the end."""
-        self._chunks.put(chunk)
-
-    def read(self, size: int = -1) -> bytes:
-        """As a file's."""
-        parts, have = [self._rest], len(self._rest)
-        while not self._over and (size < 0 or have < size):
-            chunk = self._chunks.get()
-            self._over = not chunk
-            parts.append(chunk)
-            have += len(chunk)
-        data = b"".join(parts)
-        if 0 <= size < len(data):
-            self._rest = data[size:]
-            return data[:size]
-        self._rest = b""
-        return data
-
-    def drain(self) -> None:
-        """Read to the end, whatever for."""
-        self._rest = b""
-        while not self._over:
-            self._over = not self._chunks.get()
-
-
-def fan_out(source: Readable, readers: Sequence[Reader]) -> list[Any]:
-    """Have several read one stream at the same time; their answers.
-
-    A reader that fails or stops early holds nobody up; the first failure is raised at the end.
-    """
-    branches = [Branch() for _ in readers]
-
-    def one(reader: Reader, branch: Branch) -> Any:
-        try:
-            return reader(cast(IO[bytes], branch))
-        finally:
-            branch.drain()
-
-    with ThreadPoolExecutor(len(readers)) as pool:
-        work = [pool.submit(one, r, b) for r, b in zip(readers, branches, strict=True)]
-        try:
-            while chunk := source.read(CHUNK):
-                for branch in branches:
-                    branch.put(chunk)
-        finally:
-            for branch in branches:
-                branch.put(b"")
-        return [future.result() for future in work]
-
-
 class Spool:
     """Compressed layers in a folder, by digest.
 
@@ -163,7 +103,7 @@ class Spool:
         texts: dict[str, bytes] = {}
         found: dict[str, tuple[Layer, dict[str, Any]]] = {}
         links: dict[str, str] = {}
-        pieces = cast(IO[bytes], _Pieces(stream))
+        pieces = cast(IO[bytes], Pieces(stream))
         try:
             with tarfile.open(fileobj=pieces, mode="r|", bufsize=CHUNK) as archive:
                 for member in archive:
@@ -179,7 +119,7 @@ class Spool:
                         texts[name] = head + content.read()
                     else:
                         who = {key: make(len(found)) for key, make in readers.items()}
-                        found[name] = self._take(_After(head, content), head, member.size, who)
+                        found[name] = self._take(_after(head, content), head, member.size, who)
             return _ordered(texts, found, links)
         except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
             raise EngineError("what the engine saved is no whole image", why=str(error)) from error
@@ -192,10 +132,10 @@ class Spool:
         known = self._known(mark)
         compressed = head.startswith(_GZIP_MAGIC)
         if compressed:
-            first: Reader = lambda s: self._keep(s)  # noqa: E731
+            first: Reader = self._keep
             rest = {key: _unpacked(reader) for key, reader in readers.items()}
         else:
-            first, rest = (_hashed if known else self._compress), dict(readers)
+            first, rest = (digest_of_stream if known else self._compress), dict(readers)
         made, *answers = fan_out(source, [first, *rest.values()])
         if known and made != known.diff_id:
             # Two layers of one length that begin alike: rare, and told by their hash.
@@ -206,60 +146,35 @@ class Spool:
         return layer, dict(zip(readers, answers, strict=True))
 
     def _compress(self, source: IO[bytes]) -> Layer:
-        plain, packed = hashlib.sha256(), hashlib.sha256()
+        plain, packed = Digest(), Digest()
         press = zlib_ng.compressobj(LEVEL, zlib_ng.DEFLATED, GZIP)
-        unpacked = size = 0
-        with self._new() as (path, file):
-            while chunk := source.read(CHUNK):
-                plain.update(chunk)
-                unpacked += len(chunk)
-                data = press.compress(chunk)
-                packed.update(data)
-                size += file.write(data)
-            data = press.flush()
-            packed.update(data)
-            size += file.write(data)
-            layer = Layer(
-                diff_id=f"sha256:{plain.hexdigest()}", unpacked=unpacked,
-                digest=f"sha256:{packed.hexdigest()}", size=size,
-            )  # fmt: skip
-            self._place(path, file, layer)
-        return layer
+
+        def pressed() -> Iterator[bytes]:
+            for chunk in plain.of(chunks(source)):
+                yield press.compress(chunk)
+            yield press.flush()
+
+        with new_file(self._folder) as part:
+            part.file.writelines(packed.of(pressed()))
+            return self._place(part, plain, packed)
 
     def _keep(self, source: IO[bytes]) -> Layer:
         """A layer that the engine holds compressed: as it is."""
-        packed, plain = hashlib.sha256(), hashlib.sha256()
-        size = 0
-        with self._new() as (path, file):
-            while chunk := source.read(CHUNK):
-                packed.update(chunk)
-                size += file.write(chunk)
-            file.flush()
-            unpacked = 0
-            with gzip.open(path) as content:
-                while chunk := content.read(CHUNK):
-                    plain.update(chunk)
-                    unpacked += len(chunk)
-            layer = Layer(
-                diff_id=f"sha256:{plain.hexdigest()}", unpacked=unpacked,
-                digest=f"sha256:{packed.hexdigest()}", size=size,
-            )  # fmt: skip
-            self._place(path, file, layer)
+        plain, packed = Digest(), Digest()
+        with new_file(self._folder) as part:
+            part.file.writelines(packed.of(chunks(source)))
+            part.file.flush()
+            with gzip.open(part.path) as content:
+                for chunk in chunks(cast(IO[bytes], content)):
+                    plain.add(chunk)
+            return self._place(part, plain, packed)
+
+    def _place(self, part: NewFile, plain: Digest, packed: Digest) -> Layer:
+        layer = Layer(
+            diff_id=plain.sha256, unpacked=plain.size, digest=packed.sha256, size=packed.size
+        )
+        part.keep(self.path(layer), durable=True)
         return layer
-
-    @contextlib.contextmanager
-    def _new(self) -> Iterator[tuple[Path, IO[bytes]]]:
-        path = self._folder / f"part-{os.getpid()}-{threading.get_ident()}"
-        try:
-            with path.open("wb") as file:
-                yield path, file
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _place(self, path: Path, file: IO[bytes], layer: Layer) -> None:
-        file.flush()
-        os.fsync(file.fileno())
-        path.rename(self.path(layer))
 
     def _known(self, mark: str) -> Layer | None:
         """The layer that began like this, if its file is there whole."""
@@ -271,10 +186,8 @@ class Spool:
             return None
 
     def _remember(self, mark: str, layer: Layer) -> None:
-        place = self._folder / f"mark-{mark}.json"
-        new = place.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(asdict(layer)), encoding="utf-8")
-        new.rename(place)
+        text = json.dumps(asdict(layer)).encode()
+        replace_file(self._folder / f"mark-{mark}.json", [text])
         os.utime(self.path(layer))
 
     def forget_old(self, now: float | None = None) -> None:
@@ -283,22 +196,15 @@ class Spool:
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 age = now - path.stat().st_mtime
-                if age > KEPT_DAYS * 86400 or (path.name.startswith("part-") and age > 86400):
+                if age > KEPT_DAYS * 86400 or (path.name.startswith(PART) and age > 86400):
                     path.unlink()
-
-
-def _hashed(source: IO[bytes]) -> str:
-    plain = hashlib.sha256()
-    while chunk := source.read(CHUNK):
-        plain.update(chunk)
-    return f"sha256:{plain.hexdigest()}"
 
 
 def _unpacked(reader: Reader) -> Reader:
     def read(source: IO[bytes]) -> Any:
         with gzip.GzipFile(fileobj=source) as content:
             answer = reader(cast(IO[bytes], content))
-            while content.read(CHUNK):
+            for _ in chunks(cast(IO[bytes], content)):
                 pass
             return answer
 
@@ -336,33 +242,6 @@ def _ordered(
     return Saved(config=config, layers=layers, read=read)
 
 
-class _Pieces:
-    """Pieces of bytes as a file that can only be read."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, b""
-
-    def read(self, size: int) -> bytes:
-        parts, have = [self._rest], len(self._rest)
-        while have < size:
-            piece = next(self._pieces, b"")
-            if not piece:
-                break
-            parts.append(piece)
-            have += len(piece)
-        data = b"".join(parts)
-        self._rest = data[size:]
-        return data[:size]
-
-
-class _After:
+def _after(head: bytes, rest: Readable) -> Readable:
     """What has been read of a file, and then the rest of it."""
-
-    def __init__(self, head: bytes, rest: Readable) -> None:
-        self._head, self._rest = head, rest
-
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            data, self._head = self._head, b""
-            return data
-        return self._rest.read(size)
+    return Pieces(chain([head], chunks(rest)))

@@ -5,7 +5,6 @@ Owns the schema. Pure: the clock, the image and the machine are arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from stackyard.report import page, records
 from stackyard.system import template
 from stackyard.system.image import ImageInfo
 from stackyard.validate.bench import flops
-from stackyard.validate.bench.definition import Peak
+from stackyard.validate.bench.definition import Model, Peak, Side
 from stackyard.validate.bench.plan import BenchPlan
 from stackyard.validate.bench.result import (
     START,
@@ -34,7 +33,7 @@ from stackyard.validate.checks import Check, verdict
 from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
 
-SCHEMA = "stackyard.bench/1"
+SCHEMA = "stackyard.bench/2"
 GIB = 2**30
 
 
@@ -78,11 +77,7 @@ def bench_report(
         "image": records.image_value(image, info),
         "host": dict(host),
         "gpus": dict(gpus),
-        "model": {
-            **vars(size.model),
-            "multiplied": flops.multiplied(size.model),
-            "flops_per_token": flops.flops_per_token(size.model),
-        },
+        "model": _model(size.model),
         "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
         "no_mfu": no_mfu,
         "batch": size.batch,
@@ -92,21 +87,27 @@ def bench_report(
         "rounds": plan.rounds,
         "counts": list(plan.counts),
         "available": plan.available,
-        "sides": {
-            side.name: {
-                "what": side.what,
-                "env": dict(side.env),
-                "args": list(side.args),
-                "against": plan.bench.against(side),
-            }
-            for side in plan.sides
-        },
+        "sides": {side.name: _side(plan, side) for side in plan.sides},
         "results": [_line(plan, line, peak) for line in lines(plan, seen)],
         "runs": [_played(plan, played) for played in seen.played],
         "checks": [records.check_value(check) for check in checks],
         "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures)],
         "phases": [{"name": p.name, "seconds": p.seconds} for p in seen.phases],
         "last_lines": tails,
+    }
+
+
+def _model(model: Model) -> dict[str, Any]:
+    per_token = flops.flops_per_token(model)
+    return {**vars(model), "multiplied": flops.multiplied(model), "flops_per_token": per_token}
+
+
+def _side(plan: BenchPlan, side: Side) -> dict[str, Any]:
+    return {
+        "what": side.what,
+        "env": dict(side.env),
+        "args": list(side.args),
+        "against": plan.bench.against(side),
     }
 
 
@@ -156,7 +157,7 @@ def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
         "start_seconds": _start(started(training, 1), started(training, START)),
         "pause": _pause(training),
         "windows": [[step, round(value, 1)] for step, value in window_speeds(training).items()],
-        "losses": [[step, records.finite(loss)] for step, loss in sorted(training.losses.items())],
+        "losses": [[step, records.as_json(loss)] for step, loss in sorted(training.losses.items())],
         "peak_bytes": peak_bytes(training),
         "command": list(training.command),
     }
@@ -174,15 +175,7 @@ def render_page(value: Mapping[str, Any]) -> str:
         "headings": headings(value),
         "rows": rows(value),
         "at_once": min(value["counts"]) * 2 <= value["available"],
-        "checks": [
-            {
-                "why": "",
-                **check,
-                "measured": json.dumps(check["measured"], indent=1, ensure_ascii=False),
-                "expected": json.dumps(check["expected"], indent=1, ensure_ascii=False),
-            }
-            for check in value["checks"]
-        ],
+        "checks": [page.check_row(check) for check in value["checks"]],
         "chart": page.chart(curves(value)),
         "speeds": page.chart(curves(value, "windows", value["warm"])),
     }

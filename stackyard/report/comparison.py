@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stackyard.build.locks.change import direction
+from stackyard.report.records import as_json
 from stackyard.validate.checks import FAILED, NOT_RUN, PASSED
+from stackyard.validate.trainings import gaps, largest_gap
 
 Report = Mapping[str, Any]
 # A layout this much slower or faster is pointed out. It fails nothing: CPU ranks share their cores.
@@ -67,9 +69,12 @@ def tolerance_of(report: Report, curve: str) -> float:
     """The most that two losses of a layout may differ: what the report's own `parity` expected."""
     expected = _check(report, "parity").get("expected") or {}
     layout = curve.partition(",")[0]
-    text = str(expected.get(layout, expected.get("largest_difference", "")))
-    match = re.fullmatch(r"<= ([0-9.e+-]+)", text)
-    return float(match.group(1)) if match else 1e-3
+    match expected.get(layout, expected.get("largest_difference")):
+        case {"at_most": limit}:
+            return float(limit)
+        case str(text) if re.fullmatch(r"<= [0-9.e+-]+", text):  # stackyard.report/1
+            return float(text[3:])
+    return 1e-3
 
 
 def _curves(before: Report, after: Report) -> list[dict[str, Any]]:
@@ -87,29 +92,28 @@ def _curve(name: str, before: Report, after: Report) -> dict[str, Any]:
     judged = [r for r in (before, after) if _updates(r)]
     last = min((_updates(r) for r in judged), default=0)
     old, new = (_points(report["curves"][name], last) for report in (before, after))
-    steps = sorted(set(old) & set(new))
     missing = sorted(set(old) ^ set(new))
-    gaps = {step: _gap(old[step], new[step]) for step in steps}
-    worst = max(steps, key=lambda step: gaps[step], default=0)
-    parts = next((step for step in steps if gaps[step] > limit), None)
+    found = gaps(old, new)
+    worst, where = largest_gap(found)
+    parts = next((step for step, gap in found.items() if gap > limit), None)
     why = ""
-    if not steps:
+    if not found:
         why = f"{name}: no update was recorded in both"
     elif parts is not None:
         why = (
             f"{name}: the losses part at update {parts}"
-            f" ({old[parts]:.6g} before, {new[parts]:.6g} now), by {gaps[worst]:.3g} at most"
-            f" (update {worst}); {limit:g} is allowed"
+            f" ({old[parts]:.6g} before, {new[parts]:.6g} now), by {worst:.3g} at most"
+            f" (update {where}); {limit:g} is allowed"
         )
     elif missing:
-        why = f"{name}: update {missing[0]} is in one report only ({len(steps)} compared)"
+        why = f"{name}: update {missing[0]} is in one report only ({len(found)} compared)"
     return {
         **value,
         "outcome": FAILED if why else PASSED,
         "why": why,
-        "updates": len(steps),
-        "largest_difference": _number(gaps[worst]) if steps else None,
-        "at_update": worst,
+        "updates": len(found),
+        "largest_difference": as_json(worst) if found else None,
+        "at_update": where,
         "parts_at": parts,
         "tolerance": limit,
     }
@@ -124,15 +128,6 @@ def _updates(report: Report) -> int:
 
 def _points(points: Sequence[Sequence[Any]], last: int) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in points if not last or int(step) <= last}
-
-
-def _gap(one: float, other: float) -> float:
-    gap = abs(one - other)
-    return gap if math.isfinite(gap) else math.inf
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 # Resume
@@ -167,7 +162,7 @@ def _speeds(before: Report, after: Report) -> dict[str, Any]:
                 "layout": name,
                 "before": old[name],
                 "after": new[name],
-                "ratio": _number(round(ratio, 3)),
+                "ratio": as_json(round(ratio, 3)),
                 "says": "not judged" if other else _speed_word(ratio),
             }
         )

@@ -2,6 +2,8 @@
 
 Owns the statement, the envelope (DSSE) and the rules by which evidence counts for an image
 (docs/evidence.md). Pure: it must not read files, sign or ask a registry; `report.vouch` does.
+
+Over 300 lines: what is written, read and required of evidence is one format.
 """
 
 from __future__ import annotations

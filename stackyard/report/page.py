@@ -26,16 +26,7 @@ def render_page(report: Mapping[str, Any]) -> str:
     total = sum(phase["seconds"] for phase in report["phases"]) or 1.0
     values: dict[str, object] = {
         "report": report,
-        "checks": [
-            {
-                "why": "",
-                "figure": figure(check),
-                **check,
-                "measured": json.dumps(check["measured"], indent=1, ensure_ascii=False),
-                "expected": json.dumps(check["expected"], indent=1, ensure_ascii=False),
-            }
-            for check in report["checks"]
-        ],
+        "checks": [{"figure": figure(check), **check_row(check)} for check in report["checks"]],
         "phases": [
             {**phase, "percent": round(100 * phase["seconds"] / total, 2)}
             for phase in report["phases"]
@@ -52,6 +43,24 @@ def render_page(report: Mapping[str, Any]) -> str:
         },
     }
     return template.render("report.html.j2", values)
+
+
+def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a check as a page shows it: its figures as text, and bounds in words."""
+    texts = {key: json.dumps(_in_words(check[key]), indent=1, ensure_ascii=False)
+             for key in ("measured", "expected")}  # fmt: skip
+    return {"why": "", **check, **texts}
+
+
+def _in_words(value: Any) -> Any:
+    match value:
+        case {"at_most": limit}:
+            return f"at most {limit:g}"
+        case {"at_least": limit}:
+            return f"at least {limit:g}"
+        case dict():
+            return {name: _in_words(one) for name, one in value.items()}
+    return value
 
 
 def speeds(gpus: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -128,15 +128,3 @@ def record(
 def text(value: Mapping[str, Any]) -> str:
     """A record as a file holds it."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def out_of_date(
-    recorded: Mapping[str, Any], definitions: Definitions, image: ResolvedImage, ids: Iterable[str]
-) -> list[str]:
-    """Proofs of an image that were never recorded, or of another definition or other versions."""
-    have = recorded.get(image.stack.name, {})
-    return [
-        f"{image.stack.name}: {name}"
-        for name in ids
-        if have.get(name, {}).get("of") != digest(definition(definitions, name), image)
-    ]

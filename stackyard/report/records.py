@@ -19,7 +19,7 @@ from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.judge_gpu import GpuObservation
 from stackyard.validate.outcome import Outcome
 
-SCHEMA = "stackyard.report/1"
+SCHEMA = "stackyard.report/2"
 CPU_RANKS = "cpu-ranks"
 
 
@@ -64,9 +64,6 @@ def smoke_report(
         failures: the known ones, to recognise in a smoke that did not pass.
     """
     seen = outcome.observation
-    trainings = dict(seen.trainings)
-    separate = seen.killed not in seen.trainings.values()
-    extra = {"killed": seen.killed if separate else None, "resumed": seen.resumed}
     return {
         "schema": SCHEMA,
         "kind": "smoke",
@@ -89,23 +86,17 @@ def smoke_report(
             *({"name": p.name, "seconds": p.seconds} for p in outcome.phases),
         ],
         "curves": {
-            name: [[step, finite(loss)] for step, loss in sorted(training.losses.items())]
-            for name, training in [
-                *trainings.items(),
-                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
-            ]
+            name: [[step, as_json(loss)] for step, loss in sorted(training.losses.items())]
+            for name, training in seen.everything.items()
         },
         "speeds": {
-            name: {"updates_s": finite(round(training.updates_s, 4))}
-            for name, training in trainings.items()
+            name: {"updates_s": as_json(round(training.updates_s, 4))}
+            for name, training in seen.trainings.items()
         },
-        "commands": {name: list(training.command) for name, training in trainings.items()},
+        "commands": {name: list(training.command) for name, training in seen.trainings.items()},
         "last_lines": {
             name: training.tail
-            for name, training in [
-                *trainings.items(),
-                *((f"{t.layout}, {kind}", t) for kind, t in extra.items() if t),
-            ]
+            for name, training in seen.everything.items()
             if outcome.verdict != "passed"
         },
     }
@@ -143,10 +134,7 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
     seen = outcome.observation
     texts = {
         name: training.tail
-        for name, training in [
-            *seen.trainings.items(),
-            *((f"{t.layout}, resumed", t) for t in (seen.resumed,) if t),
-        ]
+        for name, training in seen.everything.items()
         if not training.killed  # what SIGKILL left of it was meant
     }
     # A check gives its reasons on one line: each is evidence by itself.
@@ -177,8 +165,8 @@ def check_value(check: Check) -> dict[str, Any]:
     value = {
         "name": check.name,
         "outcome": check.outcome,
-        "measured": check.measured,
-        "expected": check.expected,
+        "measured": as_json(check.measured),
+        "expected": as_json(check.expected),
     }
     return {**value, "why": check.why} if check.why else value
 
@@ -241,9 +229,16 @@ _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def finite(value: float) -> float | str:
-    """JSON has no NaN or infinity: they are written as text."""
-    return value if math.isfinite(value) else str(value)
+def as_json(value: Any) -> Any:
+    """Return a value with every number that JSON lacks as text: `nan`, `inf`, `-inf`.
+
+    This is their one form in reports; `float` reads it.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    return [as_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from stackyard.build.builder import Built
-from stackyard.build.locks import resolve
 from stackyard.definitions.project import Project
 from stackyard.mesh import nodes
 from stackyard.report import page, records, vouch
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
+from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run, smoke
 from stackyard.validate.gpu_run import GpuPlan
 
@@ -105,7 +105,7 @@ def smoke_one(
     declared = image.stack.smoke_on("cuda" if plan else "cpu")
     assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / image.stack.name / "smoke"
-    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    env = built.info.environment
     gpu = None
     if plan is not None:
         gpu = gpu_run.start_run(plan, run, env.get("LD_LIBRARY_PATH", ""))
@@ -154,4 +154,4 @@ def write_reports(root: Path, value: dict[str, Any]) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     files = {records.path_of_report(value, "json"): text}
     files[records.path_of_report(value, "html")] = page.render_page(value)
-    resolve.write_files(root, files)
+    replace_texts(root, files)

@@ -16,6 +16,7 @@ from stackyard.report import evidence, records
 from stackyard.report.evidence import Envelope, Evidence, Signature
 from stackyard.system import cleanup, signing
 from stackyard.system.errors import ReleaseError, StackyardError, UsageError
+from stackyard.system.files import replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ def write(root: Path, value: Mapping[str, Any], diff_ids: Sequence[str], home: P
 def save(path: Path, envelope: Envelope) -> None:
     """Write an envelope whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    cleanup.replace_file(path, [envelope.text()])
+    replace_file(path, [envelope.text()])
 
 
 def told(root: Path, value: Mapping[str, Any]) -> str:

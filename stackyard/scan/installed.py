@@ -2,6 +2,8 @@
 
 Owns reading their metadata (os-release, dpkg's status and lists, dist-info and egg-info) from an
 image's contents, and finding each file's owner. It must not judge sizes or write documents.
+
+Over 300 lines: one reader for each kind of package.
 """
 
 from __future__ import annotations

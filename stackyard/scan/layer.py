@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import IO
 
-from stackyard.scan.layer_stream import Readable, members
+from stackyard.scan.layer_stream import members
+from stackyard.system.chunks import Readable, chunks
 from stackyard.system.errors import EngineError
 
 _CHUNK = 256 * 2**10
@@ -97,7 +98,7 @@ class LayerReader:
         try:
             for member, content in members(stream):
                 if member is None:
-                    while content.read(_CHUNK):
+                    for _ in chunks(content):
                         pass
                 else:
                     self._add(member, content)

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
-from typing import IO, Protocol, TypeVar, cast
+from typing import IO, TypeVar, cast
 
-BLOCK = 2**20
+from stackyard.system.chunks import CHUNK, Readable
 
 _H = TypeVar("_H", bound="_Header")
-
-
-class Readable(Protocol):
-    """Content that is read once, forwards."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read as many bytes as asked for, fewer at the end only."""
 
 
 class _Header(tarfile.TarInfo):
@@ -78,7 +71,7 @@ class _Forward:
         """Hold the next byte. Return False at the stream's end."""
         while self._at >= self._start + len(self._held):
             self._start += len(self._held)
-            self._held = self._stream.read(BLOCK)
+            self._held = self._stream.read(CHUNK)
             if not self._held:
                 return False
         return True

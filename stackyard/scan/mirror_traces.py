@@ -92,12 +92,6 @@ class Caller:
         found = {word for word, pattern in likely if pattern.search(data.decode("latin-1"))}
         return found | {"a password" for secret in self.credentials if secret.encode() in data}
 
-    def traces(self, text: str) -> list[str]:
-        """What a text gives away: `names`, and certificates."""
-        data = text.encode("utf-8", errors="replace")
-        given = self.certificates.intersection(parse_certificates(data))
-        return sorted(self.names(data) | {fingerprint(der) for der in given})
-
 
 def make_caller(settings: PackageSettings, own: Iterable[str]) -> Caller:
     """Collect what to look for; `own` are the addresses in the project's definitions."""

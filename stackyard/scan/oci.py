@@ -25,7 +25,6 @@ EMPTY_CONTENT = b"{}"
 TITLE = "org.opencontainers.image.title"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?")
@@ -39,11 +38,6 @@ def digest_of(data: bytes) -> str:
 def is_digest(text: str) -> bool:
     """Say if a text is a SHA-256 digest."""
     return bool(_DIGEST.fullmatch(text))
-
-
-def is_tag(text: str) -> bool:
-    """Whether a text can be a tag."""
-    return bool(_TAG.fullmatch(text))
 
 
 @dataclass(frozen=True, kw_only=True)

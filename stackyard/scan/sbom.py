@@ -2,6 +2,8 @@
 
 Owns the document: which components there are, how they are named, and their dependencies. The
 same image gives the same bytes. It must not read an image (`scan.installed` does) nor a clock.
+
+Over 300 lines: one function a part of the SBOM.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _ALLOWED = "the lock allows several files: one of these hashes is of the one ins
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Described:
     """Describe the image that an SBOM is about.
 
     id: the digest of its configuration (`sha256:...`), as engines name images. created: ISO 8601
@@ -65,7 +67,7 @@ class Subject:
     architecture: str = "amd64"
 
 
-def sbom(contents: Contents, image: Subject, locks: Iterable[Locked]) -> str:
+def sbom(contents: Contents, image: Described, locks: Iterable[Locked]) -> str:
     """Write the SBOM of an image; `locks` are all pins that decided its Python packages.
 
     Raises ValueError when the image's id or time is malformed.
@@ -109,7 +111,7 @@ def _tool() -> Component:
                      bom_ref=f"tool:stackyard@{__version__}")  # fmt: skip
 
 
-def _image(image: Subject) -> Component:
+def _image(image: Described) -> Component:
     return Component(
         name=image.name, version=image.version, type=ComponentType.CONTAINER,
         bom_ref=f"image:{image.id}", hashes=_digests(image.id),
@@ -117,7 +119,7 @@ def _image(image: Subject) -> Component:
     )  # fmt: skip
 
 
-def _base(image: Subject) -> Component | None:
+def _base(image: Described) -> Component | None:
     if not image.base:
         return None
     name, _, tag = image.base.partition("@")[0].rpartition(":")

@@ -6,12 +6,10 @@ cluster's commands: `schedulers.slurm_client` and `schedulers.kubernetes_client`
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +20,7 @@ from stackyard.schedulers.kubernetes_site import KubernetesSite
 from stackyard.schedulers.kubernetes_state import RunState
 from stackyard.schedulers.slurm_site import SlurmSite
 from stackyard.schedulers.slurm_state import JobStatus
-from stackyard.system import cleanup
+from stackyard.system import files
 from stackyard.system.errors import CommandError, UsageError
 
 POLL_SECONDS = 2.0
@@ -112,8 +110,8 @@ class SlurmCluster:
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
         """One script."""
-        files = slurm.render(job, self._site)
-        new_folder(folder, lambda part: _write(part, files))
+        texts = slurm.render(job, self._site)
+        new_folder(folder, lambda part: _write(part, texts))
         return (
             f"in {folder}: sbatch {slurm.SCRIPT}",
             f"the log goes there, to {slurm.log_name(job.name, 'JOBID')}: it must be a folder that"
@@ -123,8 +121,8 @@ class SlurmCluster:
     def submit(self, job: Job, folder: str) -> Submitted:
         """Submit from a new folder, which stays because the log is written there."""
         path = Path(folder or job.name).resolve()
-        files = slurm.render(job, self._site)
-        new_folder(path, lambda part: _write(part, files))
+        texts = slurm.render(job, self._site)
+        new_folder(path, lambda part: _write(part, texts))
         try:
             return Submitted(job=slurm_client.submit(path), folder=path)
         except BaseException:
@@ -178,11 +176,11 @@ class KubernetesCluster:
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
         """A file for each object; one with keys is its owner's alone."""
-        files = self._files(job)
+        texts = self._files(job)
         told: list[str] = []
 
         def write(part: Path) -> None:
-            said = kubernetes_client.export(files, part)
+            said = kubernetes_client.export(texts, part)
             told.extend(line.replace(str(part), str(folder)) for line in said)
 
         new_folder(folder, write)
@@ -256,8 +254,8 @@ def _watch(ask: Callable[[], State], enough: Callable[[State], bool], say: Say) 
         time.sleep(POLL_SECONDS)
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -269,24 +267,11 @@ def new_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(folder) as part:
+        with files.new_folder(folder) as part:
             write(part)
-            part.rename(folder)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be made: {error.strerror}",
             why="an existing file or folder is never overwritten",
             hint="name a folder that does not exist yet: --out FOLDER",
         ) from error
-
-
-@contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A folder on the same file system, which only its owner can enter until it is moved."""
-    with (
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as holder,
-        cleanup.undoing(cleanup.PATH, holder),
-    ):
-        part = Path(holder) / folder.name
-        part.mkdir()
-        yield part

@@ -13,6 +13,7 @@ from typing import Any
 
 from stackyard.launch.job import Job
 from stackyard.mesh import certificates
+from stackyard.mesh.node import SSH_PORT
 from stackyard.schedulers.kubernetes_pod import (
     RUN_LABEL,
     files_name,
@@ -21,7 +22,7 @@ from stackyard.schedulers.kubernetes_pod import (
     pod_template,
 )
 from stackyard.schedulers.kubernetes_site import KubernetesSite, addresses, check, needs_mesh
-from stackyard.schedulers.kubernetes_start import SSH_PORT, Start, start
+from stackyard.schedulers.kubernetes_start import PodScript, start
 from stackyard.schedulers.kubernetes_yaml import dump
 from stackyard.system.errors import UsageError
 
@@ -165,7 +166,7 @@ def _service(common: dict[str, Any], run: str) -> dict[str, Any]:
     }
 
 
-def _files(common: dict[str, Any], run: str, job: Job, begin: Start) -> dict[str, Any]:
+def _files(common: dict[str, Any], run: str, job: Job, begin: PodScript) -> dict[str, Any]:
     paths = {_entry(number): path for number, path in enumerate(sorted(job.files))}
     contents = {name: job.files[path] for name, path in paths.items()}
     own = {name: text.encode() for name, text in begin.files.items()}

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stackyard.launch.job import Job
+from stackyard.mesh.node import CAPABILITIES
 from stackyard.schedulers.kubernetes_site import INDEX, KubernetesSite, needs_mesh
 from stackyard.schedulers.kubernetes_start import OWN_KEYS, SCRIPT, SHARED_KEYS, SOURCE
 
 CONTAINER = "train"
 RUN_LABEL = "stackyard.run"
-# As on one machine (`mesh.nodes`): what sshd needs to become the user who logs in.
-CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
 _INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 _READABLE, _PRIVATE = 0o555, 0o400
 

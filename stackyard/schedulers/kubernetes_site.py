@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from posixpath import normpath
 
-from stackyard.launch import OPTIONS
 from stackyard.launch.job import Job
-from stackyard.system.errors import UsageError, shown
+from stackyard.schedulers.fitting import VARIABLE, is_absolute, refuse, shape
+from stackyard.system.errors import shown
 
 KINDS = ("jobset", "job")
 # Launchers that start ranks here; those of `OVER_SSH` log in from the first pod to the others.
@@ -31,7 +30,6 @@ _DOTTED = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _KEY = re.compile(rf"({_DOTTED.pattern}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
 _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 
@@ -112,13 +110,7 @@ def check(job: Job, site: KubernetesSite, run: str) -> None:
         UsageError: with every problem found.
     """
     found = [*_site(site), *_names(job, site, run), *_shape(job, site), *_mounts(job)]
-    if found:
-        raise UsageError(
-            f"{shown(run)} cannot run on Kubernetes: {len(found)} problem"
-            f"{'s' if len(found) != 1 else ''}",
-            why="\n".join(found),
-            hint="change the job or the settings of the cluster as said above",
-        )
+    refuse(run, "Kubernetes", found)
 
 
 def _names(job: Job, site: KubernetesSite, run: str) -> Iterator[str]:
@@ -136,26 +128,16 @@ def _names(job: Job, site: KubernetesSite, run: str) -> Iterator[str]:
     if not _IMAGE.fullmatch(job.image):
         yield f"image {shown(job.image)!r}: type a reference such as registry.example/name:tag"
     for name, value in job.env.items():
-        if not _VARIABLE.fullmatch(name) or name == INDEX:
+        if not VARIABLE.fullmatch(name) or name == INDEX:
             yield f"env {shown(name)!r}: not a name that a variable may have here"
         elif "\0" in value or (needs_mesh(job) and "\n" in value):
             yield f"env {name}: its value does not reach other nodes: it has a line break or NUL"
 
 
 def _shape(job: Job, site: KubernetesSite) -> Iterator[str]:
-    if job.nodes < 1 or job.per_node < 1:
-        yield f"{job.nodes} nodes with {job.per_node} processes each: both must be at least 1"
-    if job.device not in ("cpu", "cuda"):
-        yield f"device {shown(job.device)!r}: cpu or cuda"
+    yield from shape(job, STARTING)
     if not job.program:
         yield "program: empty; name a Python file or a console script"
-    if job.launcher not in STARTING:
-        yield f"launcher {shown(job.launcher)!r}: one of {', '.join(STARTING)}"
-    elif job.launcher == "alone" and job.ranks > 1:
-        yield f"launcher alone: starts one process, not {job.ranks}; torchrun starts several"
-    missing = [name for name in OPTIONS.get(job.launcher, ()) if name not in job.options]
-    if job.ranks > 1 and missing:
-        yield f"options: launcher {job.launcher} needs {', '.join(missing)}"
     if site.restarts and site.kind == "job":
         yield "restarts: only a JobSet starts a run again as a whole; set kind to jobset"
 
@@ -187,32 +169,26 @@ def _site(site: KubernetesSite) -> Iterator[str]:
 
 
 def _mounts(job: Job) -> Iterator[str]:
-    if not _absolute(job.folder):
-        yield f"folder {shown(job.folder)!r}: an absolute path without `..`"
     for place, source in job.binds.items():
-        if not _absolute(place) or ":" in place or _below(place, OWN_FOLDERS) or place == "/":
+        if not is_absolute(place) or ":" in place or _below(place, OWN_FOLDERS) or place == "/":
             yield f"bind {shown(place)!r}: an absolute path outside of {', '.join(OWN_FOLDERS)}"
         claim, _, inner = source.removeprefix("pvc:").partition("/")
         if source.startswith("pvc:"):
-            if not _DOTTED.fullmatch(claim) or (inner and not _absolute(f"/{inner}")):
+            if not _DOTTED.fullmatch(claim) or (inner and not is_absolute(f"/{inner}")):
                 yield f"bind {shown(place)}: {shown(source)!r} is not pvc:CLAIM or pvc:CLAIM/FOLDER"
-        elif not _absolute(source):
+        elif not is_absolute(source):
             yield (
                 f"bind {shown(place)}: {shown(source)!r} is neither an absolute path of the"
                 " machines nor pvc:CLAIM[/FOLDER]"
             )
     for path in job.files:
-        if not _absolute(path) or ":" in path or _below(path, OWN_FOLDERS):
+        if not is_absolute(path) or ":" in path or _below(path, OWN_FOLDERS):
             yield f"file {shown(path)!r}: an absolute path outside of {', '.join(OWN_FOLDERS)}"
         elif _below(path, tuple(job.binds)):
             yield (
                 f"file {shown(path)!r}: lies in a bind, where mounting it would leave an empty"
                 " file behind on the storage; put it beside"
             )
-
-
-def _absolute(path: str) -> bool:
-    return path.startswith("/") and normpath(path) == path and path.isprintable()
 
 
 def _below(path: str, folders: tuple[str, ...]) -> bool:

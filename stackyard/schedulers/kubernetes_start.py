@@ -12,21 +12,18 @@ from posixpath import basename
 
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.launch.job import Job
+from stackyard.mesh import node
 from stackyard.schedulers.kubernetes_site import KubernetesSite, addresses, host_stem, needs_mesh
 from stackyard.system import template
 
 SOURCE = "/etc/stackyard/run"
 SHARED_KEYS = "/etc/stackyard/mesh"
 OWN_KEYS = "/etc/stackyard/node"
-NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
 SCRIPT = "start.sh"
-PORT = 29500
-SSH_PORT = 2222
-_SCRATCH = "/run/stackyard/launch"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class PodScript:
     """Hold the files and the environment of a run's pods.
 
     Attributes:
@@ -50,7 +47,7 @@ def environment(job: Job, site: KubernetesSite) -> dict[str, str]:
     return {**found, **job.env}
 
 
-def start(job: Job, site: KubernetesSite, run: str) -> Start:
+def start(job: Job, site: KubernetesSite, run: str) -> PodScript:
     """Render the script and the launcher's files."""
     env = environment(job, site)
     rendezvous = job.launcher == "torchrun" and job.nodes > 1
@@ -63,7 +60,7 @@ def start(job: Job, site: KubernetesSite, run: str) -> Start:
         "nodes": addresses(job, run, site.kind),
         "stem": host_stem(run, site.kind),
         "per_node": job.per_node,
-        "port": PORT,
+        "port": node.MEETING_PORT,
         "wait": site.wait_seconds,
         "restarts": job.options.get("restarts", "0"),
         "folder": job.folder,
@@ -72,15 +69,15 @@ def start(job: Job, site: KubernetesSite, run: str) -> Start:
         "argv": launch.argv,
         "env": dict(sorted(launch.env.items())),
         "launch_files": sorted(names.items()),
-        "scratch": _SCRATCH,
+        "scratch": node.SCRATCH,
         "source": SOURCE,
         "shared_keys": SHARED_KEYS,
         "own_keys": OWN_KEYS,
-        "node_program": NODE_PROGRAM,
+        "node_program": node.NODE_PROGRAM,
     }
     script = template.render("clusters/kubernetes-start.sh.j2", values)
     files = {name: launch.files[path] for name, path in sorted(names.items())}
-    return Start(files={SCRIPT: script, **files}, env=env)
+    return PodScript(files={SCRIPT: script, **files}, env=env)
 
 
 def _command(program: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,14 +89,14 @@ def _launch(job: Job, site: KubernetesSite, run: str) -> Launch:
     nodes = addresses(job, run, site.kind) if job.nodes > 1 else ("localhost",)
     request = LaunchRequest(
         nodes=nodes,
-        port=PORT,
+        port=node.MEETING_PORT,
         program=job.program,
         # Pods and their ssh sessions have the environment already. Launchers that pass values on
         # do so through a shell, which would expand a `$` in them.
         env={},
         folder=job.folder,
-        scratch=_SCRATCH,
-        ssh_port=SSH_PORT,
+        scratch=node.SCRATCH,
+        ssh_port=node.SSH_PORT,
         device=job.device,
         options=job.options,
         per_node=job.per_node,

@@ -212,8 +212,7 @@ def _environment(image: str) -> dict[str, str]:
             found = engine.image(image)
     except StackyardError:
         return {}
-    pairs = (entry.partition("=") for entry in (found.env if found else ()))
-    return {name: value for name, _, value in pairs}
+    return found.environment if found else {}
 
 
 def _pulling(job: Job, site: Site) -> list[str]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from posixpath import normpath
 
-from stackyard.launch import OPTIONS
 from stackyard.launch.job import Job
-from stackyard.system.errors import UsageError, shown
+from stackyard.schedulers.fitting import VARIABLE, is_absolute, refuse, shape
+from stackyard.system.errors import shown
 
 RUNTIMES = ("pyxis", "apptainer", "oci", "filesystem")
 GPU_OPTIONS = ("gres", "gpus-per-node")
@@ -36,7 +35,6 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _VALUE = re.compile(r"[A-Za-z0-9_.@+:/][-A-Za-z0-9_.,@+:=/%]*")
 _LINE = re.compile(r"--([a-z][-a-z]*)(=[-A-Za-z0-9_.,@+:=/%\[\]()*&|!]+)?")
 _MEMORY = re.compile(r"[0-9]+[KMGT]?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _IMAGE = re.compile(r"[A-Za-z0-9./][-A-Za-z0-9._:/#@+]*")
 
 
@@ -96,13 +94,7 @@ def check(job: Job, site: SlurmSite) -> None:
         *_values(job, site),
         *_places(job, site),
     ]
-    if found:
-        raise UsageError(
-            f"{shown(job.name)} cannot run on Slurm: {len(found)} problem"
-            f"{'s' if len(found) != 1 else ''}",
-            why="\n".join(found),
-            hint="change the job or the settings of the cluster as said above",
-        )
+    refuse(job.name, "Slurm", found)
 
 
 def _site(site: SlurmSite) -> Iterator[str]:
@@ -134,26 +126,16 @@ def _image(site: SlurmSite, job: Job) -> Iterator[str]:
         return
     elif not site.image:
         yield f"image: the runtime {shown(site.runtime)} needs the image's path on the nodes"
-    elif not _absolute(site.image) or site.image == "/" or not _IMAGE.fullmatch(site.image):
+    elif not is_absolute(site.image) or site.image == "/" or not _IMAGE.fullmatch(site.image):
         yield f"image {shown(site.image)!r}: an absolute path of letters, digits and ._+@-"
 
 
 def _shape(job: Job) -> Iterator[str]:
     if not _NAME.fullmatch(job.name):
         yield f"name {shown(job.name)!r}: lower-case letters, digits and `-`, at most 40 characters"
-    if job.nodes < 1 or job.per_node < 1:
-        yield f"{job.nodes} nodes with {job.per_node} processes each: both must be at least 1"
-    if job.device not in ("cpu", "cuda"):
-        yield f"device {shown(job.device)!r}: cpu or cuda"
+    yield from shape(job, LAUNCHERS)
     if not job.program or not all(job.prepare):
         yield "program and prepare: none may be empty; name a Python file or a console script"
-    if job.launcher not in LAUNCHERS:
-        yield f"launcher {shown(job.launcher)!r}: one of {', '.join(LAUNCHERS)}"
-    elif job.launcher == "alone" and job.ranks > 1:
-        yield f"launcher alone: starts one process, not {job.ranks}; torchrun starts several"
-    missing = [name for name in OPTIONS.get(job.launcher, ()) if name not in job.options]
-    if job.ranks > 1 and missing:
-        yield f"options: launcher {job.launcher} needs {', '.join(missing)}"
     if not job.options.get("restarts", "0").isdecimal():
         yield f"options: restarts {shown(job.options['restarts'])!r}: a number"
     stage = job.options.get("zero_stage", "0")
@@ -163,7 +145,7 @@ def _shape(job: Job) -> Iterator[str]:
 
 def _values(job: Job, site: SlurmSite) -> Iterator[str]:
     for name, value in [*site.image_env.items(), *job.env.items()]:
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             yield f"env {shown(name)!r}: not a name that a variable may have"
         elif "\0" in value:
             yield f"env {name}: its value holds a NUL byte"
@@ -176,15 +158,13 @@ def _values(job: Job, site: SlurmSite) -> Iterator[str]:
 
 
 def _places(job: Job, site: SlurmSite) -> Iterator[str]:
-    if not _absolute(job.folder):
-        yield f"folder {shown(job.folder)!r}: an absolute path without `..`"
     if site.unpacked and not free_places(job, site):
         yield f"binds: one of {', '.join(_TOPS)} must hold nothing that the job needs"
     for path in job.files:
-        if not _absolute(path) or path == "/":
+        if not is_absolute(path) or path == "/":
             yield f"file {shown(path)!r}: an absolute path without `..`"
     for place, folder in job.binds.items():
-        wrong = [path for path in (place, folder) if not _absolute(path) or set(path) & set(",:")]
+        wrong = [path for path in (place, folder) if not is_absolute(path) or set(path) & set(",:")]
         for path in wrong:
             yield f"bind {shown(path)!r}: an absolute path without `..`, comma or colon"
         if place == "/":
@@ -200,7 +180,3 @@ def free_places(job: Job, site: SlurmSite) -> list[str]:
     """Return the folders of a node that the job does not need, so that a mount may hide them."""
     used = [f"{path}/" for path in (site.image, *job.binds.values())]
     return [top for top in _TOPS if not any(path.startswith(f"{top}/") for path in used)]
-
-
-def _absolute(path: str) -> bool:
-    return path.startswith("/") and normpath(path) == path and path.isprintable()

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -95,18 +95,6 @@ def folder(purpose: str) -> Iterator[Path]:
         undoing(PATH, name),
     ):
         yield Path(name)
-
-
-def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file whole or not at all; nothing partial stays, also after a SIGKILL."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with undoing(PATH, str(part)):
-        try:
-            with part.open("wb") as file:
-                file.writelines(chunks)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def started_at(pid: int) -> str:

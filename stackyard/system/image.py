@@ -21,3 +21,8 @@ class ImageInfo:
     size: int
     layers: tuple[str, ...]
     digests: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its containers, by name."""
+        return dict(entry.split("=", 1) for entry in self.env if "=" in entry)

@@ -34,6 +34,32 @@ def last_lines(text: str, count: int = 25) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
+def _start(
+    argv: Sequence[str],
+    *,
+    fed: bool,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own; both streams are one pipe, its input or none.
+
+    Raises:
+        StackyardError: the program does not exist.
+    """
+    try:
+        return subprocess.Popen(
+            list(argv),
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -57,19 +83,7 @@ def run(
         StackyardError: the program does not exist.
     """
     lines: list[str] = []
-    try:
-        child = subprocess.Popen(
-            list(argv),
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
-    expired = False
+    child = _start(argv, fed=stdin is not None, env={**os.environ, **(env or {})}, cwd=cwd)
     _RUNNING.add(child)
     with (
         cleanup.undoing(cleanup.GROUP, f"{child.pid} {cleanup.started_at(child.pid)}"),
@@ -92,15 +106,13 @@ def run(
             _RUNNING.discard(child)
             if child.stdout is not None:
                 child.stdout.close()
-        expired = alarm.rang
     output = "\n".join(lines)
-    if expired:
+    if alarm.rang:
         why = last_lines(output)
         raise CommandError(f"{argv[0]} ran past its limit of {timeout:.0f} s", code=124, why=why)
     if check and child.returncode != 0:
-        words = " ".join(argv)
         raise CommandError(
-            f"command failed with exit code {child.returncode}: {words[:200]}",
+            f"command failed with exit code {child.returncode}: {' '.join(argv)[:200]}",
             code=child.returncode,
             why=last_lines(output),
         )
@@ -154,16 +166,7 @@ class Companion:
     ) -> None:
         self._said: list[str] = []
         self._on_line = on_line
-        try:
-            self._child = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE if held else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise StackyardError(f"cannot start {argv[0]}: {error.strerror}") from error
+        self._child = _start(argv, fed=held)
         self._group = f"{self._child.pid} {cleanup.started_at(self._child.pid)}"
         cleanup.promise(cleanup.GROUP, self._group)
         _RUNNING.add(self._child)

@@ -11,13 +11,29 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One named check. `measured` and `expected` are plain data, for the report."""
+    """One named check.
+
+    Attributes:
+        measured: plain data; numbers are numbers, also those that JSON lacks, and what they are of
+            is in their names (`left_bytes`, `busbw_gb_s`).
+        expected: the same; bounds are `at_most` and `at_least`.
+    """
 
     name: str
     outcome: str
     measured: Any
     expected: Any
     why: str = ""
+
+
+def at_most(limit: float) -> dict[str, float]:
+    """Return an upper bound, as `expected` has it."""
+    return {"at_most": limit}
+
+
+def at_least(limit: float) -> dict[str, float]:
+    """Return a lower bound, as `expected` has it."""
+    return {"at_least": limit}
 
 
 def check(name: str, measured: Any, expected: Any, wrong: Sequence[str]) -> Check:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stackyard.gpu import nccl
 from stackyard.gpu.placement import Placement
-from stackyard.validate.checks import Check, check, not_run
+from stackyard.validate.checks import Check, at_least, at_most, check, not_run
 from stackyard.validate.record import Training
 
 # Against the bare host, measured in the same smoke: what a container may cost.
@@ -124,7 +124,7 @@ def _rank(transport: str) -> int:
 
 def bandwidth(seen: GpuObservation, broken: str) -> Check:
     """Check that all-reduce keeps the bare host's bus bandwidth."""
-    expected = {"1 GiB": f">= {BANDWIDTH_RATIO} of the bare host"}
+    expected = {"ratio": at_least(BANDWIDTH_RATIO)}
     found = seen.measured.get("allreduce")
     if not found:
         return _unmeasured("bandwidth", seen, expected, broken)
@@ -174,7 +174,7 @@ def throughput(
     nodes = len(seen.placement.nodes)
     ratio = TRAINING_RATIO.get(nodes, SEVERAL_RATIO)
     bare = seen.bare.get("training", {}).get("tokens_s")
-    expected = {"tokens/s": f">= {ratio} of the bare host"}
+    expected = {"ratio": at_least(ratio)}
     found = seen.measured.get("training")
     if not found:
         return _unmeasured("throughput", seen, expected, broken)
@@ -221,7 +221,7 @@ def still_held(seen: GpuObservation) -> tuple[dict[str, int], list[str]]:
 
 def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str) -> Check:
     """Every rank tells its peak, and once all is over the GPUs are as they were."""
-    expected = {"left_bytes": f"<= {FREED_BYTES}", "within_seconds": FREED_SECONDS}
+    expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
     if not trainings or not seen.used_after:
         return not_run("memory", expected, broken or "nothing was trained")
     wrong: list[str] = []

@@ -18,6 +18,7 @@ from stackyard.definitions.project import ROOT
 from stackyard.gpu import nccl
 from stackyard.gpu.placement import Gpu
 from stackyard.launch import LAUNCHERS, LaunchRequest
+from stackyard.mesh.node import SCRATCH
 from stackyard.mesh.nodes import SHARED, SMOKE_FOLDER, Mesh
 from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, EngineError
@@ -44,7 +45,7 @@ def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
         program=(f"{SMOKE_FOLDER}/{PROGRAM}", "--out", out),
         env={"NCCL_DEBUG": "WARN"},
         folder=SMOKE_FOLDER,
-        scratch="/run/stackyard/launch/measure",
+        scratch=f"{SCRATCH}/measure",
         ssh_port=running.plan.port,
         device="cuda",
     )

@@ -2,9 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from stackyard.validate import judge
+from stackyard.validate.checks import Check, verdict
+from stackyard.validate.judge_gpu import GpuObservation
+from stackyard.validate.record import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """Everything a smoke saw.
+
+    Attributes:
+        environment: what every node's containers were started with.
+        own: settings of single nodes, beyond those.
+        gpu: what only a smoke on GPUs sees; None on CPU ranks.
+        recorded: losses of the reference layout as CPU ranks had them, to compare GPUs with.
+        reach: answers of the logins that must work, by source and target node.
+        refusals: answers of the logins that must not, by name.
+        trainings: the uninterrupted training of each layout.
+        installed: versions by name, of `python` and `debian`, as found in node 1's image.
+        broken: what kept the smoke from going on; empty when it went to its end.
+    """
+
+    nodes: tuple[str, ...]
+    environment: Mapping[str, str]
+    pairs: tuple[tuple[str, str], ...] = ()
+    reach: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sessions: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
+    refusals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trainings: Mapping[str, Training] = field(default_factory=dict)
+    killed: Training | None = None
+    resumed: Training | None = None
+    broken: str = ""
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gpu: GpuObservation | None = None
+    recorded: Mapping[int, float] = field(default_factory=dict)
+    installed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def everything(self) -> dict[str, Training]:
+        """Every training by name: the layouts', the killed one if it is none of them, resumed."""
+        found = dict(self.trainings)
+        if self.killed and self.killed not in self.trainings.values():
+            found[f"{self.killed.layout}, killed"] = self.killed
+        if self.resumed:
+            found[f"{self.resumed.layout}, resumed"] = self.resumed
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +66,11 @@ class Outcome:
     """A finished smoke."""
 
     run: str
-    checks: tuple[judge.Check, ...]
+    checks: tuple[Check, ...]
     phases: tuple[Phase, ...]
-    observation: judge.Observation
+    observation: Observation
 
     @property
     def verdict(self) -> str:
         """`passed`, `failed` or `not run`."""
-        return judge.verdict(self.checks)
+        return verdict(self.checks)

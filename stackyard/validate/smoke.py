@@ -13,24 +13,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from stackyard.definitions.project import INSIDE
 from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
+from stackyard.mesh.node import MEETING_PORT, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
 from stackyard.validate.gpu_run import GpuRun
-from stackyard.validate.outcome import Outcome, Phase
+from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.watchdog import TrainingPlan
 
-# Launches of one run follow each other on ports of their own: a port may linger after a kill.
-FIRST_PORT = 29500
-SSH_PORT = 2222
 _PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
 MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL hand tensors over through it; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
-INSIDE = Path(__file__).resolve().parent.parent / "inside"
 # Ranks on CPUs share the cores, and see no GPU, whatever the image and the host have.
 CPU_RANKS = {
     "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void",
@@ -46,6 +44,16 @@ class Watcher:
     loss: Callable[[str, int, float], None] = lambda label, step, loss: None
     over: Callable[[str, float], None] = lambda outcome, seconds: None
     stop: threading.Event = field(default_factory=threading.Event)
+
+
+@contextlib.contextmanager
+def timed(phases: list[Phase], name: str) -> Iterator[None]:
+    """Add what happens inside to the phases, however it ends."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
 class Stopped(StackyardError):
@@ -65,11 +73,8 @@ class _Progress:
         if self.watcher.stop.is_set():
             raise Stopped("the smoke was stopped")
         self.watcher.phase(name)
-        started = time.monotonic()
-        try:
+        with timed(self.phases, name):
             yield
-        finally:
-            self.phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
 def node_settings(
@@ -133,7 +138,7 @@ def run_smoke(
         seconds=MESH_SECONDS,
         addresses=certificates.loopback_addresses(run, names) if on_host else {},
     )
-    seen = judge.Observation(
+    seen = Observation(
         nodes=names,
         environment={**image_env, **settings.env},
         own={name: own.env for name, own in zip(names, settings.hardware, strict=False)},
@@ -147,7 +152,7 @@ def run_smoke(
             with progress.phase("start nodes"):
                 started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
                 running = stack.enter_context(started)
-            seen = _try_mesh(running, settings, seen, progress)
+            seen = _try_mesh(running, seen, progress)
             seen = _train_all(running, smoke, seen, progress, gpu)
         except (MeshError, EngineError) as error:
             if progress.watcher.stop.is_set():
@@ -167,13 +172,11 @@ def run_smoke(
     )
 
 
-def _broken(seen: judge.Observation, why: str, progress: _Progress) -> judge.Observation:
+def _broken(seen: Observation, why: str, progress: _Progress) -> Observation:
     return replace(seen, trainings=progress.trainings, broken=why)
 
 
-def _try_mesh(
-    running: nodes.Mesh, settings: nodes.NodeSettings, seen: judge.Observation, progress: _Progress
-) -> judge.Observation:
+def _try_mesh(running: nodes.Mesh, seen: Observation, progress: _Progress) -> Observation:
     with progress.phase("reach"):
         reach = nodes.wait_reachable(running)
     with progress.phase("refuse"):
@@ -190,14 +193,14 @@ def _try_mesh(
 def _train_all(
     running: nodes.Mesh,
     smoke: Smoke,
-    seen: judge.Observation,
+    seen: Observation,
     progress: _Progress,
     gpu: GpuRun | None,
-) -> judge.Observation:
+) -> Observation:
     with progress.phase("prepare data"):
         training.prepare(running, smoke)
         seen = replace(seen, installed=nodes.installed(running))
-    ports = iter(range(FIRST_PORT, FIRST_PORT + 100))
+    ports = iter(range(MEETING_PORT, MEETING_PORT + 100))
     if gpu:
         with progress.phase("measure"):
             seen = replace(seen, gpu=gpu.measured(running, seen.gpu, next(ports)))

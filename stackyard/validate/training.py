@@ -3,6 +3,8 @@
 Owns when launches are stopped, for the reasons that `validate.watchdog` gives, and that launches at
 the same time do not take each other's processes for their own. It must not judge: it returns a
 `Training` with what was seen of each.
+
+Over 300 lines: a launch and all that bounds it, which share one queue.
 """
 
 from __future__ import annotations
@@ -18,18 +20,18 @@ from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.mesh.follow import Records
+from stackyard.mesh.node import SCRATCH
 from stackyard.mesh.nodes import PROBE_FOLDER, SHARED, SMOKE_FOLDER, Mesh
 from stackyard.system.archive import pack
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
 from stackyard.validate.record import RankRecord, Training
+from stackyard.validate.trainings import GRACE_SECONDS
 from stackyard.validate.watchdog import DEATH_SECONDS, OnLoss, TrainingPlan, Watch
 
 TEXT = "/usr/local/share/stackyard/text"
 DATA = f"{SHARED}/data"
-# Ranks that were told to end, or whose launcher has ended, have this long to be gone.
-GRACE_SECONDS = 10.0
 # A launcher's own traceback fills 40 lines; why the rank died stands before it.
 TAIL_LINES = 200
 NCCL_LINES = 60
@@ -89,7 +91,7 @@ def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> L
         program=fill((*smoke.program, *smoke.args, *plan.layout.args), values),
         env=launch_env(smoke, plan),
         folder=SMOKE_FOLDER,
-        scratch=f"/run/stackyard/launch/{plan.label}",
+        scratch=f"{SCRATCH}/{plan.label}",
         ssh_port=ssh_port,
         options=plan.layout.options,
     )
@@ -241,7 +243,7 @@ class _Running:
 
 def _with_files(plan: TrainingPlan, launch: Launch) -> tuple[str, bytes]:
     """A shell script that unpacks the launch's files from its input and becomes the launcher."""
-    scratch = f"/run/stackyard/launch/{plan.label}"
+    scratch = f"{SCRATCH}/{plan.label}"
     files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
     folders = f"{scratch} {plan.folder}/record {plan.save}"
     script = f'(umask 077; mkdir -p {folders}; tar -x -C {scratch}); exec "$@" < /dev/null'

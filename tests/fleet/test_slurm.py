@@ -10,7 +10,7 @@ import time
 import pytest
 
 from stackyard.build.builder import Builder
-from stackyard.definitions.project import ROOT, load_project
+from stackyard.definitions.project import INSIDE, ROOT, load_project
 from stackyard.launch.job import Job
 from stackyard.mesh.nodes import SMOKE_FOLDER
 from stackyard.schedulers import slurm, slurm_client
@@ -99,7 +99,7 @@ def job(stack, folder, updates=None, **changes):
         "ranks": layout.ranks,
     }
     files = smoke.workload_files(ROOT / "images" / stack / "smoke")
-    files["stackyard_record.py"] = (smoke.INSIDE / "stackyard_record.py").read_bytes()
+    files["stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
     fields = {
         "name": stack,
         "stack": stack,
@@ -267,7 +267,7 @@ def submit_toy(cluster, submit):
     def run(updates=ENDLESS, **changes):
         toy, folder = f"{SMOKE_FOLDER}/toy.py", cluster[1].shared / "records"
         cluster[1].on("ctl", "rm", "-rf", str(folder))
-        beside = (smoke.INSIDE / "stackyard_record.py").read_bytes()
+        beside = (INSIDE / "stackyard_record.py").read_bytes()
         fields = {
             "program": (toy, str(folder / "record"), str(updates)),
             "files": {toy: TOY.encode(), f"{SMOKE_FOLDER}/stackyard_record.py": beside},

@@ -14,13 +14,12 @@ from testinfra.host import Host
 from stackyard.build import base_image, builder, mirrors
 from stackyard.build import recipe as plan
 from stackyard.build.catalog import ResolvedImage
-from stackyard.definitions.project import Project, load_project
+from stackyard.definitions.project import INSIDE, Project, load_project
 from stackyard.mesh import certificates, nodes
 from stackyard.scan.mirror_traces import Caller, make_caller
 from stackyard.scan.secrets.gate import Allowed, read_allowed
 from stackyard.system.engine import Engine
 from stackyard.system.image import ImageInfo
-from stackyard.validate import smoke
 from tests.images.saved import SavedImage, read_saved, save
 from tests.shared import BASE, inside
 
@@ -69,7 +68,7 @@ def node(engine: Engine, built: Built) -> Iterator[nodes.Mesh]:
     """A mesh of one node, as every run starts it: without a way out, and with keys."""
     run = f"images-{built.plan.stack}-{secrets.token_hex(4)}"
     only = certificates.MeshPlan(run=run, nodes=("node-1",), port=2222, seconds=3600)
-    probes = {"mesh_probe.py": (smoke.INSIDE / "mesh_probe.py").read_bytes()}
+    probes = {"mesh_probe.py": (INSIDE / "mesh_probe.py").read_bytes()}
     wanted = nodes.NodeSettings(image=built.info.id, env={}, files={}, probes=probes)
     with nodes.running_mesh(engine, only, wanted, now=int(time.time())) as running:
         nodes.wait_reachable(running)

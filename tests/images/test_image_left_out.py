@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from stackyard.validate import smoke
+from stackyard.definitions.project import INSIDE
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +37,7 @@ def test_of_the_tests_only_what_is_kept_is_recorded(recorded, built):
 
 
 def again(engine, node, words: list[str]) -> str:
-    program = (smoke.INSIDE / "leave_out.py").read_text(encoding="utf-8")
+    program = (INSIDE / "leave_out.py").read_text(encoding="utf-8")
     command = ["python3", "-c", program, "--before", "/dev/null", *words]
     done = engine.exec(node.first, command, seconds=100)
     assert done.code == 0, done.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stackyard.mesh.nodes import NODE_PROGRAM
+from stackyard.mesh.node import NODE_PROGRAM
 from tests.shared import until
 
 pytestmark = pytest.mark.engine

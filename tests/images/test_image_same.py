@@ -13,14 +13,14 @@ import pytest
 
 from stackyard.build import base_image, buildkit, mirrors
 from stackyard.build import recipe as plan
-from stackyard.validate import smoke
+from stackyard.definitions.project import INSIDE
 from tests.images.conftest import planned
 from tests.images.saved import member, save
 from tests.shared import own_name
 
 pytestmark = pytest.mark.engine
 STACK = "megatron"  # `rebuilt` is: it has the smallest layer of its own
-INVENTORY = (smoke.INSIDE / "inventory.py").read_text(encoding="utf-8")
+INVENTORY = (INSIDE / "inventory.py").read_text(encoding="utf-8")
 # Two steps that write into a file what only they know: the first by its content, the second not.
 MADE = """\
 ARG BASE

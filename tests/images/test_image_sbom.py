@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from stackyard.definitions.lock import base_lock_path, lock_path, parse_lock
 from stackyard.scan.contents import Contents, merge
-from stackyard.scan.sbom import Subject, sbom
+from stackyard.scan.sbom import Described, sbom
 from stackyard.scan.sizes import LayerSize, size_report
 
 pytestmark = pytest.mark.engine
@@ -43,7 +43,7 @@ def text(saved, contents, built, project) -> str:
     config = saved.config
     files = (base_lock_path(built.plan.base), lock_path(built.plan.stack, built.plan.base))
     locks = [pin for file in files for pin in parse_lock((project.root / file).read_text())]
-    subject = Subject(
+    subject = Described(
         name=f"stackyard/{built.plan.stack}", version=built.plan.base, id=built.info.id,
         created=config["created"], base=f"stackyard/base:{built.plan.base}",
         base_digest=config["config"]["Labels"]["stackyard.base.digest"],

@@ -13,6 +13,7 @@ from stackyard.definitions.project import ROOT
 from stackyard.mesh import nodes
 from stackyard.system import cleanup
 from stackyard.system.engine import OWNER_LABEL, RUN_LABEL
+from tests.leftovers import labelled
 from tests.shared import until
 from tests.smoke import matrix
 from tests.trees import copy_tree
@@ -65,8 +66,8 @@ def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine)
         swept = nodes.sweep(engine)
         assert swept[run] == ""
         assert alive not in swept
-        assert engine.labelled(nodes.run_label(run)) == []
-        assert engine.labelled(nodes.run_label(alive)) == [f"stackyard-{alive}"]
+        assert labelled(engine, nodes.run_label(run)) == []
+        assert labelled(engine, nodes.run_label(alive)) == [f"stackyard-{alive}"]
     finally:
         nodes.remove(engine, run)
         nodes.remove(engine, alive)

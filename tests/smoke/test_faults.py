@@ -15,6 +15,7 @@ import pytest
 
 from stackyard.mesh import nodes
 from stackyard.validate import judge, training
+from stackyard.validate.outcome import Observation
 from stackyard.validate.watchdog import TrainingPlan
 from tests.shared import inside
 
@@ -57,7 +58,7 @@ def good(train):
 
 
 def see(**values):
-    return judge.Observation(nodes=NODES, environment={}, **values)
+    return Observation(nodes=NODES, environment={}, **values)
 
 
 @pytest.mark.repeat

@@ -14,6 +14,7 @@ from stackyard.definitions import lock
 from stackyard.definitions.project import load_project
 from stackyard.system import cleanup
 from stackyard.system.errors import StackyardError
+from tests.leftovers import labelled
 
 DEFINITIONS = load_project().definitions
 
@@ -84,4 +85,4 @@ def test_a_pin_against_the_base_is_refused(base, found):
 
 def test_the_inventory_container_is_gone(engine, found, told):
     (run,) = told.runs
-    assert engine.labelled(f"stackyard.run={run}") == []
+    assert labelled(engine, f"stackyard.run={run}") == []

@@ -10,7 +10,9 @@ import pytest
 
 from stackyard.mesh import certificates, nodes
 from stackyard.system.errors import MeshError, StackyardError
-from stackyard.validate import judge
+from stackyard.validate.judge_mesh import mesh as judge_mesh
+from stackyard.validate.outcome import Observation
+from tests.leftovers import labelled
 from tests.shared import inside, until
 
 
@@ -31,7 +33,7 @@ def observe(running, settings, image_env, refusals=None):
         for target, answer in answers.items()
         if answer["environment"]
     }
-    return judge.Observation(
+    return Observation(
         nodes=running.plan.nodes,
         environment={**image_env, **settings.env},
         pairs=certificates.pairs(running.plan.nodes),
@@ -60,7 +62,7 @@ def reload_sshd(running, node, edit):
 
 
 def test_a_mesh_passes(make_mesh, settings, image_env, example):
-    result = judge.mesh(example, observe(make_mesh(), settings, image_env))
+    result = judge_mesh(example, observe(make_mesh(), settings, image_env))
     assert (result.outcome, result.why) == ("passed", "")
     assert len(result.measured["logins"]) == 4
     assert result.measured["refused"] == sorted(
@@ -93,7 +95,7 @@ def test_passwords_switched_on_are_noticed(make_mesh, settings, image_env, examp
         " /etc/ssh/sshd_config; echo root:secret | chpasswd"
     )
     reload_sshd(running, "node2", edit)
-    result = judge.mesh(example, observe(running, settings, image_env))
+    result = judge_mesh(example, observe(running, settings, image_env))
     assert result.outcome == "failed"
     assert "password: failed, but not with 'Permission denied (publickey)'" in result.why
 
@@ -107,7 +109,7 @@ def test_a_foreign_key_that_is_let_in_is_noticed(make_mesh, settings, image_env,
         "\\nAuthorizedKeysCommandUser root,' /etc/ssh/sshd_config"
     )
     reload_sshd(running, "node2", edit)
-    result = judge.mesh(example, observe(running, settings, image_env))
+    result = judge_mesh(example, observe(running, settings, image_env))
     assert result.outcome == "failed"
     assert "foreign_key: the login was let in" in result.why
 
@@ -122,7 +124,7 @@ def one_authority(monkeypatch):
 def test_an_authority_shared_by_runs_is_noticed(
     one_authority, make_mesh, settings, image_env, example
 ):
-    result = judge.mesh(example, observe(make_mesh(), settings, image_env))
+    result = judge_mesh(example, observe(make_mesh(), settings, image_env))
     assert result.outcome == "failed"
     assert "other_run: the login was let in" in result.why
     assert "impostor: the login was let in" in result.why
@@ -137,7 +139,7 @@ def test_host_checking_switched_off_is_noticed(make_mesh, settings, image_env, e
         f"sed -i -e 's/StrictHostKeyChecking yes/StrictHostKeyChecking no/'"
         f" -e '/GlobalKnownHostsFile/d' -e '/HostKeyAlgorithms/d' {config}",
     )
-    result = judge.mesh(example, observe(running, settings, image_env))
+    result = judge_mesh(example, observe(running, settings, image_env))
     assert result.outcome == "failed"
     assert "impostor_by_config: the login was let in" in result.why
 
@@ -145,7 +147,7 @@ def test_host_checking_switched_off_is_noticed(make_mesh, settings, image_env, e
 def test_an_environment_that_logins_do_not_see_is_noticed(make_mesh, settings, image_env, example):
     running = make_mesh()
     reload_sshd(running, "node2", "sed -i '/^SetEnv/d' /run/stackyard/mesh/sshd.conf")
-    result = judge.mesh(example, observe(running, settings, image_env))
+    result = judge_mesh(example, observe(running, settings, image_env))
     assert result.outcome == "failed"
     assert "GLOO_SOCKET_IFNAME is None in a login from node1 to node2" in result.why
 
@@ -171,8 +173,8 @@ def test_a_mesh_leaves_nothing(engine, settings):
     plan = own_plan()
     label = nodes.run_label(plan.run)
     with nodes.running_mesh(engine, plan, settings, now=now()):
-        assert len(engine.labelled(label)) == 4
-    assert engine.labelled(label) == []
+        assert len(labelled(engine, label)) == 4
+    assert labelled(engine, label) == []
 
 
 def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
@@ -183,7 +185,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
         nodes.running_mesh(engine, plan, broken, now=now()),
     ):
         pass
-    assert engine.labelled(nodes.run_label(plan.run)) == []
+    assert labelled(engine, nodes.run_label(plan.run)) == []
 
 
 def test_eight_nodes_reach_each_other(engine, settings):

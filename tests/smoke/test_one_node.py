@@ -11,6 +11,7 @@ import pytest
 from stackyard.definitions.project import ROOT
 from stackyard.mesh import certificates, nodes
 from stackyard.validate import judge, smoke, training
+from stackyard.validate.outcome import Observation
 from stackyard.validate.watchdog import TrainingPlan
 
 TWO_RANKS = {"megatron": "dp-2", "accelerate": "zero-3", "fairseq": "ddp-2"}
@@ -48,7 +49,7 @@ def test_every_launcher_starts_two_ranks_in_one_container(engine, stack_images, 
     with nodes.running_mesh(engine, alone, settings, now=int(time.time())) as running:
         training.prepare(running, declared)
         seen = training.train(running, declared, plan, port=29500)
-    seen = judge.Observation(nodes=alone.nodes, environment={}, trainings={layout: seen})
+    seen = Observation(nodes=alone.nodes, environment={}, trainings={layout: seen})
     for check in (judge.world_size, judge.no_strays):
         result = check(declared, seen)
         assert (result.outcome, result.why) == ("passed", "")

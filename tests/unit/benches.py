@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stackyard.validate.bench.definition import Bench, Model, Peak, Side, Size, Tolerance
+from stackyard.validate.bench.definition import Bench, BenchSize, Model, Peak, Side, Tolerance
 from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan
 from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.outcome import Phase
@@ -27,7 +27,7 @@ def side(name: str, **changes: Any) -> Side:
 
 
 def bench(**changes: Any) -> Bench:
-    size = Size(
+    size = BenchSize(
         device="cpu", what="small", model=MODEL, rows=50, batch=4,
         updates=UPDATES, warm=WARM, window=WINDOW,
         args=("--width={width}",), env={"SIZE": "1"},

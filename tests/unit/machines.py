@@ -25,13 +25,11 @@ def facts(name: str = "a", number: int = 1, **changes: Any) -> HostFacts:
     address = f"10.0.0.{number}"
     values: dict[str, Any] = {
         "name": name,
-        "kernel": "Linux 6.1",
         "skew": 0.0,
         "skew_error": 0.1,
         "reached": address,
         "interfaces": (interface("lo", "127.0.0.1", speed=0), interface("eth0", address)),
         "ports": frozenset({22}),
-        "processors": 8,
         "memory_bytes": 2**34,
         "engine_free_bytes": 2**36,
     }

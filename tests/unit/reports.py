@@ -11,7 +11,7 @@ from stackyard.definitions.spec import Base
 from stackyard.report import records
 from stackyard.system.image import ImageInfo
 from stackyard.validate import judge
-from stackyard.validate.outcome import Outcome, Phase
+from stackyard.validate.outcome import Observation, Outcome, Phase
 from tests.unit import samples
 
 PHASES = (Phase(name="start nodes", seconds=0.5), Phase(name="reach", seconds=0.25))
@@ -36,12 +36,12 @@ INFO = ImageInfo(
 )
 
 
-def outcome(seen: judge.Observation) -> Outcome:
+def outcome(seen: Observation) -> Outcome:
     checks = judge.judge(samples.smoke(), seen)
     return Outcome(run="toy-1", checks=checks, phases=PHASES, observation=seen)
 
 
-def of(seen: judge.Observation, base: Base | None = None) -> dict[str, Any]:
+def of(seen: Observation, base: Base | None = None) -> dict[str, Any]:
     return records.smoke_report(
         resolve(samples.definitions(**({"bases": {"cpu": base}} if base else {})), "toy", "cpu"),
         INFO,
@@ -100,7 +100,7 @@ def recognised() -> dict[str, Any]:
 
 def broken() -> dict[str, Any]:
     """It ended before anything was tried."""
-    seen = judge.Observation(nodes=samples.NODES, environment={}, broken="node2 did not start")
+    seen = Observation(nodes=samples.NODES, environment={}, broken="node2 did not start")
     return of(seen)
 
 

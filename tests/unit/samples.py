@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stackyard.build.bundle import Manifest
+from stackyard.build.bundle import BundleIndex
 from stackyard.definitions import load, lock
 from stackyard.definitions.spec import (
     Base,
@@ -29,7 +29,7 @@ from stackyard.definitions.spec import (
 )
 from stackyard.mesh.certificates import pairs
 from stackyard.system.errors import DefinitionError
-from stackyard.validate.judge import Observation
+from stackyard.validate.outcome import Observation
 from stackyard.validate.record import RankRecord, Training
 
 NODES = ("node1", "node2")
@@ -222,7 +222,7 @@ def locks() -> dict[str, str]:
     }
 
 
-def manifest(**changes: Any) -> Manifest:
+def manifest(**changes: Any) -> BundleIndex:
     values: dict[str, Any] = {
         "base": "far",
         "stacks": ("toy",),
@@ -233,7 +233,7 @@ def manifest(**changes: Any) -> Manifest:
         "files": {},
         "sizes": {},
     }
-    return Manifest(**{**values, **changes})
+    return BundleIndex(**{**values, **changes})
 
 
 def failure(**changes: Any) -> Failure:

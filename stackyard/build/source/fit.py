@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from stackyard.build import dockerfile
 from stackyard.build.catalog import ResolvedImage, Setting
 from stackyard.build.source import tree as source_tree
-from stackyard.build.source.naming import Source
+from stackyard.build.source.naming import Source, same_package
 from stackyard.build.source.tree import Tree
 from stackyard.definitions import lock
 from stackyard.definitions.spec import Fix
@@ -25,7 +25,6 @@ from stackyard.system.errors import UsageError
 
 # Folders of a project's tree that may hold its packages (in an image: site-packages).
 ROOTS = ("", "src/", "python/", "lib/")
-_SAID = re.compile(r"^fix ([a-z0-9-]+): (\S+): (.*)$")
 _APPLIED, _THERE = "applied", "already fixed upstream"
 
 
@@ -79,6 +78,17 @@ def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[s
     return ""
 
 
+def own_rules(fixes: Iterable[Fix], package: str) -> list[dict[str, Any]]:
+    """A package's fixes as `apply_fixes.py` reads them, of both stages, for a tree of the user's.
+
+    Everything that fits fixes to a tree begins with these: a build, and a tree in nodes.
+    """
+    mine = [fix for fix in fixes if same_package(fix.package, [package])]
+    own = {canonicalize_name(package)}
+    texts = [dockerfile.fixes_json(mine, stage, own) for stage in ("source", "installed")]
+    return [fix for text in texts for fix in json.loads(text)]
+
+
 def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]:
     """Return the part of a package's fixes that can be checked on its tree alone.
 
@@ -86,11 +96,7 @@ def fix_rules(fixes: Iterable[Fix], package: str, tree: Tree) -> tuple[str, str]
         Rules as JSON for `apply_fixes.py`, all of stage `installed`; and the folder of the tree
         that corresponds to site-packages.
     """
-    mine = [fix for fix in fixes if canonicalize_name(fix.package) == canonicalize_name(package)]
-    found: list[dict[str, Any]] = []
-    for stage in ("installed", "source"):
-        own = {canonicalize_name(package)}
-        found += json.loads(dockerfile.fixes_json(mine, stage, own))
+    found = own_rules(fixes, package)
     files = {r["file"] for fix in found if fix["stage"] == "installed" for r in fix["replace"]}
     root = max(ROOTS, key=lambda place: sum(place + file in tree for file in files))
     rules = []
@@ -122,14 +128,20 @@ def folder_of(path: str) -> str:
 
 
 def answers(output: str) -> dict[str, dict[str, str]]:
-    """Parse `apply_fixes.py`'s output: a message for each fix and file, preferably of a change."""
+    """Read the answers of `apply_fixes.py` among other lines: by fix, by file, the outcome.
+
+    Of several outcomes of one file, a change counts.
+    """
     found: dict[str, dict[str, str]] = {}
     for line in output.splitlines():
-        match = _SAID.match(line.strip())
-        if match:
-            files = found.setdefault(match[1], {})
-            if files.get(match[2], _THERE) == _THERE:
-                files[match[2]] = match[3]
+        try:
+            said = json.loads(line) if line.lstrip().startswith('{"fix": ') else {}
+        except ValueError:
+            continue  # cut by what shows a build
+        if {"fix", "file", "outcome"} <= said.keys():
+            files = found.setdefault(said["fix"], {})
+            if files.get(said["file"], _THERE) == _THERE:
+                files[said["file"]] = said["outcome"]
     return found
 
 

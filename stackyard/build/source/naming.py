@@ -94,6 +94,18 @@ def archive_path(package: str) -> str:
     return f"sources/{package}.tar.gz"
 
 
+def split_package(text: str, default: str) -> tuple[str, str]:
+    """Split `[PACKAGE=]REST`; `default` is the package where none is named."""
+    named = _PACKAGE.fullmatch(text)
+    return (named[1], named[2]) if named else (default, text)
+
+
+def same_package(name: str, known: Iterable[str]) -> str:
+    """Return the one of `known` that is the same distribution, as it is written there, or ''."""
+    wanted = canonicalize_name(name)
+    return next((other for other in known if canonicalize_name(other) == wanted), "")
+
+
 def parse_asked(text: str, default: str, known: Iterable[str], there: Collection[str]) -> Asked:
     """Parse `[PACKAGE=]PATH_OR_GIT[@REV]`.
 
@@ -105,15 +117,13 @@ def parse_asked(text: str, default: str, known: Iterable[str], there: Collection
     Raises:
         UsageError: the text does not have this form, or names an unknown package.
     """
-    named = _PACKAGE.fullmatch(text)
-    package, location = (named[1], named[2]) if named else (default, text)
-    if text in there:
-        package, location = default, text
-    names = {canonicalize_name(name): name for name in known}
-    if canonicalize_name(package) not in names:
+    package, location = (default, text) if text in there else split_package(text, default)
+    names = list(known)
+    found = same_package(package, names)
+    if not found:
         raise UsageError(
             f"--source: {shown(package)} is not built from source in this stack",
-            why=f"it could be: {', '.join(sorted(names.values()))}",
+            why=f"it could be: {', '.join(sorted(names))}",
             hint="--source PACKAGE=PATH_OR_GIT[@REV]; another package needs"
             " images/wheels/PACKAGE.yml, and then invoke lock",
         )
@@ -121,9 +131,7 @@ def parse_asked(text: str, default: str, known: Iterable[str], there: Collection
     if place.startswith("-") or revision.startswith("-") or not place:
         raise UsageError(f"--source: {shown(location)!r} is no path and no address",
                          hint="--source [PACKAGE=]PATH_OR_GIT[@REV]")  # fmt: skip
-    return Asked(
-        package=names[canonicalize_name(package)], location=place, revision=revision, remote=remote
-    )
+    return Asked(package=found, location=place, revision=revision, remote=remote)
 
 
 def beginnings(text: str) -> list[str]:

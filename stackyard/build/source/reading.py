@@ -2,6 +2,8 @@
 
 Owns all git commands. It uses the caller's own git, so that credentials stay there, and nothing of
 `.git` goes into a build. `build.source.tree` interprets a tree.
+
+Over 300 lines: one reader, with all that git may answer.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -56,19 +59,13 @@ def read(asked: Asked, version: str, say: Say) -> tuple[Source, Tree]:
     if source_tree.asks_git(tree):
         plain = source.commit or source.digest.removeprefix("sha256:")
         local = f"g{plain[:12]}" + (".dirty" if source.dirty else "")
-        source = _with(source, version=f"{version.partition('+')[0]}+{local}")
+        source = replace(source, version=f"{version.partition('+')[0]}+{local}")
     for path in source.submodules:
         if path.endswith("(not checked out)"):
             say(f"note: submodule {path}: it is empty in the build")
         elif path.endswith("not taken)"):
             say(f"note: repository {path}")
     return source, tree
-
-
-def _with(source: Source, **changes: str) -> Source:
-    from dataclasses import replace
-
-    return replace(source, **changes)  # type: ignore[arg-type]
 
 
 def _require_project(asked: Asked, tree: Tree) -> None:
@@ -142,7 +139,7 @@ def _cloned(asked: Asked, say: Say) -> tuple[Source, Tree]:
                     " folder",
                 ) from error
         source, tree = _folder(asked, clone)
-    return _with(source, origin=clean_address(address) or source.origin), tree
+    return replace(source, origin=clean_address(address) or source.origin), tree
 
 
 def _resolve(clone: Path, asked: Asked) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from collections.abc import Mapping as TextByName
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stackyard.definitions.document import Mapping, nearest, pattern_problem
 from stackyard.definitions.read.files import DEVICES, check_pin, named, specifier
@@ -53,22 +54,26 @@ def read_applies(top: Mapping) -> Applies:
 
 def read_fix(top: Mapping, name: str, added: TextByName[str, str]) -> Fix:
     """Read `images/fixes/<name>.yml`; `added` are the modules that fixes may add, by path."""
-    applies = read_applies(top)
-    remedy, witness = _read_remedy(top, added), read_witness(top)
+    common = _read_recorded(top, name)
+    remedy, witness = _read_remedy(top, added), common["witness"]
     return Fix(
-        id=named(top, "id", name),
-        package=top.text("package"),
-        symptom=top.text("symptom"),
-        why=top.text("why"),
-        upstream=top.text("upstream"),
-        versions=applies.versions,
-        python=applies.python,
-        devices=applies.devices,
+        **common,
         remedy=remedy,
-        witness=witness,
-        remove_when=top.text("remove_when"),
         places=tuple(_read_place(item, remedy, witness) for item in top.mappings("places")),
     )
+
+
+def _read_recorded(top: Mapping, name: str) -> dict[str, Any]:
+    """What fixes and limits have in common."""
+    applies = read_applies(top)
+    return {
+        "id": named(top, "id", name),
+        **{key: top.text(key) for key in ("package", "symptom", "why", "upstream", "remove_when")},
+        "versions": applies.versions,
+        "python": applies.python,
+        "devices": applies.devices,
+        "witness": read_witness(top),
+    }
 
 
 def _read_place(entry: Mapping, remedy: Remedy, witness: Witness) -> Place:
@@ -185,20 +190,8 @@ def _witness(entry: Mapping, command: tuple[str, ...] | None, seconds: int) -> W
 
 def read_limit(top: Mapping, name: str, stacks: Collection[str]) -> Limit:
     """Read `images/limits/<name>.yml`; `stacks` are the names of all stacks."""
-    applies = read_applies(top)
     value = Limit(
-        id=named(top, "id", name),
-        package=top.text("package"),
-        stacks=top.texts("stacks"),
-        symptom=top.text("symptom"),
-        why=top.text("why"),
-        upstream=top.text("upstream"),
-        versions=applies.versions,
-        python=applies.python,
-        devices=applies.devices,
-        instead=top.text("instead"),
-        witness=read_witness(top),
-        remove_when=top.text("remove_when"),
+        **_read_recorded(top, name), stacks=top.texts("stacks"), instead=top.text("instead")
     )
     if top.has("stacks") and not value.stacks:
         top.problem("names no stack, so nothing would prove it", key="stacks")

@@ -99,7 +99,7 @@ def _layout(entry: Mapping, name: str, launcher: str, device: str) -> Layout:
         entry.problem("`alone` starts one process: the layout must have 1 rank", key="launcher")
     if layout.tolerance is not None:
         _check_tolerance(entry, layout.tolerance)
-    _check_placeholders(entry, "args", layout.args)
+    check_placeholders(entry, "args", layout.args)
     entry.done()
     return layout
 
@@ -125,7 +125,7 @@ def _check_smoke(entry: Mapping, smoke: Smoke) -> None:
     _check_tolerance(entry, smoke.tolerance)
     _check_model_parallel(entry, smoke)
     for key, argv in (("prepare", smoke.prepare), ("program", smoke.program), ("args", smoke.args)):
-        _check_placeholders(entry, key, argv)
+        check_placeholders(entry, key, argv)
 
 
 def _check_model_parallel(entry: Mapping, smoke: Smoke) -> None:
@@ -142,7 +142,10 @@ def _check_tolerance(entry: Mapping, value: float) -> None:
         entry.problem("must lie between 0 and 0.1", key="tolerance")
 
 
-def _check_placeholders(entry: Mapping, key: str, argv: tuple[str, ...]) -> None:
+def check_placeholders(
+    entry: Mapping, key: str, argv: tuple[str, ...], known: tuple[str, ...] = PLACEHOLDERS
+) -> None:
+    """Note every placeholder in a command that nothing fills in."""
     for word in argv:
         try:
             fields = [f for _, f, _, _ in string.Formatter().parse(word) if f is not None]
@@ -150,5 +153,5 @@ def _check_placeholders(entry: Mapping, key: str, argv: tuple[str, ...]) -> None
             entry.problem(f"{word!r}: {error}", key=key)
             continue
         for name in fields:
-            if name not in PLACEHOLDERS:
-                entry.problem(f"unknown {{{name}}}; {nearest(name, PLACEHOLDERS)}", key=key)
+            if name not in known:
+                entry.problem(f"unknown {{{name}}}; {nearest(name, known)}", key=key)

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stackyard.scan.layer_stream import Readable
 from stackyard.scan.mirror_traces import GAP, Caller, fingerprint, parse_certificates
 from stackyard.scan.secrets.rules import Hit
 from stackyard.scan.secrets.tokens import condense, digest, find_tokens, is_made_up
+from stackyard.system.chunks import Readable
 
 # A piece stays in the processor's cache while every rule is applied to it.
 CHUNK = 256 * 2**10

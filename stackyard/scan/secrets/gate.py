@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from stackyard.scan.layer_stream import Readable, members
+from stackyard.scan.layer_stream import members
 from stackyard.scan.mirror_traces import Caller
 from stackyard.scan.secrets.allowed import NOTHING, Allowed, read_allowed
 from stackyard.scan.secrets.content import CONFIGURATION, Piece, find_all, make_place, pieces
 from stackyard.scan.secrets.parts import LIMIT, PACKED, Section, Unreadable, unpack
 from stackyard.scan.secrets.rules import SECRETS, Hit, is_key_name, untidy
 from stackyard.scan.secrets.tokens import digest
+from stackyard.system.chunks import Readable
 from stackyard.system.errors import EngineError
 
 __all__ = ["NOTHING", "Allowed", "Finding", "read_allowed", "scan_config", "scan_layer"]
@@ -35,7 +36,7 @@ class Finding:
     """Report one thing that must not be in an image.
 
     Attributes:
-        rule: which of `scan.secrets.rules.RULES` it breaks.
+        rule: which of `scan.secrets.rules` it breaks.
         path: the file, `archive!/member` in a compressed one; or a place of the configuration.
         what: what it is, with a fingerprint, never the secret.
         secret: true if it forbids publication; otherwise it is only untidy.

@@ -16,7 +16,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, cast
 
-from stackyard.scan.layer_stream import BLOCK, Readable, members
+from stackyard.scan.layer_stream import members
+from stackyard.system.chunks import CHUNK, Readable
 
 LIMIT = 64 * 2**20
 # More would need too much memory: zipfile keeps an object for each.
@@ -82,7 +83,7 @@ def _bounded(packed: io.BufferedIOBase, limit: int) -> tuple[bytes, str]:
     left = limit
     try:
         # Not `read`, which gives nothing of what stands before something broken.
-        while left and (part := packed.read1(min(BLOCK, left))):
+        while left and (part := packed.read1(min(CHUNK, left))):
             parts.append(part)
             left -= len(part)
         return b"".join(parts), "" if left else f"more than {LIMIT >> 20} MiB unpacked"

@@ -46,7 +46,6 @@ TIDINESS = {
     "setuid": "a program with more rights than its user, beyond Debian's own",
     "unread": "compressed content that could not be unpacked",
 }
-RULES = {**SECRETS, **TIDINESS}
 
 # Set by Debian's packages; without effect in our runs, which start with no-new-privileges.
 SETUID = {

@@ -38,7 +38,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class BenchSize:
     """What is trained on one kind of device.
 
     Attributes:
@@ -117,7 +117,7 @@ class Bench:
     prepare: tuple[str, ...]
     program: tuple[str, ...]
     sides: tuple[Side, ...]
-    sizes: Mapping[str, Size]
+    sizes: Mapping[str, BenchSize]
     start_seconds: int
     stall_seconds: int
 

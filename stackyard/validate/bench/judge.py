@@ -6,16 +6,23 @@ machines; that two sides do the same work is what their comparison stands on.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stackyard.validate.bench.definition import Tolerance
 from stackyard.validate.bench.plan import BenchPlan
 from stackyard.validate.bench.result import START, Played, Seen, longest_pause, speed
-from stackyard.validate.checks import Check, check, not_run
+from stackyard.validate.checks import Check, at_most, check, not_run
 from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
 from stackyard.validate.record import Training
+from stackyard.validate.trainings import (
+    gaps,
+    largest_gap,
+    left_behind,
+    never_joined,
+    not_finite,
+    unfinished,
+)
 
 # A later update that takes so many seconds more than its neighbours has compiled something again.
 PAUSE_SECONDS = 1.0
@@ -58,22 +65,16 @@ def trained(plan: BenchPlan, seen: Seen) -> Check:
 
 
 def _unfinished(training: Training, updates: int) -> list[str]:
-    if training.stopped:
-        return [training.stopped]
-    if training.code != 0:
-        return [f"exit code {training.code}"]
-    wrong = [
-        f"rank {rank} did not say that it is through"
-        for rank in range(training.wanted)
-        if rank not in training.ranks or training.ranks[rank].ended != updates
-    ]
+    wrong = unfinished(training, updates)
+    if training.failed:
+        return wrong
+    wrong += never_joined(training)
     losses = training.losses
     if not losses or max(losses) != updates:
-        wrong.append(f"the last recorded update is {max(losses, default=0)}, not {updates}")
-        return wrong
-    bad = [step for step, loss in sorted(losses.items()) if not math.isfinite(loss)]
+        return [*wrong, f"the last recorded update is {max(losses, default=0)}, not {updates}"]
+    bad = not_finite(training)
     if bad:
-        wrong.append(f"the loss is not finite at update {bad[0]}")
+        wrong.append(bad)
     elif losses[max(losses)] >= losses[min(losses)]:
         wrong.append(f"the loss does not fall ({losses[min(losses)]} to {losses[max(losses)]})")
     return wrong
@@ -125,14 +126,6 @@ def _shared_gpus(group: Sequence[Played]) -> list[str]:
     return wrong
 
 
-def differences(
-    one: Mapping[int, float], other: Mapping[int, float], warm: int
-) -> dict[int, float]:
-    """Absolute differences of two curves at the updates after the warm-up that both have."""
-    shared = sorted(step for step in set(one) & set(other) if step > warm)
-    return {step: abs(one[step] - other[step]) for step in shared}
-
-
 def same_loss(plan: BenchPlan, seen: Seen) -> Check:
     """Every side has the losses of the one it is held against, on as many ranks, within bounds.
 
@@ -148,23 +141,21 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
             continue
         label, last = played.turn.label, plan.size.updates
         bound = plan.size.bounds(played.turn.side)
-        gaps = differences(played.training.losses, other.training.losses, plan.size.warm)
-        if last not in gaps:
+        found = gaps(played.training.losses, other.training.losses, after=plan.size.warm)
+        if last not in found:
             wrong.append(f"{label} has no losses in common with {other.turn.label} to its end")
             continue
-        at = max(gaps, key=lambda step: gaps[step] if math.isfinite(gaps[step]) else math.inf)
+        worst, at = largest_gap(found)
         measured[label] = {
             "against": other.turn.label,
-            "largest": _plain(gaps[at]),
+            "largest": round(worst, 9),
             "at": at,
-            "end": _plain(gaps[last]),
+            "end": round(found[last], 9),
         }
-        if not gaps[at] <= bound.curve:
-            wrong.append(
-                f"{label} differs from {other.turn.label} by {gaps[at]:.3g} at update {at}"
-            )
-        if not gaps[last] <= bound.end:
-            wrong.append(f"{label} differs from {other.turn.label} by {gaps[last]:.3g} at the end")
+        if worst > bound.curve:
+            wrong.append(f"{label} differs from {other.turn.label} by {worst:.3g} at update {at}")
+        if found[last] > bound.end:
+            wrong.append(f"{label} differs from {other.turn.label} by {found[last]:.3g} at the end")
     if not measured and not wrong:
         why = seen.broken or "no side and the one it is held against were both played"
         return not_run("same_loss", expected, why)
@@ -173,7 +164,7 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
 
 def steady(plan: BenchPlan, seen: Seen) -> Check:
     """Require that no update after the start-up takes much longer than its neighbours."""
-    expected = {"longer_than_its_neighbours_s": f"<= {PAUSE_SECONDS:g}", "updates": f"> {START}"}
+    expected = {"longer_than_its_neighbours_s": at_most(PAUSE_SECONDS), "after_update": START}
     measured, wrong = {}, []
     for played in seen.played:
         if played.training.failed:
@@ -209,12 +200,8 @@ def all_fused(plan: BenchPlan, seen: Seen) -> Check:
     return check("fused", measured, expected, [one.why for one in found if one.why])
 
 
-def _said(bound: Tolerance) -> dict[str, str]:
-    return {"largest": f"<= {bound.curve:g}", "end": f"<= {bound.end:g}"}
-
-
-def _plain(value: float) -> float | str:
-    return round(value, 9) if math.isfinite(value) else str(value)
+def _said(bound: Tolerance) -> dict[str, Any]:
+    return {"largest": at_most(bound.curve), "end": at_most(bound.end)}
 
 
 def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
@@ -231,47 +218,35 @@ def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
     return min(found, key=near, default=None)
 
 
-def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float | str]:
+def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float]:
     """By side and ranks: the largest difference between any two of its own trainings."""
     found = {}
     for name in {plan.bench.against(side): None for side in plan.sides}:
         for ranks in plan.counts:
             played = [p.training.losses for p in seen.find(name, ranks) if not p.training.failed]
-            gaps = [
+            apart = [
                 gap
                 for number, one in enumerate(played)
                 for other in played[:number]
-                for gap in differences(one, other, plan.size.warm).values()
+                for gap in gaps(one, other, after=plan.size.warm).values()
             ]
-            if gaps:
-                found[f"{name}-{ranks}"] = _plain(max(gaps))
+            if apart:
+                found[f"{name}-{ranks}"] = round(max(apart), 9)
     return found
 
 
 def no_strays(plan: BenchPlan, seen: Seen) -> Check:
     """However a training ended, no process of it was left behind."""
-    expected = {"processes_left": 0}
-    if not seen.played:
-        return not_run("no_strays", expected, seen.broken or "nothing was played")
-    wrong, count = [], 0
-    for group in seen.groups():
-        # Whose they are cannot be told of trainings that ran at the same time: all have the same.
-        left = {
-            (node, process["pid"])
-            for played in group
-            for node, found in played.training.strays.items()
-            for process in found
-        }
-        count += len(left)
-        if left:
-            names = ", ".join(played.turn.label for played in group)
-            wrong.append(f"{names}: {len(left)} processes were left")
-    return check("no_strays", {"processes_left": count}, expected, wrong)
+    groups = {
+        ", ".join(played.turn.label for played in group): [played.training for played in group]
+        for group in seen.groups()
+    }
+    return left_behind(groups, seen.broken)
 
 
 def freed(plan: BenchPlan, seen: Seen) -> Check:
     """Once all is over, GPUs hold no more than before."""
-    expected = {"left_bytes": f"<= {FREED_BYTES}", "within_seconds": FREED_SECONDS}
+    expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
     if seen.gpu is None or not seen.gpu.used_after:
         return not_run("freed", expected, seen.broken or "what GPUs hold could not be asked")
     left, wrong = still_held(seen.gpu)

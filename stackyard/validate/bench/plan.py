@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from stackyard.definitions.document import nearest
 from stackyard.definitions.spec import Layout, Smoke
 from stackyard.system.errors import UsageError
-from stackyard.validate.bench.definition import Bench, Side, Size
+from stackyard.validate.bench.definition import Bench, BenchSize, Side
 from stackyard.validate.bench.read import counting_problem
 
 # Windows of this many updates are looked at by the clock; the ranks read it from their environment.
@@ -66,7 +66,7 @@ class BenchPlan:
     """
 
     bench: Bench
-    size: Size
+    size: BenchSize
     sides: tuple[Side, ...]
     counts: tuple[int, ...]
     rounds: int
@@ -140,7 +140,7 @@ def make_plan(
     )
 
 
-def shortened(size: Size, updates: int) -> Size:
+def shortened(size: BenchSize, updates: int) -> BenchSize:
     """A size with that many updates; what ends earlier ends in the middle of the curve."""
     if updates >= size.updates:
         return replace(size, updates=updates)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
+from stackyard.mesh.node import MEETING_PORT, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError
 from stackyard.validate import smoke, training
@@ -52,11 +53,8 @@ class _Phases:
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
         self.watcher.phase(name)
-        started = time.monotonic()
-        try:
+        with smoke.timed(self.found, name):
             yield
-        finally:
-            self.found.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
 
 
 def files(root: Path, stack: str) -> dict[str, bytes]:
@@ -102,7 +100,7 @@ def run_bench(
     phases = _Phases(watcher)
     seen = Seen(run=run, devices=tuple(g.name for g in gpu.placement.gpus) if gpu else ())
     made = certificates.MeshPlan(
-        run=run, nodes=(NODE,), port=smoke.SSH_PORT, seconds=smoke.MESH_SECONDS, addresses={}
+        run=run, nodes=(NODE,), port=SSH_PORT, seconds=smoke.MESH_SECONDS, addresses={}
     )
     with contextlib.ExitStack() as stack:
         try:
@@ -134,7 +132,7 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
         for ranks in plan.counts
     }
     failed: dict[tuple[str, int], str] = {}
-    ports = itertools.count(smoke.FIRST_PORT)
+    ports = itertools.count(MEETING_PORT)
     for group in plan.groups():
         first = group[0]
         key = first.side, first.ranks

@@ -7,13 +7,13 @@ exception, until the file is done.
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 
 from stackyard.definitions.document import Mapping, nearest, parse_document
+from stackyard.definitions.read.smoke import check_placeholders
 from stackyard.launch import LAUNCHERS
 from stackyard.system.errors import DefinitionError, Problem
-from stackyard.validate.bench.definition import Bench, Model, Peak, Side, Size, Tolerance
+from stackyard.validate.bench.definition import Bench, BenchSize, Model, Peak, Side, Tolerance
 
 PEAKS = "images/bench/peaks.yml"
 DIMENSIONS = ("layers", "width", "heads", "inner", "vocabulary", "context")
@@ -125,13 +125,13 @@ def _side(entry: Mapping, name: str, fused: tuple[str, ...]) -> Side:
     return side
 
 
-def _size(entry: Mapping, device: str) -> Size:
+def _size(entry: Mapping, device: str) -> BenchSize:
     model = entry.mapping("model")
     if model is None:
         entry.problem("required key is missing", key="model")
     numbers = {name: _positive(model, name) if model else 0 for name in DIMENSIONS}
     tolerance, wider = _tolerances(entry)
-    size = Size(
+    size = BenchSize(
         device=device,
         what=entry.single_line("what"),
         model=Model(**numbers),
@@ -220,12 +220,4 @@ def _check_words(top: Mapping, bench: Bench) -> None:
     if top.has("program") and not bench.program:
         top.problem("must not be empty", key="program")
     for key, argv in words.items():
-        for word in argv:
-            try:
-                fields = [f for _, f, _, _ in string.Formatter().parse(word) if f is not None]
-            except ValueError as error:
-                top.problem(f"{word!r}: {error}", key=key)
-                continue
-            for name in fields:
-                if name not in (*OWN, *LATER):
-                    top.problem(f"unknown {{{name}}}; {nearest(name, (*OWN, *LATER))}", key=key)
+        check_placeholders(top, key, argv, (*OWN, *LATER))

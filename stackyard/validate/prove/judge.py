@@ -19,7 +19,7 @@ _TIMED_OUT = (124, 137)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Witnessed:
     """A witness that was run: its exit code, both streams, seconds."""
 
     code: int
@@ -42,8 +42,8 @@ class Verdict:
     word: str
     why: str
     symptom: str
-    with_: Seen
-    without: Seen | None
+    with_: Witnessed
+    without: Witnessed | None
 
     @property
     def seconds(self) -> float:
@@ -51,7 +51,7 @@ class Verdict:
         return self.with_.seconds + (self.without.seconds if self.without else 0.0)
 
 
-def judge(proof: Proof, with_: Seen, without: Seen | str) -> Verdict:
+def judge(proof: Proof, with_: Witnessed, without: Witnessed | str) -> Verdict:
     """The verdict on one proof; `without` is a text when the fix could not be left out."""
     seen = None if isinstance(without, str) else without
     symptom = "" if seen is None else symptom_line(proof.witness.fails_with, seen.output)
@@ -59,7 +59,9 @@ def judge(proof: Proof, with_: Seen, without: Seen | str) -> Verdict:
     return Verdict(proof=proof, word=word, why=why, symptom=symptom, with_=with_, without=seen)
 
 
-def _verdict(proof: Proof, with_: Seen, without: Seen | str, symptom: str) -> tuple[str, str]:
+def _verdict(
+    proof: Proof, with_: Witnessed, without: Witnessed | str, symptom: str
+) -> tuple[str, str]:
     fix, limit = proof.kind == "fix", proof.kind == "limit"
     if with_.code != 0:
         how = "with the fix" if fix else "the right way"
@@ -78,7 +80,7 @@ def _verdict(proof: Proof, with_: Seen, without: Seen | str, symptom: str) -> tu
     return PROVEN, ""
 
 
-def _ended(proof: Proof, seen: Seen) -> str:
+def _ended(proof: Proof, seen: Witnessed) -> str:
     if seen.code in _TIMED_OUT:
         return f"did not end in {proof.witness.seconds} s"
     lines = [line for line in seen.output.splitlines() if line.strip()]

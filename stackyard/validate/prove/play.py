@@ -17,15 +17,16 @@ from typing import Protocol
 
 from stackyard.build import dockerfile
 from stackyard.build.catalog import ResolvedImage
-from stackyard.mesh.nodes import CAPABILITIES, remove
+from stackyard.definitions.project import INSIDE
+from stackyard.mesh.node import CAPABILITIES, TMPFS
+from stackyard.mesh.nodes import remove
 from stackyard.system import cleanup
 from stackyard.system.archive import pack
 from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
 from stackyard.validate.prove import plan
-from stackyard.validate.prove.judge import Seen, Verdict, judge
+from stackyard.validate.prove.judge import Verdict, Witnessed, judge
 from stackyard.validate.prove.plan import Proof
 
-INSIDE = Path(__file__).resolve().parent.parent.parent / "inside"
 FOLDER = "run/stackyard/prove"
 HOSTNAME = "node1"
 _GRACE = 120  # seconds for what is around a witness, on a machine that is busy
@@ -104,8 +105,8 @@ def play(
         on_verdict: told of each verdict, in the order of `proofs`.
     """
     stage = _Stage(engine, image_id, parts, run)
-    passing: dict[tuple[str, ...], Future[Seen]] = {}
-    failing: dict[str, Future[Seen | str]] = {}
+    passing: dict[tuple[str, ...], Future[Witnessed]] = {}
+    failing: dict[str, Future[Witnessed | str]] = {}
     found: list[Verdict] = []
     pool = ThreadPoolExecutor(workers)
     cleanup.promise(cleanup.RUN, run)
@@ -137,7 +138,7 @@ class _Stage:
         self._engine, self._image, self._parts, self._run = engine, image_id, parts, run
         self.closed = False
 
-    def with_(self, proof: Proof) -> Seen:
+    def with_(self, proof: Proof) -> Witnessed:
         """The witness in the image as it is."""
         container = self._start(proof)
         try:
@@ -145,7 +146,7 @@ class _Stage:
         finally:
             self._engine.remove_container(container)
 
-    def without(self, proof: Proof) -> Seen | str:
+    def without(self, proof: Proof) -> Witnessed | str:
         """The witness without the fix, or the wrong way; a text when it cannot be left out."""
         container = self._start(proof)
         try:
@@ -167,7 +168,7 @@ class _Stage:
             labels={RUN_LABEL: self._run, OWNER_LABEL: cleanup.owner()},
             volumes={},
             capabilities=CAPABILITIES,
-            tmpfs={"/run": "rw,mode=0755,nosuid,nodev"},
+            tmpfs=TMPFS,
             shm_bytes=2**30,
             command=("sleep", f"{2 * proof.witness.seconds + 2 * _GRACE}"),
             hosts={HOSTNAME: "127.0.0.1"},
@@ -195,7 +196,7 @@ class _Stage:
 
     def _witness(
         self, container: str, proof: Proof, command: Sequence[str], unset: Sequence[str]
-    ) -> Seen:
+    ) -> Witnessed:
         # One stream, so that what was said comes in the order in which it was said.
         merged = ["sh", "-c", 'exec "$@" 2>&1', "witness"]
         words = ["env", *(word for name in unset for word in ("-u", name)), *merged, *command]
@@ -204,4 +205,4 @@ class _Stage:
             container, words, seconds=proof.witness.seconds, folder="/root", control=False
         )
         seconds = time.monotonic() - started
-        return Seen(code=done.code, output=done.output, seconds=seconds)
+        return Witnessed(code=done.code, output=done.output, seconds=seconds)

@@ -6,7 +6,7 @@ import pytest
 
 from stackyard.build import base_host_files
 from stackyard.build.base_host_files import (
-    Distribution,
+    HostDistribution,
     Rules,
     closure,
     left_behind,
@@ -20,7 +20,9 @@ SITE = "/opt/env/lib/python3.12/site-packages"
 
 
 def distribution(name, version="1.0", requires=(), files=()):
-    return Distribution(name=name, version=version, requires=tuple(requires), files=tuple(files))
+    return HostDistribution(
+        name=name, version=version, requires=tuple(requires), files=tuple(files)
+    )
 
 
 def found(**changes):

@@ -92,7 +92,7 @@ def test_a_fix_of_the_sources_is_looked_at_from_the_top_of_the_tree():
     rules, root = fit.fix_rules([fix(), patched], "alpha", found)
     assert root == "src/"
     files = [r["file"] for f in json.loads(rules) for r in f["replace"]]
-    assert files == ["src/alpha/a.py", "setup.py"]
+    assert files == ["setup.py", "src/alpha/a.py"]
     assert check(found, fix(), patched) == []
 
 
@@ -154,6 +154,10 @@ def test_what_fixes_bring_in_another_version_is_not_asked_for():
     fit.require_met(ONE, needing("numpy<1", "odd>=3"), found)
 
 
+def said(fix, file, outcome, *more):
+    return "\n".join([json.dumps({"fix": fix, "file": file, "outcome": outcome}), *more])
+
+
 def explained(why):
     prepared = source.Prepared(fork=forked(), image=image())
     given = BuildRequest(stack="toy", base="cpu", source=("../alpha",))
@@ -161,7 +165,9 @@ def explained(why):
 
 
 def test_what_a_build_refuses_is_told_in_the_same_words():
-    found = explained("fix alpha-old: alpha/a.py: pattern matched 0 times, expected 1\nmore")
+    found = explained(
+        said("alpha-old", "alpha/a.py", "pattern matched 0 times, expected 1", "more")
+    )
     assert "does not fit your alpha" in str(found)
     assert "invoke build toy --base cpu --source ../alpha --despite alpha-old" in str(found)
     lines = "own source: ...\nThe package `alpha` requires `odd>=1`, but it's not installed"
@@ -172,11 +178,17 @@ def test_what_a_build_refuses_is_told_in_the_same_words():
 
 
 def test_a_fix_that_a_tree_has_in_part_is_not_said_to_be_there():
-    said = fit.answers(
-        "fix alpha-old: alpha/a.py: applied\nfix alpha-old: alpha/a.py: already fixed upstream\n"
-        "fix alpha-more: a.py: already fixed upstream\nfix alpha-more: a.py: already fixed upstream"
-    )
-    assert fit.there_already(said) == ["alpha-more"]
+    there = "already fixed upstream"
+    lines = [
+        said("alpha-old", "alpha/a.py", "applied"), said("alpha-old", "alpha/a.py", there),
+        said("alpha-more", "a.py", there), said("alpha-more", "a.py", there),
+    ]  # fmt: skip
+    assert fit.there_already(fit.answers("\n".join(lines))) == ["alpha-more"]
+
+
+def test_lines_that_are_no_answers_are_passed_over():
+    lines = ['{"fix": "cut', '{"fix": "a"}', "fix alpha-old: a.py: applied", "", '{"event": 1}']
+    assert fit.answers("\n".join(lines)) == {}
 
 
 def test_of_several_patterns_in_a_file_the_one_that_does_not_fit_is_among_those_shown():

@@ -69,7 +69,7 @@ def test_blocks_that_are_missing_are_named():
     top = parse_document(head + "remove_when: x\n", file="f", problems=found)
     read_fix.read_fix(top, "alpha-old", {})
     assert [str(p) for p in found] == [
-        f"f:1: {key}: required key is missing" for key in ("applies_to", "remedy", "witness")
+        f"f:1: {key}: required key is missing" for key in ("applies_to", "witness", "remedy")
     ]
 
 

@@ -20,6 +20,10 @@ def fix(*rules, name="alpha-old", stage="installed"):
     return {"id": name, "stage": stage, "replace": list(rules or [rule()])}
 
 
+def answer(outcome, file="alpha/a.py", name="alpha-old"):
+    return {"fix": name, "file": file, "outcome": outcome}
+
+
 @pytest.fixture
 def tree(tmp_path):
     (tmp_path / "alpha").mkdir()
@@ -36,10 +40,10 @@ def adding(text="x = 1\n", name="alpha/new.py", **changes):
 
 
 def test_a_module_is_added_once(tree):
-    assert apply_all([adding()], "installed", tree) == ["fix alpha-old: alpha/new.py: added"]
+    assert apply_all([adding()], "installed", tree) == [answer("added", "alpha/new.py")]
     assert text(tree, "new.py") == "x = 1\n"
     said = apply_all([adding(), adding(name="alpha/new.py")], "installed", tree)
-    assert [line.rpartition(": ")[2] for line in said] == ["there already"] * 2
+    assert [one["outcome"] for one in said] == ["there already"] * 2
 
 
 @pytest.mark.parametrize(
@@ -90,10 +94,8 @@ def test_any_other_number_of_matches_is_a_mismatch(before, changes, said):
 
 
 def test_applying_twice_changes_nothing_more(tree):
-    assert apply_all([fix()], "installed", tree) == ["fix alpha-old: alpha/a.py: applied"]
-    assert apply_all([fix()], "installed", tree) == [
-        "fix alpha-old: alpha/a.py: already fixed upstream"
-    ]
+    assert apply_all([fix()], "installed", tree) == [answer("applied")]
+    assert apply_all([fix()], "installed", tree) == [answer("already fixed upstream")]
     assert text(tree) == "first\nnew\nlast\n"
 
 
@@ -117,10 +119,10 @@ def test_when_one_fix_does_not_fit_nothing_is_written_and_all_are_named(tree):
     ]
     with pytest.raises(FixMismatch) as caught:
         apply_all(fixes, "installed", tree)
-    assert str(caught.value) == (
-        "fix second: alpha/b.py: pattern matched 0 times, expected 1\n"
-        "fix third: gone.py: no such file"
-    )
+    assert caught.value.problems == [
+        answer("pattern matched 0 times, expected 1", "alpha/b.py", "second"),
+        answer("no such file", "gone.py", "third"),
+    ]
     assert text(tree) == "first\nold\nlast\n"
 
 
@@ -139,25 +141,27 @@ def main(tree, fixes, *words):
 
 def test_the_command_says_what_it_did(tree, capsys):
     assert main(tree, [fix()]) == 0
-    assert capsys.readouterr().out == "fix alpha-old: alpha/a.py: applied\n"
+    assert json.loads(capsys.readouterr().out) == answer("applied")
 
 
-def test_the_command_says_when_there_is_nothing_to_do(tree, capsys):
+def test_the_command_is_silent_when_there_is_nothing_to_do(tree, capsys):
     assert main(tree, []) == 0
     assert apply_fixes.main(["/dev/null", "--stage", "installed", "--root", str(tree)]) == 0
-    assert capsys.readouterr().out == "no fix for stage installed\n" * 2
+    assert capsys.readouterr().out == ""
 
 
 def test_of_a_stacks_fixes_those_are_applied_that_are_named(tree, capsys):
     unfit = {**fix(rule(count=2)), "id": "alpha-other"}
     assert main(tree, [unfit, fix()], "--only", "alpha-old") == 0
-    assert capsys.readouterr().out == "fix alpha-old: alpha/a.py: applied\n"
+    assert json.loads(capsys.readouterr().out) == answer("applied")
 
 
 def test_a_named_fix_that_the_file_lacks_fails_and_nothing_is_applied(tree, capsys):
     before = (tree / "alpha" / "a.py").read_text()
     assert main(tree, [fix()], "--only", "alpha-old", "alpha-new") == 1
-    assert capsys.readouterr().err.startswith("fix alpha-new: not in the file of fixes\n")
+    first, _, more = capsys.readouterr().err.partition("\n")
+    assert json.loads(first) == answer("not in the file of fixes", "", "alpha-new")
+    assert "images/fixes/" in more
     assert (tree / "alpha" / "a.py").read_text() == before
 
 
@@ -165,7 +169,7 @@ def test_the_command_fails_when_a_fix_does_not_fit(tree, capsys):
     assert main(tree, [fix(rule(count=2))]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("fix alpha-old: alpha/a.py: pattern matched 1 times, expected 2\n")
+    assert json.loads(err.splitlines()[0]) == answer("pattern matched 1 times, expected 2")
     assert "images/fixes/" in err
 
 

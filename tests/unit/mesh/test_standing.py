@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from stackyard.definitions.project import INSIDE
 from stackyard.mesh import standing
-from stackyard.mesh.standing import INSIDE, PROGRAMS, Standing, connect, programs, wait_joined
+from stackyard.mesh.standing import PROGRAMS, Standing, connect, programs, wait_joined
 from stackyard.system.errors import EngineError, MeshError
 from tests.unit.machines import plan
 

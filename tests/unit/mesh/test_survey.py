@@ -41,9 +41,7 @@ def section(text, name, *lines):
 
 def test_a_machine_without_gpus_is_read():
     found = read(CPU)
-    assert (found.name, found.kernel, found.reached) == (
-        "study", "Linux 6.1.0-31-amd64", "192.0.2.2",
-    )  # fmt: skip
+    assert (found.name, found.reached) == ("study", "192.0.2.2")
     shown = [(i.name, i.address, i.subnet, i.mtu, i.speed) for i in found.interfaces]
     assert shown == [
         ("lo", "127.0.0.1", "127.0.0.0/8", 65536, 0),
@@ -51,7 +49,7 @@ def test_a_machine_without_gpus_is_read():
         ("docker0", "172.17.0.1", "172.17.0.0/16", 1500, 0),
     ]
     assert found.ports == {2024}
-    assert (found.processors, found.memory_bytes) == (2, 24684084 * 1024)
+    assert found.memory_bytes == 24684084 * 1024
     assert found.engine_free_bytes == 34035380 * 1024
     assert found.folders == {
         "/shared": FolderFacts(path="/srv/shared", kind="ext2/ext3", free_bytes=34035380 * 1024)
@@ -333,10 +331,11 @@ def test_the_script_run_here_gives_a_whole_answer(tmp_path):
         env=env, timeout=30, check=True,
     )  # fmt: skip
     assert done.stderr == ""
-    assert set(survey.sections(CPU)) - {"folder /shared"} <= set(survey.sections(done.stdout))
+    # The last two were asked for when the answer was recorded.
+    recorded = set(survey.sections(CPU)) - {"folder /shared", "kernel", "processors"}
+    assert recorded <= set(survey.sections(done.stdout))
     found = read(done.stdout)
     assert (found.name, found.reached) == (os.uname().nodename, "192.0.2.2")
-    assert found.processors == os.sysconf("SC_NPROCESSORS_ONLN")
     assert found.memory_bytes > 0 and found.engine_free_bytes >= 0
     real = os.path.realpath(tmp_path / "data here")
     assert {place: folder.path for place, folder in found.folders.items()} == {

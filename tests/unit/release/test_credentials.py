@@ -35,15 +35,13 @@ def test_a_login_is_found_for_its_registry_alone(store):
     store(auths=kept())
     found = find_login(HOST)
     assert found == Login(user="ann", password=SECRET)
-    assert found.for_engine() == {"username": "ann", "password": SECRET}
     assert find_login("registry.example") is find_login("other.example:5000") is None
 
 
 def test_an_identity_token_stands_for_name_and_password(store):
     store(auths=kept(identitytoken="t0ken"))
     found = find_login(HOST)
-    assert found.token == "t0ken"
-    assert found.for_engine() == {"identitytoken": "t0ken"}
+    assert found == Login(token="t0ken")
 
 
 @pytest.mark.usefixtures("allow_processes")

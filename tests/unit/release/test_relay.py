@@ -37,6 +37,7 @@ def test_a_server_takes_the_pull_s_own_users_for_one_thing_only():
     assert lines["ForceCommand"].startswith("sh @KEYS@/relay.sh receive ")
     assert lines["DisableForwarding"] == "yes" and lines["PermitTTY"] == "no"
     assert lines["AuthorizedKeysFile"] == "none" and lines["PasswordAuthentication"] == "no"
+    assert lines["PermitRootLogin"] == "prohibit-password" and lines["UsePAM"] == "no"
     assert files["principals"] == f"{relay.PRINCIPAL}\n".encode()
 
 

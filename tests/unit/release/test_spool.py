@@ -9,7 +9,8 @@ import tarfile
 
 import pytest
 
-from stackyard.release.spool import Spool, fan_out
+from stackyard.release.spool import Spool
+from stackyard.system.chunks import fan_out
 from stackyard.system.errors import EngineError
 
 
@@ -122,7 +123,7 @@ def test_a_layer_that_occurs_twice_is_a_link_in_the_archive(tmp_path):
 def test_what_is_no_whole_image_is_refused_and_nothing_half_is_kept(tmp_path, pieces):
     with pytest.raises(EngineError, match="no whole image"):
         Spool(tmp_path).save(pieces(), {})
-    assert not list(tmp_path.glob("part-*"))
+    assert not list(tmp_path.glob(".part-*"))
 
 
 def test_a_reader_that_fails_holds_nobody_up(tmp_path):
@@ -139,9 +140,9 @@ def test_a_reader_that_fails_holds_nobody_up(tmp_path):
 def test_old_layers_and_parts_of_the_dead_are_forgotten(tmp_path):
     spool = Spool(tmp_path)
     layer = spool.save(saved(), {}).layers[0]
-    (tmp_path / "part-1-1").write_bytes(b"")
-    os.utime(tmp_path / "part-1-1", (0, 2 * 86400))
+    (tmp_path / ".part-1-1").write_bytes(b"")
+    os.utime(tmp_path / ".part-1-1", (0, 2 * 86400))
     spool.forget_old(now=spool.path(layer).stat().st_mtime + 86400)
-    assert spool.path(layer).exists() and not (tmp_path / "part-1-1").exists()
+    assert spool.path(layer).exists() and not (tmp_path / ".part-1-1").exists()
     spool.forget_old(now=spool.path(layer).stat().st_mtime + 31 * 86400)
     assert not list(tmp_path.iterdir())

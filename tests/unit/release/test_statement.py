@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_tags_say_stack_version_base_and_revision():
     assert release.revision_tag(SUBJECT, 3) == "fairseq-0.12.2-ngc25.12-r3"
     assert SUBJECT.latest == "fairseq-ngc-latest"
     odd = Subject(stack="s", version="1.0+cpu", base_name="cpu", base_release="cpu")
-    assert oci.is_tag(release.revision_tag(odd, 1))
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", release.revision_tag(odd, 1))
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,30 @@ def test_a_report_that_says_no_tolerance_is_held_to_the_usual_one(two, gap, outc
 
 def test_a_layout_of_half_precision_has_its_own_tolerance(two):
     (parity,) = [c for c in two[1]["checks"] if c["name"] == "parity"]
-    parity["expected"] = {"largest_difference": "<= 0.001", "updates": 40, "two": "<= 0.02"}
+    parity["expected"] = {
+        "largest_difference": {"at_most": 0.001}, "updates": 40, "two": {"at_most": 0.02},
+    }  # fmt: skip
     assert tolerance_of(two[1], "two, resumed") == 0.02
     assert tolerance_of(two[1], "one") == 0.001
+
+
+def test_a_tolerance_is_read_from_a_report_of_the_first_schema(two):
+    (parity,) = [c for c in two[1]["checks"] if c["name"] == "parity"]
+    parity["expected"] = {"largest_difference": "<= 0.001", "updates": 40, "two": "<= 2e-02"}
+    assert tolerance_of(two[1], "two, resumed") == 0.02
+    assert tolerance_of(two[1], "one") == 0.001
+
+
+COMMITTED = sorted((ROOT / "docs" / "reports").rglob("smoke*.json"))
+
+
+def test_committed_reports_are_read_with_their_tolerance():
+    assert COMMITTED
+    for path in COMMITTED:
+        report = read_report(path)
+        (parity,) = [check for check in report["checks"] if check["name"] == "parity"]
+        for layout in parity["measured"]:
+            assert str(tolerance_of(report, layout)) in json.dumps(parity["expected"])
 
 
 def test_the_first_update_beyond_is_where_they_part_and_the_worst_is_told_too(two):
@@ -244,7 +265,7 @@ def test_every_report_that_was_kept_can_be_compared_with_itself(path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"schema": "stackyard.report/2"}, "written by a newer stackyard"),
+        ({"schema": "stackyard.report/3"}, "written by a newer stackyard"),
         ({"schema": "x"}, "its schema is x"),
         ({"schema": None}, "its schema is None"),
         ({"kind": "bench"}, "its kind is bench"),

@@ -57,6 +57,12 @@ def test_a_page_shows_every_check_with_its_outcome_and_reason(name):
     assert badges == [f"badge {outcome.replace(' ', '-')}" for outcome in outcomes]
 
 
+def test_bounds_are_words_on_a_page():
+    found = Reader(render_page(reports.good())).text
+    assert '"last/first": "at most 0.7"' in found and '"updates": "at least 40"' in found
+    assert "at_most" not in found
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_page_draws_a_line_for_every_curve(name):
     value = ALL[name]()

@@ -12,7 +12,7 @@ from stackyard.build.source.naming import DESPITE_LABEL, SOURCES_LABEL, sources_
 from stackyard.definitions.project import ROOT
 from stackyard.report import records
 from stackyard.report.page import render_page
-from stackyard.validate.judge import Check
+from stackyard.validate.checks import Check
 from tests.unit import reports, samples
 from tests.unit.build.test_source_naming import ONE
 
@@ -27,7 +27,7 @@ def test_the_keys_of_the_schema():
         "image", "host", "nodes", "checks", "diagnoses", "phases", "curves", "speeds",
         "commands", "last_lines",
     ]  # fmt: skip
-    assert reports.good()["schema"] == "stackyard.report/1"
+    assert reports.good()["schema"] == "stackyard.report/2"
 
 
 def test_a_good_smoke_is_said_in_full():
@@ -123,7 +123,7 @@ def test_losses_that_are_no_numbers_are_text():
     ("value", "written"), [(1.5, 1.5), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
 )
 def test_a_number_that_json_lacks_is_written_as_text(value, written):
-    assert records.finite(value) == written
+    assert records.as_json(value) == written
 
 
 def test_a_check_says_why_only_where_there_is_something_to_say():

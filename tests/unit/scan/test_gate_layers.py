@@ -17,6 +17,7 @@ from stackyard.scan.secrets import gate
 from stackyard.scan.secrets import rules as gate_rules
 from stackyard.system.errors import DefinitionError
 from tests.images.saved import read_saved
+from tests.traces import traces
 from tests.unit.gate_samples import MARK, PACKAGES, SSH_KEY, TOKENS, certificate, chars, tar
 
 PUBLIC_CA, OWN_CA, OTHER_CA = certificate("Public"), certificate("Firm"), certificate("Other")
@@ -186,7 +187,7 @@ def test_the_callers_password_is_never_shown():
     ],
 )
 def test_traces_of_the_caller_in_a_history(text, found):
-    assert len(CALLER.traces(text)) == found
+    assert len(traces(CALLER, text)) == found
     config = {"history": [{"created_by": text, "empty_layer": True}]}
     assert len(gate.scan_config(config, CALLER)) == found
 

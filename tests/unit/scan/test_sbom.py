@@ -7,12 +7,12 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from stackyard.definitions.lock import Locked
-from stackyard.scan.sbom import Subject, licences, required, sbom
+from stackyard.scan.sbom import Described, licences, required, sbom
 from tests.unit.layers import SITE, distribution, image
 from tests.unit.scan.test_installed import STATUS, of, one
 
 ID = "sha256:" + "1" * 64
-SUBJECT = Subject(
+SUBJECT = Described(
     name="stackyard/fairseq",
     version="cpu",
     id=ID,
@@ -71,7 +71,7 @@ def test_the_system_its_packages_and_the_base_are_in_it():
 
 
 def test_an_image_of_nothing_has_a_bill():
-    subject = Subject(name="x", version="1", id=ID, created=SUBJECT.created)
+    subject = Described(name="x", version="1", id=ID, created=SUBJECT.created)
     assert "components" not in bill({}, subject=subject)
 
 
@@ -81,7 +81,7 @@ def test_an_image_of_nothing_has_a_bill():
      ("b@sha256:" + "3" * 64, "b", None)],
 )  # fmt: skip
 def test_a_base_is_named_without_its_tag(base, name, version):
-    subject = Subject(name="x", version="1", id=ID, created=SUBJECT.created, base=base)
+    subject = Described(name="x", version="1", id=ID, created=SUBJECT.created, base=base)
     assert component(bill({}, subject=subject), name).get("version") == version
 
 
@@ -95,7 +95,7 @@ def test_the_same_image_gives_the_same_bytes():
 
 
 def test_another_image_has_another_serial_number():
-    other = Subject(name="x", version="1", id="sha256:" + "9" * 64, created=SUBJECT.created)
+    other = Described(name="x", version="1", id="sha256:" + "9" * 64, created=SUBJECT.created)
     first, second = bill({}), bill({}, subject=other)
     assert first["serialNumber"] != second["serialNumber"]
 
@@ -104,7 +104,9 @@ def test_another_image_has_another_serial_number():
     "wrong", [{"id": "1" * 64}, {"created": "2026-11-21T22:55:10"}, {"created": "yesterday"}]
 )
 def test_a_malformed_subject_is_refused(wrong):
-    subject = Subject(**{"name": "x", "version": "1", "id": ID, "created": SUBJECT.created} | wrong)
+    subject = Described(
+        **{"name": "x", "version": "1", "id": ID, "created": SUBJECT.created} | wrong
+    )
     with pytest.raises(ValueError, match="is not"):
         sbom(image({}), subject, ())
 

@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from stackyard.mesh import nodes
-from stackyard.schedulers import kubernetes, kubernetes_pod, kubernetes_start
+from stackyard.mesh.node import CAPABILITIES
+from stackyard.schedulers import kubernetes
 from stackyard.schedulers.kubernetes import make_keys, render
 from stackyard.schedulers.kubernetes_site import STARTING
 from stackyard.system.errors import UsageError
@@ -168,12 +168,7 @@ def test_a_pod_may_nothing_more_than_any_program():
 
 def test_a_pod_with_sshd_has_what_sshd_needs_and_no_more():
     capabilities = container(rendered(over_ssh()))["securityContext"]["capabilities"]
-    assert capabilities == {"drop": ["ALL"], "add": list(nodes.CAPABILITIES)}
-
-
-def test_constants_that_pure_modules_may_not_import_agree_with_the_edges():
-    assert kubernetes_pod.CAPABILITIES == nodes.CAPABILITIES
-    assert kubernetes_start.NODE_PROGRAM == nodes.NODE_PROGRAM
+    assert capabilities == {"drop": ["ALL"], "add": list(CAPABILITIES)}
 
 
 # Environment, files, binds

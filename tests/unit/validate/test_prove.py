@@ -16,7 +16,7 @@ from stackyard.report import prove
 from stackyard.report.prove_page import PAGE, code, plain, render_page
 from stackyard.system.errors import UsageError
 from stackyard.validate.prove import plan
-from stackyard.validate.prove.judge import Seen, judge, symptom_line
+from stackyard.validate.prove.judge import Witnessed, judge, symptom_line
 from tests.unit import samples
 
 
@@ -150,7 +150,7 @@ def test_what_fixes_touch_is_taken_before_they_are_applied():
 
 
 def seen(code, output=""):
-    return Seen(code=code, output=output, seconds=1.0)
+    return Witnessed(code=code, output=output, seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -229,16 +229,23 @@ def test_only_what_is_proven_is_recorded_and_the_rest_is_forgotten():
     assert sorted(kept["toy"]) == ["alpha-old", "another"] and kept["other"] == {"x": {}}
 
 
+def out_of_date(record, definitions, image, ids):
+    """Proofs of an image that were never recorded, or of another definition or other versions."""
+    have = record.get(image.stack.name, {})
+    now = {name: plan.digest(prove.definition(definitions, name), image) for name in ids}
+    return [f"{image.stack.name}: {n}" for n in ids if have.get(n, {}).get("of") != now[n]]
+
+
 def test_a_record_is_of_one_definition_and_its_versions():
     definitions, found = samples.definitions(), image()
     kept = prove.record({}, definitions, [(found, value(found))], whole=True)
-    assert prove.out_of_date(kept, definitions, found, ["alpha-old"]) == []
+    assert out_of_date(kept, definitions, found, ["alpha-old"]) == []
     reworded = samples.definitions(fixes={"alpha-old": samples.fix(symptom="another")})
-    assert prove.out_of_date(kept, reworded, found, ["alpha-old"]) == []
+    assert out_of_date(kept, reworded, found, ["alpha-old"]) == []
     witness = Witness(command=("true",), fails_with="gone", seconds=60)
     changed = samples.definitions(fixes={"alpha-old": samples.fix(witness=witness)})
-    assert prove.out_of_date(kept, changed, found, ["alpha-old"]) == ["toy: alpha-old"]
-    assert prove.out_of_date({}, definitions, found, ["alpha-old"]) == ["toy: alpha-old"]
+    assert out_of_date(kept, changed, found, ["alpha-old"]) == ["toy: alpha-old"]
+    assert out_of_date({}, definitions, found, ["alpha-old"]) == ["toy: alpha-old"]
 
 
 # This project's
@@ -266,7 +273,7 @@ def test_every_proof_of_this_project_is_recorded_as_it_is_now():
     for name in definitions.stacks:
         found = catalog.resolve(definitions, name, "cpu")
         ids = [proof.id for proof in plan.proofs(found, definitions.limits.values())[0]]
-        wrong += prove.out_of_date(recorded(), definitions, found, ids)
+        wrong += out_of_date(recorded(), definitions, found, ids)
         known[name] = sorted(ids)
     assert wrong == [], "type: invoke prove --record"
     assert {name: sorted(kept) for name, kept in recorded().items()} == known

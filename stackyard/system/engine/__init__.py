@@ -1,0 +1,45 @@
+"""The only importer of the docker SDK: images, containers, networks, volumes, exec.
+
+Owns the translation between docker's words and errors and ours. Everything made here carries
+labels, and is found again by them. It must not build images (the SDK cannot drive BuildKit;
+`build.buildkit` does) or know what a stack is.
+"""
+
+from __future__ import annotations
+
+from stackyard.system.engine.containers import Containers
+from stackyard.system.engine.images import Images
+from stackyard.system.engine.values import (
+    CONTROL,
+    NODE_LABEL,
+    OWNER_LABEL,
+    RUN_LABEL,
+    ContainerInfo,
+    ContainerSpec,
+    ExecResult,
+    HeldImage,
+)
+
+__all__ = [
+    "CONTROL",
+    "NODE_LABEL",
+    "OWNER_LABEL",
+    "RUN_LABEL",
+    "ContainerInfo",
+    "ContainerSpec",
+    "Engine",
+    "ExecResult",
+    "HeldImage",
+]
+
+
+class Engine(Images, Containers):
+    """A connection to a container engine that answers.
+
+    Args:
+        socket: path of its socket; unless given, DOCKER_HOST or the default one.
+        seconds: how long it may take for an answer.
+
+    Raises:
+        EngineError: nothing answers there.
+    """
