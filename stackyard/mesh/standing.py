@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stackyard.definitions.project import INSIDE as INSIDE
+from stackyard.definitions.project import INSIDE
 from stackyard.gpu import access
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import Fleet

@@ -1,13 +1,13 @@
 """Resolve versions over the network with uv, and write lock files.
 
-Owns the calls of uv and their inputs. A lock is written atomically. No other module may resolve
-versions.
+Owns the calls of uv and their inputs. No other module may resolve versions.
+
+Over 300 lines: every input of a resolution, and what each refusal of uv means to a user.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -406,19 +406,3 @@ def _kept_by_base(
 def _may_be_on_an_index(version: str) -> bool:
     parsed = Version(version)
     return not (parsed.local or parsed.is_prerelease)
-
-
-def write_files(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Write files atomically (temporary name, then rename); return the paths that changed."""
-    changed = []
-    for path, text in files.items():
-        target = root / path
-        if target.is_file() and target.read_text(encoding="utf-8") == text:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        with cleanup.undoing(cleanup.PATH, str(temporary)):
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(target)
-        changed.append(path)
-    return changed

@@ -22,7 +22,6 @@ from rich.table import Table
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
 from stackyard.build.choice import decide
-from stackyard.build.locks import resolve
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import BenchRequest
@@ -35,6 +34,7 @@ from stackyard.report import records, vouch
 from stackyard.report.bench import bench_report, headings, render_page, rows
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
+from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run
 from stackyard.validate.bench import play
 from stackyard.validate.bench.definition import Peak
@@ -139,7 +139,7 @@ def _bench_one(
         )
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         page = {records.path_of_report(value, "html"): render_page(value)}
-        resolve.write_files(project.root, {records.path_of_report(value, "json"): text, **page})
+        replace_texts(project.root, {records.path_of_report(value, "json"): text, **page})
         vouch.write(project.root, value, built.info.layers, Path.home())
         return value
 

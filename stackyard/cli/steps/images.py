@@ -23,6 +23,7 @@ from stackyard.definitions.project import Project, load_project
 from stackyard.report import records
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
+from stackyard.system.files import replace_texts
 
 Say = Callable[[str, str], None]
 
@@ -104,14 +105,13 @@ def show_value(project: Project, stack: str, base: str) -> dict[str, Any]:
 
 def render_files(project: Project, stack: str, *, check: bool) -> list[str]:
     """Write (or with `check` compare) every rendered file; the paths that differ."""
-    from stackyard.build.locks import resolve
 
     files: dict[str, str] = {}
     for name in project.stacks(stack):
         for base in sorted(project.definitions.bases):
             files |= dockerfile.render_files(catalog.resolve(project.definitions, name, base))
     if not check:
-        return resolve.write_files(project.root, files)
+        return replace_texts(project.root, files)
     return [path for path, text in sorted(files.items()) if _read(project.root / path) != text]
 
 

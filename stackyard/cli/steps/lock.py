@@ -7,13 +7,14 @@ Owns the words on the terminal and the exit codes; the steps are `build.locks.lo
 from __future__ import annotations
 
 from stackyard.build.choice import decide
-from stackyard.build.locks import locking, resolve
+from stackyard.build.locks import locking
 from stackyard.build.locks import outdated as upstream
 from stackyard.build.locks.change import change_lines, change_value
 from stackyard.cli import tables
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.definitions.project import Project, load_project
+from stackyard.system.files import replace_texts
 
 
 def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
@@ -24,7 +25,7 @@ def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
     project = load_project(locks_required=False)
     made = locking.resolve_all(project, stack, base, terminal.say)
     if not check:
-        resolve.write_files(project.root, made.files)
+        replace_texts(project.root, made.files)
     for line in change_lines(made.changes):
         terminal.text(line)
     for path in made.written:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
-from stackyard.build import catalog, dockerfile
+from stackyard.build import catalog
 from stackyard.build.source import fit
+from stackyard.build.source.fit import own_rules
 from stackyard.build.source.fork import fork_of
+from stackyard.build.source.naming import same_package
 from stackyard.cli.steps.source import all_fixes
-from stackyard.definitions.project import Project
+from stackyard.definitions.project import INSIDE, Project
 from stackyard.definitions.spec import Fix
 from stackyard.launch.job import Job
 from stackyard.mesh import runs
@@ -26,7 +26,7 @@ from stackyard.mesh.jobs import JOBS
 from stackyard.mesh.link import Link, on_each
 from stackyard.mesh.mounts import Mount, differing, parse_mount
 from stackyard.mesh.runs import Reached
-from stackyard.mesh.standing import INSIDE, Standing
+from stackyard.mesh.standing import Standing
 from stackyard.system.errors import EngineError, MeshError, StackyardError, UsageError
 from stackyard.system.process import last_lines
 
@@ -76,7 +76,7 @@ def lay(
     fixes = _fixes(project, hosts, run, nodes[0])
     named = {fix.id: fix.package for fix in fixes}
     for name in despite:
-        if name in named and not any(_same(named[name], mount.package) for mount in mounts):
+        if name in named and not same_package(named[name], [m.package for m in mounts]):
             what = f"--despite: {name} is a fix of {named[name]}, and no tree stands in for that"
             raise UsageError(what, hint="it stays in the image; leave --despite out")
         if name not in named:
@@ -84,8 +84,8 @@ def lay(
                              hint=f"invoke show {run.plan.stack} lists them")  # fmt: skip
     files = {f"{folder}/own/{name}": (INSIDE / name).read_bytes() for name in PROGRAMS}
     for mount in mounts:
-        mine = [fix for fix in fixes if _same(fix.package, mount.package) and fix.id not in despite]
-        files[f"{folder}/own/{mount.package}.json"] = _rules(mine, mount.package).encode()
+        rules = own_rules([fix for fix in fixes if fix.id not in despite], mount.package)
+        files[f"{folder}/own/{mount.package}.json"] = json.dumps(rules).encode()
     runs.deliver(hosts, run, files, nodes)
     told = []
     for mount in mounts:
@@ -103,16 +103,6 @@ def _fixes(project: Project, hosts: Reached, run: Standing, node: str) -> list[F
     image = catalog.resolve(project.definitions, run.plan.stack, run.plan.base)
     fork = fork_of(project.definitions, info.labels) if info else None
     return all_fixes(fork.image(image) if fork else image)
-
-
-def _same(one: str, other: str) -> bool:
-    return canonicalize_name(one) == canonicalize_name(other)
-
-
-def _rules(fixes: Sequence[Fix], package: str) -> str:
-    own = {canonicalize_name(package)}
-    texts = [dockerfile.fixes_json(fixes, stage, own) for stage in ("source", "installed")]
-    return json.dumps([fix for text in texts for fix in json.loads(text)])
 
 
 def _ask(
@@ -190,7 +180,9 @@ def _judge(
     if found["absent"]:
         say(f"{mount.package}: your tree has none of the files that these fixes repair:"
             f" {', '.join(found['absent'])}")  # fmt: skip
-    left = [fix.id for fix in fixes if fix.id in despite and _same(fix.package, mount.package)]
+    left = [
+        fix.id for fix in fixes if fix.id in despite and same_package(fix.package, [mount.package])
+    ]
     if left:
         say(f"{mount.package}: left out: {', '.join(left)}")
     text = f"{mount.package} from {mount.source or mount.place}, content {answer['digest']}"

@@ -19,7 +19,6 @@ from rich.table import Table
 from stackyard.build import catalog
 from stackyard.build.builder import Builder, Built
 from stackyard.build.choice import decide
-from stackyard.build.locks import resolve
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import ProveRequest
@@ -30,6 +29,7 @@ from stackyard.report.prove import prove_report, record, recorded_path, text
 from stackyard.report.prove_page import PAGE, render_page
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
+from stackyard.system.files import replace_texts
 from stackyard.validate.prove import plan, play
 from stackyard.validate.prove.judge import PROVEN, Verdict
 
@@ -140,7 +140,7 @@ def _prove_one(
         host=held.facts(),
     )
     if not fix:
-        resolve.write_files(project.root, {records.path_of_report(value, "json"): text(value)})
+        replace_texts(project.root, {records.path_of_report(value, "json"): text(value)})
     return value
 
 
@@ -210,13 +210,13 @@ def replace_record(project: Project, base: str, found: Mapping[str, Any]) -> lis
     files = {recorded_path(base): text(found)}
     if base == BASE:
         files[PAGE] = render_page(project.definitions, found)
-    return resolve.write_files(project.root, files)
+    return replace_texts(project.root, files)
 
 
 def _page(project: Project, terminal: Terminal, *, check: bool) -> tuple[dict[str, Any], int]:
     made = render_page(project.definitions, recorded(project, BASE))
     if not check:
-        changed = resolve.write_files(project.root, {PAGE: made})
+        changed = replace_texts(project.root, {PAGE: made})
     else:
         path = project.root / PAGE
         current = path.read_text(encoding="utf-8") if path.is_file() else ""

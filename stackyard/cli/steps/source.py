@@ -25,13 +25,13 @@ from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BuildRequest
 from stackyard.cli.steps.build import base_of_smoke
-from stackyard.definitions.project import Project, load_project
+from stackyard.definitions.project import INSIDE, Project, load_project
 from stackyard.definitions.spec import Fix
 from stackyard.system import cleanup, process
 from stackyard.system.engine import Engine
 from stackyard.system.errors import BuildError, UsageError, shown
 
-_APPLY = Path(__file__).resolve().parents[2] / "inside" / "apply_fixes.py"
+_APPLY = INSIDE / "apply_fixes.py"
 
 
 def typed_again(given: BuildRequest) -> str:
