@@ -152,7 +152,10 @@ def sources_value(labels: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def proof_of(reports: Sequence[Mapping[str, Any]], image_id: str) -> Mapping[str, Any] | None:
-    """The newest passed smoke of exactly this image."""
+    """Return the newest passed smoke of exactly this image; one on GPUs before those on CPU ranks.
+
+    A smoke names its ranks where they are not what the base is for.
+    """
     fitting = [
         report
         for report in reports
@@ -161,7 +164,11 @@ def proof_of(reports: Sequence[Mapping[str, Any]], image_id: str) -> Mapping[str
         and isinstance(report.get("image"), dict)
         and report["image"].get("id") == image_id
     ]
-    return max(fitting, key=lambda report: str(report.get("started", "")), default=None)
+    return max(
+        fitting,
+        key=lambda report: ("ranks" not in report, str(report.get("started", ""))),
+        default=None,
+    )
 
 
 def require_proof(

@@ -21,8 +21,9 @@ from stackyard.system import signing
 from stackyard.system.errors import ReleaseError, StackyardError, UsageError
 
 LONGEST_STATEMENT = 4 * 2**20
-# Whoever may push may attach evidence without end; each piece costs requests and processes.
+# Everybody who may push may attach artifacts without end; each costs requests and processes.
 MOST_PIECES = 32
+MOST_ARTIFACTS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,8 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
             continue
         found.append(Verified(release=read, signer=who, statement=text, signature=signature,
                               manifest=data, config=manifest.config))  # fmt: skip
+    if len(problems) == MOST_PIECES:
+        problems.append(f"further statements were not read: at most {MOST_PIECES} of an image are")
     if not found:
         raise ReleaseError(
             f"{registry.repository}:{reference} cannot be believed; nothing was used",
@@ -100,7 +103,7 @@ def _some(tags: list[str]) -> str:
 def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
     """Return every statement with its signature that lies beside an image."""
     found = []
-    for artifact in _artifacts(registry, digest, release.STATEMENT):
+    for artifact in islice(_artifacts(registry, digest, release.STATEMENT), MOST_PIECES):
         blobs = {layer.media_type: layer for layer in artifact.layers}
         if {release.STATEMENT, release.SIGNATURE} <= set(blobs):
             found.append(
@@ -114,8 +117,9 @@ def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
 
 def _artifacts(registry: Registry, digest: str, kind: str) -> Iterator[Manifest]:
     """Yield the manifests of one kind of artifact beside an image; others are passed over."""
-    for entry in registry.referrers(digest):
-        data = registry.manifest(entry.digest) if entry.artifact_type in ("", kind) else None
+    listed = [one for one in registry.referrers(digest) if one.artifact_type in ("", kind)]
+    for entry in listed[:MOST_ARTIFACTS]:
+        data = registry.manifest(entry.digest)
         if data is None:
             continue
         try:

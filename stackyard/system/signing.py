@@ -42,8 +42,20 @@ def find_key(given: str, home: Path) -> Path:
     )
 
 
-def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
+def needs_touch(key: Path) -> bool:
+    """Return whether a key's private half is in a token that somebody must touch to sign.
+
+    Raises:
+        ReleaseError: its public half is not beside it.
+    """
+    return _public(key)[0].startswith("sk-")
+
+
+def sign(data: bytes, key: Path, namespace: str = NAMESPACE, *, unattended: bool = False) -> bytes:
     """Return a signature, in the armour of ssh-keygen.
+
+    Args:
+        unattended: no window may ask for a passphrase.
 
     Raises:
         ReleaseError: the key cannot be used.
@@ -53,7 +65,9 @@ def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
         path.write_bytes(data)
         try:
             process.run(
-                ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", namespace, str(path)], timeout=60
+                ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", namespace, str(path)],
+                timeout=60,
+                env={"SSH_ASKPASS_REQUIRE": "never"} if unattended else None,
             )
             return path.with_name("statement.sig").read_bytes()
         except (CommandError, OSError) as error:

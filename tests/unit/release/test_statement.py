@@ -79,6 +79,9 @@ def report(**changes):
 def test_the_proof_is_the_newest_passed_smoke_of_this_very_image():
     new = report(started="2026-02-02")
     assert release.proof_of([report(), new], ID) is new
+    on_cpus = report(started="2026-03-03", ranks="cpu")
+    assert release.proof_of([report(), new, on_cpus], ID) is new
+    assert release.proof_of([on_cpus], ID) is on_cpus
 
 
 @pytest.mark.parametrize(

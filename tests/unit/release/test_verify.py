@@ -371,6 +371,21 @@ def test_of_evidence_without_number_some_is_read_and_the_rest_is_told(site):
     assert len(read) == 32 - len(found.believed)
 
 
+def test_statements_without_number_are_not_all_read(site):
+    for number in range(40):
+        text = b'{"not": %d}' % number
+        site.held.attach(
+            DIGEST, statement.STATEMENT,
+            a=(statement.STATEMENT, text), b=(statement.SIGNATURE, b"none"),
+        )  # fmt: skip
+    with pytest.raises(ReleaseError) as caught:
+        site.verify()
+    last = caught.value.why.splitlines()[-1]
+    assert last == "further statements were not read: at most 32 of an image are"
+    assert len(caught.value.why.split("is not signed by anybody who may")) == 33
+    assert len([line for line in site.held.asked if "/blobs/" in line]) == 64
+
+
 def test_evidence_that_was_attached_to_another_image_is_passed_over(site):
     """Somebody lists it here; it says itself where it belongs."""
     site.sign()

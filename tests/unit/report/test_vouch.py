@@ -196,14 +196,27 @@ def test_a_run_leaves_signed_evidence_beside_its_report(tmp_path):
     assert [path.name for path in (tmp_path / PLACE).parent.iterdir()] == ["smoke.intoto.jsonl"]
 
 
-@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("kind", ["none", "locked", "token"])
 def test_without_a_key_that_signs_alone_the_evidence_waits_for_a_signature(
-    tmp_path, monkeypatch, locked
+    tmp_path, monkeypatch, kind
 ):
-    """A passphrase is never asked for: nobody sits beside a smoke."""
+    """Neither a passphrase nor a touch is asked for: nobody sits beside a smoke."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    own = home(tmp_path, "-N", "a passphrase") if locked else tmp_path
+    asked = tmp_path / "asked"
+    window = tmp_path / "window"
+    window.write_text(f"#!/bin/sh\ntouch {asked}\necho a passphrase\n")
+    window.chmod(0o755)
+    for name, value in (("SSH_ASKPASS", str(window)), ("SSH_ASKPASS_REQUIRE", "force")):
+        monkeypatch.setenv(name, value)
+    own = (
+        home(tmp_path, "-N", "a passphrase" if kind == "locked" else "")
+        if kind != "none"
+        else tmp_path
+    )
+    if kind == "token":
+        (own / ".ssh" / "id_ed25519.pub").write_text("sk-ssh-ed25519@openssh.com AAAA me\n")
     vouch.write(tmp_path, ran(IMAGE), layers_of(IMAGE), own)
+    assert not asked.exists()
     assert evidence.read_envelope((tmp_path / PLACE).read_bytes(), "FILE").signatures == ()
     assert vouch.told(tmp_path, ran(IMAGE)).endswith(f"unsigned: invoke evidence {PLACE} --sign")
 
