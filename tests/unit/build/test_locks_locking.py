@@ -14,6 +14,7 @@ from stackyard.definitions.lock import Locked, parse_lock, versions
 from stackyard.definitions.project import load_project
 from stackyard.system import cleanup
 from stackyard.system.errors import CommandError, EngineError, NothingToRunOn, UsageError
+from stackyard.system.files import replace_texts
 from tests.unit import samples
 from tests.unit.lines import run
 
@@ -70,7 +71,7 @@ def locked_on_two(tree):
         made = locking.resolve_all(
             load_project(tree.root, locks_required=False), "all", base, lambda *_: None
         )
-        resolve.write_files(tree.root, made.files)
+        replace_texts(tree.root, made.files)
     tree.asked.clear()
     return load_project(tree.root)
 
@@ -99,7 +100,7 @@ def test_what_the_refusal_names_is_what_helps(tree):
     tree.change("images/fixes/alpha-old.yml", "==1.2.0", ">=1.2.0")
     made = lock(tree, "toy")
     assert made.stale == {}
-    resolve.write_files(tree.root, made.files)
+    replace_texts(tree.root, made.files)
     load_project(tree.root)
     moved = {change.path: change.moved for change in made.changes if change.moved}
     assert list(moved) == ["images/toy/cpu.lock", "images/toy/far.lock"]
@@ -172,7 +173,7 @@ def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
 
 def test_a_pulled_base_is_read_once_and_locked_by_its_digest(tree):
     tree.write("images/bases/far.yml", FAR)
-    resolve.write_files(tree.root, lock(tree, "toy", "far").files)
+    replace_texts(tree.root, lock(tree, "toy", "far").files)
     text = (tree.root / "images/bases/far.lock").read_text()
     assert f"# image: registry.example/far@{tree.digest}\n" in text
     assert text.endswith("\nnumpy==2.0.0\ntorch==2.1.0\n")
@@ -186,9 +187,9 @@ def test_a_pulled_base_is_read_once_and_locked_by_its_digest(tree):
 def test_another_image_is_read_and_what_was_locked_on_the_old_one_is_named(tree):
     other = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: other")
     tree.write("images/other/stack.yml", other)
-    resolve.write_files(tree.root, lock(tree, "other", "cpu").files)
+    replace_texts(tree.root, lock(tree, "other", "cpu").files)
     tree.write("images/bases/far.yml", FAR)
-    resolve.write_files(tree.root, lock(tree, "all", "far").files)
+    replace_texts(tree.root, lock(tree, "all", "far").files)
     load_project(tree.root)
     tree.digest = "sha256:" + "2" * 64
     tree.change("images/bases/far.yml", "far:1", "far:2")
