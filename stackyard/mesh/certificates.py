@@ -1,4 +1,4 @@
-"""Key material of one run: its authority, and what every node is given.
+"""Make the key material of one run: its authority, and the files for every node.
 
 Owns the ssh certificates and the files a node receives. The authority's private key stays in
 the controller's memory: no file, image, environment variable or label ever holds it. Pure but
@@ -31,7 +31,7 @@ _SKEW_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class MeshPlan:
-    """The nodes of a run and how they reach each other.
+    """Hold the nodes of a run, and how they reach each other.
 
     Attributes:
         run: the run's name; user certificates are bound to it as principal.
@@ -39,7 +39,7 @@ class MeshPlan:
         seconds: how long certificates last.
         addresses: of each node, where the network does not resolve names itself (the host's);
             every sshd then listens on its own address only.
-        ports: of nodes whose sshd listens elsewhere than on `port`: several share a host's network.
+        ports: of nodes whose sshd does not listen on `port`, as nodes share a host's network.
     """
 
     run: str
@@ -50,7 +50,7 @@ class MeshPlan:
     ports: Mapping[str, int] = field(default_factory=dict)
 
     def port_of(self, node: str) -> int:
-        """Where a node's sshd listens."""
+        """Return the port that a node's sshd listens on."""
         return self.ports.get(node, self.port)
 
 
@@ -59,25 +59,25 @@ def _public(key: Ed25519PrivateKey) -> bytes:
 
 
 def private_text(key: Ed25519PrivateKey) -> bytes:
-    """A private key as OpenSSH writes it."""
+    """Return a private key in OpenSSH's format."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 class Authority:
-    """The certificate authority of one run."""
+    """Hold the certificate authority of one run."""
 
     def __init__(self) -> None:
         self._key = Ed25519PrivateKey.generate()
 
     @property
     def public(self) -> bytes:
-        """Its public key, one line."""
+        """Return the authority's public key, one line."""
         return _public(self._key)
 
     def certify(
         self, key: Ed25519PrivateKey, kind: SSHCertificateType, name: str, now: int, seconds: int
     ) -> bytes:
-        """A certificate for `key`, naming `name` and nothing else.
+        """Return a certificate for `key` whose only principal is `name`.
 
         Args:
             now: seconds since the epoch.
@@ -98,9 +98,9 @@ class Authority:
 
 
 def loopback_addresses(run: str, nodes: Sequence[str]) -> dict[str, str]:
-    """Addresses of the nodes of a run that shares the host's network: loopback, the run's own.
+    """Return loopback addresses for the nodes of a run that shares the host's network.
 
-    Nobody outside the host reaches them, and runs beside each other do not meet.
+    No other machine reaches them, and runs on one host have different ones.
     """
     digest = hashlib.sha256(run.encode()).digest()
     prefix = f"127.{64 + digest[0] % 128}.{digest[1]}"
@@ -108,13 +108,13 @@ def loopback_addresses(run: str, nodes: Sequence[str]) -> dict[str, str]:
 
 
 def known_hosts(plan: MeshPlan, authority: Authority) -> bytes:
-    """One line: whoever shows this authority's certificate for one of the names is trusted."""
+    """Return the known_hosts line that trusts this authority's certificates for the nodes."""
     names = [f"{name},[{name}]:{plan.port_of(name)}" for name in plan.nodes]
     return b"@cert-authority " + ",".join(names).encode() + b" " + authority.public + b"\n"
 
 
 def client_config(plan: MeshPlan) -> str:
-    """The ssh client's configuration for this run's nodes."""
+    """Return the ssh client's configuration for this run's nodes."""
     groups: dict[int, list[str]] = {}
     for node in plan.nodes:
         groups.setdefault(plan.port_of(node), []).append(node)
@@ -125,7 +125,7 @@ def client_config(plan: MeshPlan) -> str:
 def node_material(
     plan: MeshPlan, authority: Authority, *, now: int
 ) -> Mapping[str, Mapping[str, bytes]]:
-    """Files of every node, by node and file name; private keys are different on each."""
+    """Return the files of every node, by node and file name; each node has keys of its own."""
     return {node: _material_of(node, plan, authority, now) for node in plan.nodes}
 
 
@@ -148,7 +148,7 @@ def _material_of(node: str, plan: MeshPlan, authority: Authority, now: int) -> d
 
 
 def foreign_material(plan: MeshPlan, node: str, *, now: int) -> Mapping[str, bytes]:
-    """What strangers would hold, to show that a mesh refuses them.
+    """Return keys that a mesh must refuse, to show that it does.
 
     `foreign_key` has no certificate; `other_run_key` has another run's, for the same principal;
     `impostor_key` has a host certificate for `node` from another authority.
@@ -165,9 +165,10 @@ def foreign_material(plan: MeshPlan, node: str, *, now: int) -> Mapping[str, byt
 
 
 def pairs(nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Which node tries to reach which: all pairs up to 8 nodes, beyond that work grows as N.
+    """Return the pairs (source, target) of nodes whose login is tried.
 
-    Beyond: the first node to every other, every other to the first and to its neighbour.
+    Up to 8 nodes these are all pairs. With more, the number grows as N: the first node to every
+    other, every other to the first and to its neighbour.
     """
     if len(nodes) <= 8:
         return tuple((a, b) for a in nodes for b in nodes)

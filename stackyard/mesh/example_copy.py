@@ -1,6 +1,6 @@
-"""An example as a folder of files of the user's own: to read, to edit, and to start.
+"""Copy an example to a folder of the user's own, to read, edit and start it.
 
-Owns what is in such a folder. Pure: given the example, its files and the hosts, it gives texts.
+Owns the content of such a folder. Pure: it makes texts of the example, its files and the hosts.
 The copy is an example again (`read_example`), of one size on one kind of device.
 """
 
@@ -26,12 +26,12 @@ RECORDER = "stackyard_record.py"
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRequest:
-    """What a copy is made for.
+    """Hold the choices that a copy is made for.
 
     Attributes:
         device: `cpu` or `cuda`.
         ranks: on each host: CPU ranks, or GPUs where the inventory says only `all`.
-        given: values that the user set; in the copy they are its own.
+        given: values that the user set; they become values of the copy.
         more: arguments that the user added for the program.
         options: words of `invoke run` to repeat, such as `--gpus 0`.
         inventory: the text of hosts.yml; empty where hosts were named otherwise.
@@ -49,7 +49,7 @@ class CopyRequest:
 
 
 def specialised(example: Example, request: CopyRequest) -> Example:
-    """The example with one size on one device, and the user's values and arguments as its own.
+    """Return the example for one size and device, with the user's values and arguments built in.
 
     Raises:
         UsageError: it has no such device, size or value.
@@ -74,7 +74,7 @@ def specialised(example: Example, request: CopyRequest) -> Example:
 
 
 def _kept(text: str) -> str:
-    """What a user typed has no placeholders: its braces are written twice."""
+    """Double the braces of what a user typed, for it has no placeholders."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -83,7 +83,7 @@ def _folder(place: str) -> str:
 
 
 def example_text(example: Example) -> str:
-    """An example as its file."""
+    """Return the text of an example's file."""
     devices = {name: {"env": dict(size.env)} if size.env else {}
                for name, size in example.devices.items()}  # fmt: skip
     prepare = [{**({"unless": step.unless} if step.unless else {}), "run": list(step.run)}
@@ -107,10 +107,10 @@ def example_text(example: Example) -> str:
 
 
 def plan_of(fleet: Fleet, example: Example, request: CopyRequest) -> StandingPlan:
-    """The mesh that a run will have, as far as the inventory says.
+    """Plan the mesh of a run from the inventory alone.
 
     Raises:
-        UsageError: nothing says how many GPUs a host has, or a host is to use none.
+        UsageError: nothing says how many GPUs a host has, or a host may use none.
     """
     found = []
     for host in fleet.hosts:
@@ -133,7 +133,7 @@ def plan_of(fleet: Fleet, example: Example, request: CopyRequest) -> StandingPla
 def copied(
     example: Example, files: Mapping[str, bytes], fleet: Fleet, request: CopyRequest
 ) -> dict[str, bytes]:
-    """Every file of the copy, by its path in the folder.
+    """Return every file of the copy, by its path in the folder.
 
     Raises:
         UsageError: the example does not fit these hosts.
@@ -174,7 +174,7 @@ def copied(
     found = {name: text.encode() for name, text in texts.items()}
     for path, content in files.items():
         place = next(place for place in own.files if path.startswith(f"{place}/"))
-        if not path.endswith(f"/{RECORDER}"):  # a run gives it to every node anyway
+        if not path.endswith(f"/{RECORDER}"):  # every run brings the recorder to its nodes
             found[f"{own.files[place]}/{path.removeprefix(f'{place}/')}"] = content
     return found
 
@@ -192,7 +192,7 @@ def _lines(step: Mapping[str, Any]) -> list[str]:
 
 
 def hosts_text(fleet: Fleet) -> str:
-    """An inventory of hosts that were named one by one."""
+    """Return the inventory's text for hosts that were named one by one."""
     hosts = {}
     for host in fleet.hosts:
         said = {"address": host.ssh, "user": host.user, "port": host.port, "key": host.key}

@@ -1,7 +1,7 @@
-"""The record files of a run, followed while it lasts: what every rank of every launch says.
+"""Follow the record files that every rank of every launch writes during a run.
 
 Owns the conversation with `inside/follow.py` on the first node, and which launch a line is for.
-It must not read the lines: `validate.record` does.
+It must not interpret the lines: `validate.record` does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ OnLine = Callable[[str], None]
 
 
 class Records:
-    """The records of one run.
+    """Follow the records of one run.
 
     Args:
         program: path of the follower on the first node.
-        folder: where launches have folders with their records.
+        folder: holds a folder with records for each launch.
     """
 
     def __init__(self, engine: Engine, container: str, program: str, folder: str) -> None:
@@ -30,11 +30,11 @@ class Records:
         self._line = engine.converse(container, ["python3", program, folder], self._take)
 
     def take(self, launch: str, on_line: OnLine) -> None:
-        """Have the lines of a launch from now on, from another thread."""
+        """Call `on_line` with every line of a launch from now on, from another thread."""
         self._takers[launch] = on_line
 
     def catch_up(self, seconds: float = 15.0) -> bool:
-        """Wait until all that ranks have written by now was taken; False when nobody answers."""
+        """Wait until all that ranks wrote before the call has arrived; False without an answer."""
         word = f"caught up {next(self._numbers)}"
         event = self._caught_up[word] = threading.Event()
         if not self._line.send(word):

@@ -1,6 +1,6 @@
-"""`invoke doctor --hosts`: what every host is like, in one table, and how they reach each other.
+"""Show the state of every host, and how hosts reach each other, for `invoke doctor --hosts`.
 
-Owns the questions between hosts (routes, MTU) and the table's rows. It starts nothing on them.
+Owns the checks between hosts (routes, MTU) and the table's rows. It starts nothing on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stackyard.system.errors import StackyardError
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
            "route", "port", "runs")  # fmt: skip
-# `ip route get` for each address; a ping of the interface's whole MTU that may not be cut.
+# `ip route get` for each address, and a ping with the interface's whole MTU, unfragmented.
 _ROUTES = """PATH="$PATH:/usr/sbin:/sbin"
 size=$1; shift
 for at in "$@"; do
@@ -38,11 +38,11 @@ done"""
 def inspect(
     hosts: Reached, found: Muster, tag: str, base: str, bases: Mapping[str, Base]
 ) -> dict[str, Any]:
-    """The table's rows, remarks for people, and whether a run could start.
+    """Return the table's rows, remarks for people, and whether a run could start.
 
     Args:
-        tag: of the image that is looked for; empty for none.
-        base: what it stands on, one of `bases`: compared with each host's driver and GPUs.
+        tag: of the image to look for; empty for none.
+        base: of the image, one of `bases`; it is compared with each host's driver and GPUs.
     """
     fleet = hosts.fleet
     network, problems = choose_network(found.facts, {h.name: h.interface for h in fleet.hosts})
@@ -117,7 +117,7 @@ def _row(
 
 
 def _adapters(facts: Mapping[str, HostFacts]) -> list[str]:
-    """Return each host's InfiniBand and RoCE ports, and what NCCL would use between the hosts."""
+    """Return remarks on each host's InfiniBand and RoCE ports, and on NCCL's choice of them."""
     with_ports = {name: found.infiniband for name, found in facts.items() if found.infiniband.ports}
     found = [
         f"{name}: {finding.what}" + (f"; {finding.hint}" if finding.hint else "")
@@ -132,13 +132,13 @@ def _adapters(facts: Mapping[str, HostFacts]) -> list[str]:
 
 
 def _routes(hosts: Reached, network: Network) -> dict[str, dict[str, dict[str, str]]]:
-    """How each host reaches each other one, by both names."""
+    """Return the route from each host to each other host, by both names."""
     addresses = {name: i.address for name, i in network.chosen.items()}
 
     def ask(link: Link) -> dict[str, dict[str, str]]:
         mine = network.chosen[link.host.name]
         others = {name: at for name, at in addresses.items() if name != link.host.name}
-        # 28 bytes of a packet are headers.
+        # The headers of IPv4 and ICMP take 28 bytes of a packet.
         said = link.shell(_ROUTES, str(max(0, mine.mtu - 28)), *others.values(), seconds=60)
         lines = {p[0]: p for p in (line.split("|", 2) for line in said.splitlines()) if len(p) == 3}
         return {name: _route(lines[at], mine.name) for name, at in others.items() if at in lines}

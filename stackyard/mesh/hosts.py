@@ -1,7 +1,7 @@
-"""Which machines a run may use: hosts.yml, and the inventories that people have already.
+"""Read which machines a run may use: hosts.yml, and inventories that users already have.
 
 Owns the reading of hosts.yml, of deepspeed hostfiles and of names out of an ssh configuration,
-and their rules. Pure: texts in, values out; every problem is collected. It must not connect.
+and their rules. Pure: texts in, values out; it collects every problem. It must not connect.
 
 Over 300 lines: three forms of one inventory, with their rules.
 """
@@ -31,11 +31,11 @@ _VOLUME = re.compile(r"volume:[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A folder of every host that all of its nodes see.
+    """Describe a folder that every host makes visible to its nodes.
 
     Attributes:
         source: a path on the host, or `volume:NAME`, a volume of its engine.
-        shared: it is one and the same on all hosts (NFS, Lustre); that is checked.
+        shared: all hosts see the same folder (NFS, Lustre); this is checked.
         read_only: nodes cannot write to it (a user's tree, `--mount`).
     """
 
@@ -46,17 +46,17 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine.
+    """Describe one machine.
 
     Attributes:
-        name: here, and of its node.
-        ssh: what ssh is told: an address, or an alias of ~/.ssh/config.
-        user: empty where ssh's own configuration decides; as `port` (0) and `key`.
+        name: in the inventory, and of its node.
+        ssh: the destination for ssh: an address, or an alias of ~/.ssh/config.
+        user: empty where ssh's own configuration decides, as are `port` (0) and `key`.
         config: an ssh configuration in place of the caller's own.
-        gpus: `all`, `none`, or indexes by comma.
-        interface: the network interface for training traffic; `auto` is found by its route.
+        gpus: `all`, `none`, or indexes separated by commas.
+        interface: the network interface for training traffic; `auto` chooses one.
         engine: the socket of its container engine.
-        nodes: how many containers of a run it gets.
+        nodes: the number of containers of a run on it.
     """
 
     name: str
@@ -73,17 +73,17 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The hosts of an inventory, in order, and the folders that their nodes see."""
+    """Hold the hosts of an inventory, in order, and the folders that their nodes see."""
 
     source: str
     hosts: tuple[Host, ...]
     folders: Mapping[str, Folder] = field(default_factory=dict)
 
     def only(self, names: Sequence[str]) -> Fleet:
-        """The hosts of these names, in the order given.
+        """Return the fleet with only the hosts of these names, in the order given.
 
         Raises:
-            UsageError: one is not there.
+            UsageError: the inventory lacks one of them.
         """
         known = {host.name: host for host in self.hosts}
         for name in names:
@@ -95,10 +95,10 @@ class Fleet:
 
 
 def read_inventory(text: str, source: str) -> Fleet:
-    """The hosts of a hosts.yml, or of a deepspeed hostfile, whichever the text is.
+    """Read the hosts from the text of a hosts.yml or of a deepspeed hostfile.
 
     Raises:
-        DefinitionError: with every problem.
+        DefinitionError: the text is wrong; holds every problem.
     """
     problems: list[Problem] = []
     if is_hostfile(text):
@@ -111,13 +111,13 @@ def read_inventory(text: str, source: str) -> Fleet:
 
 
 def is_hostfile(text: str) -> bool:
-    """Whether a text looks like a deepspeed hostfile: `name slots=N` lines."""
+    """Return whether a text looks like a deepspeed hostfile (lines `name slots=N`)."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     return any(re.fullmatch(r"\S+\s+slots\s*=.*", line) for line in lines)
 
 
 def read_hostfile(text: str, source: str, problems: list[Problem]) -> Fleet:
-    """`name slots=N` lines: the first N GPUs of each host; comments and blank lines are skipped."""
+    """Read lines `name slots=N`, each of which takes the first N GPUs of a host."""
     hosts: list[Host] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -150,14 +150,14 @@ def read_hostfile(text: str, source: str, problems: list[Problem]) -> Fleet:
 
 
 def _host_named(target: str, gpus: str = "all") -> Host:
-    """A host by what ssh is told, `[user@]place`: addresses and capitals make no node's name."""
+    """Return a host for `[user@]place`, with a name that a node can have."""
     user, _, place = target.rpartition("@")
     name = re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")[:40].strip("-")
     return Host(name=name, ssh=place, user=user, gpus=gpus)
 
 
 def _reachable(host: Host) -> bool:
-    """Whether ssh can be told of it, and takes no part of it for an option."""
+    """Return whether ssh accepts the host as a destination, and no part of it as an option."""
     return (
         bool(host.name)
         and bool(_ADDRESS.fullmatch(host.ssh))
@@ -167,7 +167,7 @@ def _reachable(host: Host) -> bool:
 
 
 def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
-    """A hosts.yml (docs/hosts.md)."""
+    """Read a hosts.yml (docs/hosts.md)."""
     top = parse_document(text, file=source, problems=problems)
     if top is None:
         return Fleet(source=source, hosts=())
@@ -221,7 +221,7 @@ def _settings(entry: Entry, given: Host) -> Host:
         ("nodes", 1 <= host.nodes <= MAX_NODES, f"must be 1 to {MAX_NODES}"),
     )  # fmt: skip
     for key, good, message in checks:
-        # What `defaults` has wrong is told there, and once.
+        # Each problem of `defaults` is reported there only, not again for every host.
         if not good and entry.has(key):
             entry.problem(message, key=key)
     entry.done()
@@ -229,7 +229,7 @@ def _settings(entry: Entry, given: Host) -> Host:
 
 
 def gpu_indexes(text: str) -> tuple[int, ...]:
-    """The indexes of `0,1`; empty when it is no such list, or names one twice."""
+    """Return the indexes of `0,1`; empty for any other text, or when one is named twice."""
     words = text.split(",")
     if not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
         return ()
@@ -259,7 +259,7 @@ def _folders(top: Entry) -> dict[str, Folder]:
 
 
 def is_place(place: str) -> bool:
-    """Whether nodes can have a folder there: not in place of what they themselves need."""
+    """Return whether nodes can have a folder there that replaces nothing they need."""
     parts = place.split("/")[1:]
     return (
         place.startswith("/")
@@ -286,7 +286,7 @@ def _same_target(outer: Entry, hosts: Iterable[Host]) -> None:
 
 
 def _same_node(outer: Entry, hosts: Sequence[Host]) -> None:
-    """Nodes are named by their hosts: `a` with `nodes: 2` has `a-1`, which is no host's beside."""
+    """Refuse hosts whose nodes would have the same name: `a` with `nodes: 2` also makes `a-1`."""
     owner: dict[str, str] = {}
     for host in sorted(hosts, key=lambda one: one.nodes == 1):
         for node in node_names(host) if host.nodes <= MAX_NODES else ():
@@ -296,14 +296,14 @@ def _same_node(outer: Entry, hosts: Sequence[Host]) -> None:
 
 
 def node_names(host: Host) -> tuple[str, ...]:
-    """Names of a host's nodes: its own, numbered where it has several."""
+    """Return the names of a host's nodes: the host's, numbered where there are several."""
     if host.nodes == 1:
         return (host.name,)
     return tuple(f"{host.name}-{number + 1}" for number in range(host.nodes))
 
 
 def from_names(names: Sequence[str], source: str) -> Fleet:
-    """Hosts named one by one: addresses, or aliases of the caller's ssh configuration."""
+    """Return hosts named one by one, as addresses or aliases of the caller's ssh configuration."""
     hosts = [_host_named(name) for name in names]
     counts = Counter(host.name for host in hosts if _reachable(host))
     wrong = [f"{n!r} is no address or name that ssh knows"
@@ -316,7 +316,10 @@ def from_names(names: Sequence[str], source: str) -> Fleet:
 
 
 def matching(config: str, pattern: str) -> list[str]:
-    """Names in an ssh configuration's `Host` lines that a shell pattern matches; no patterns."""
+    """Return the names in an ssh configuration's `Host` lines that match a shell pattern.
+
+    Patterns among these names are left out.
+    """
     found: list[str] = []
     for line in config.splitlines():
         given = re.fullmatch(r"\s*host(?:\s*=\s*|\s+)(.*)", line, re.IGNORECASE)

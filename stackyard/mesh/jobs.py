@@ -1,7 +1,7 @@
-"""A job in a standing mesh, as its supervisor is asked to run it.
+"""Make the request by which the supervisor of a standing mesh runs a job.
 
 Owns the steps of a job: files for every node, the commands that prepare it, its launcher's command,
-all as the launchers of `launch` write them. Pure: it is told the mesh and a free port.
+all as the launchers of `launch` write them. Pure: the mesh and a free port are arguments.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ SITE = "/srv/stackyard/site"
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which nodes take part, and which slots of each (GPUs, or CPU ranks by number)."""
+    """Hold the nodes that take part, and the slots of each (GPUs, or CPU ranks by number)."""
 
     slots: Mapping[str, tuple[int, ...]]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes, in order."""
+        """Return the nodes' names, in order."""
         return tuple(self.slots)
 
     @property
     def even(self) -> bool:
-        """Whether every node has as many."""
+        """Return whether all nodes have the same number of slots."""
         return len({len(slots) for slots in self.slots.values()}) == 1
 
 
 def select(plan: StandingPlan, per_node: int, include: str = "", exclude: str = "") -> Selection:
-    """The nodes and slots of a run, less what the caller leaves out.
+    """Select the nodes and slots of a run.
 
     Args:
-        per_node: CPU ranks on each node; nodes with GPUs have a slot for each.
-        include: `node1:0,1@node2:0`, as DeepSpeed's `-i`; a node without numbers is whole.
+        per_node: CPU ranks on each node; nodes with GPUs have a slot for each GPU.
+        include: `node1:0,1@node2:0`, as DeepSpeed's `-i`; a node without numbers means all slots.
         exclude: the same, as DeepSpeed's `-e`.
 
     Raises:
@@ -97,7 +97,7 @@ def _parse(
 
 
 def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) -> LaunchRequest:
-    """What the launcher is asked for.
+    """Return the request for the job's launcher.
 
     Raises:
         UsageError: this launcher cannot start these ranks, or has no such option.
@@ -124,7 +124,7 @@ def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) ->
         scratch=f"{SCRATCH}/{job.name}",
         ssh_port=ports.pop() if len(ports) == 1 else 0,
         options={**job.options, "meeting": meeting_file(job)},
-        # On GPUs `gpus` says it: slots are counted in a node, GPUs in what its container sees.
+        # On GPUs `gpus` holds the choice, by the numbers in the container; slots count in a node.
         include="" if takes or selection.even else counted(selection),
     )
 
@@ -143,31 +143,31 @@ def _check_launcher(job: Job, selection: Selection) -> None:
 
 
 def counted(selection: Selection) -> str:
-    """CPU ranks in DeepSpeed's words: any slots will do, and a node has as many as it has ranks."""
+    """Return CPU ranks in DeepSpeed's syntax; their slots count from 0 on every node."""
     counts = {node: range(len(slots)) for node, slots in selection.slots.items()}
     return "@".join(f"{node}:{','.join(map(str, slots))}" for node, slots in counts.items())
 
 
 def taken(plan: StandingPlan, selection: Selection) -> dict[str, tuple[int, ...]]:
-    """The GPUs that each node's ranks compute on, as its container numbers them."""
+    """Return the GPUs that each node's ranks compute on, as its container numbers them."""
     numbers = {name: visible(plan, plan.node(name)) for name in selection.nodes}
     return {name: tuple(numbers[name][slot] for slot in slots)
             for name, slots in selection.slots.items()}  # fmt: skip
 
 
 def meeting_file(job: Job) -> str:
-    """Where ranks that meet by a file find it: the job's options say, or the shared folder."""
+    """Return the path of the rendezvous file: from the job's options, or in the shared folder."""
     return job.options.get("meeting") or f"/shared/stackyard-{job.name}.meeting"
 
 
 def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """What ranks need to know of us: where their words go, and which GPUs are theirs.
+    """Return the environment of ranks: the folder of their logs, PYTHONPATH, and their GPUs.
 
     Args:
-        takes: the GPUs of each node, where these are not all that it has.
+        takes: the GPUs of each node; empty where ranks use all of them.
 
     Raises:
-        UsageError: nodes take different ones, and the launcher tells all of them the same.
+        UsageError: the GPUs differ between nodes, and the launcher gives all nodes the same.
     """
     site = ":".join(part for part in (SITE, job.env.get("PYTHONPATH", "")) if part)
     found = {"STACKYARD_LOGS": f"{JOBS}/{job.name}/ranks", "PYTHONPATH": site}
@@ -184,7 +184,7 @@ def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str
 
 
 def _tells_each_node(job: Job, nodes: int) -> bool:
-    """Whether DeepSpeed starts the ranks: it sets CUDA_VISIBLE_DEVICES from slots by node."""
+    """Return whether DeepSpeed starts the ranks, and so sets CUDA_VISIBLE_DEVICES on each node."""
     if job.launcher == "accelerate":
         by_pdsh = job.options.get("start", "pdsh") == "pdsh"
         return nodes > 1 and by_pdsh and job.options.get("zero_stage", "0") != "0"
@@ -194,7 +194,7 @@ def _tells_each_node(job: Job, nodes: int) -> bool:
 def start_request(
     plan: StandingPlan, job: Job, selection: Selection, port: int, lease: float
 ) -> tuple[dict[str, Any], Launch]:
-    """The supervisor's request for a job, and the launch (its files may be for every node).
+    """Return the supervisor's request for a job, and the launch (with files for the nodes).
 
     Raises:
         UsageError: the launcher cannot start such a job.
@@ -224,7 +224,7 @@ def start_request(
 
 
 def _quiet(request: LaunchRequest, words: Sequence[str]) -> LaunchRequest:
-    """The same request for a command that is no training: it has no ranks to listen to."""
+    """Return the request for a command that prepares a job: its output is not a rank's."""
     env = {k: v for k, v in request.env.items() if k != "STACKYARD_LOGS"}
     return replace(request, program=tuple(words), env=env)
 

@@ -1,7 +1,7 @@
-"""The controller's end of a run's lease: renewed while this process lives, and what it reports.
+"""Renew a run's lease while this process lives, and read what the nodes report through it.
 
-Owns the heartbeat and what the nodes say through it. The rule itself, and the killing, is
-`inside/lease.py`'s: it works without this side.
+Owns the controller's end: the heartbeat and the nodes' reports. `inside/lease.py` ends a run whose
+lease is not renewed; it needs no controller for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import MeshError
 
 PROGRAM = "/usr/local/lib/stackyard/lease.py"
-# Half a second between renewals. The lease plus the removal of a run stays below 10 s.
+# The lease plus the removal of a run stays below 10 s.
 BEAT_SECONDS = 0.5
 SECONDS = 6.0
 JOIN_SECONDS = 40.0
@@ -25,7 +25,7 @@ Processes = dict[str, list[dict[str, Any]]]
 
 
 class Lease:
-    """The lease of one run, held by its first node for this process.
+    """Hold the lease of one run, through its first node.
 
     Args:
         container: of the first node.
@@ -35,7 +35,7 @@ class Lease:
     Attributes:
         lost: which node is gone and why; empty while none is.
         orphaned: which rank has lost its launcher; empty while none has.
-        gone: when ranks were seen to have ended, by node and PID.
+        gone: the time (`time.monotonic`) of the report that a rank has ended, by node and PID.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Lease:
         self._beats.start()
 
     def wait_joined(self) -> None:
-        """Wait until every node has its part of the lease.
+        """Wait until every node has joined the lease.
 
         Raises:
-            MeshError: a node did not join; says which and why.
+            MeshError: a node did not join; names it and gives the reason.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._joined or self.lost, timeout=JOIN_SECONDS)
@@ -68,7 +68,9 @@ class Lease:
             raise MeshError(self.lost or f"not every node joined within {JOIN_SECONDS:.0f} s")
 
     def processes(self, *, kill: bool = False, seconds: float = 10.0) -> Processes:
-        """Processes on each node that are not the node's own; a node that is gone has none.
+        """Return the processes on each node that are not part of the node's own service.
+
+        A node that is gone has none.
 
         Args:
             kill: SIGKILL them, until none is left.
@@ -82,10 +84,10 @@ class Lease:
         return self._answers.pop(number, {})
 
     def close(self) -> None:
-        """Give the lease up: the nodes are about to be removed, and are not to end by themselves.
+        """Release the lease before the nodes are removed, so that they do not end by themselves.
 
-        (An engine that removes a container which is just ending was seen to miscount what is
-        attached to its network, which then cannot be removed.)
+        An engine that removes a container while it ends was seen to miscount what is attached to
+        the network, which then cannot be removed.
         """
         self._closing = True
         if self._line.send("rest"):

@@ -1,8 +1,8 @@
-"""The way to one host: a single ssh connection that carries its engine's socket and commands.
+"""Reach a host through one ssh connection that carries its engine's socket and commands.
 
-Owns the ssh process of a host and how its failures read. The caller's own ssh does the work, with
-the caller's keys, agent, aliases and jump hosts; the host needs an sshd and a container engine,
-and gets nothing installed. Host keys are always checked: an unknown or changed one is refused.
+Owns the ssh process of a host and the explanation of its failures. The caller's own ssh does the
+work, with the caller's keys, agent, aliases and jump hosts; the host needs an sshd and a container
+engine, and nothing is installed there. Unknown and changed host keys are refused.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, StackyardError
 
 CONNECT_SECONDS = 10
-# ssh gives a silent host up after three of these; a run's own lease is what decides over the run.
+# ssh drops a connection after three of these without an answer; only a run's lease ends the run.
 ALIVE_SECONDS = 5
-# A unix socket's path ends here, and ssh adds 17 characters while it makes one.
+# The path of a unix socket holds 107 characters, and ssh adds 17 while it makes one.
 _LONGEST = 107 - 17
 T = TypeVar("T")
 
 
 class HostError(StackyardError):
-    """A host cannot be used; names it and says why."""
+    """Report that a host cannot be used, and why."""
 
     def __init__(self, host: str, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(f"{host}: {what}", why=why, hint=hint)
@@ -38,7 +38,7 @@ class HostError(StackyardError):
 
 
 def ssh_options(host: Host) -> list[str]:
-    """What every ssh to a host is told, before its name."""
+    """Return the options of every ssh to a host."""
     words = [
         "-o", "BatchMode=yes",
         "-o", "StrictHostKeyChecking=yes",
@@ -50,7 +50,7 @@ def ssh_options(host: Host) -> list[str]:
 
 
 def _own_options(host: Host) -> list[str]:
-    """What the inventory says of this host's login."""
+    """Return ssh's options from the inventory: configuration, key, user and port."""
     paths = {"-F": host.config, "-i": host.key}
     words = [w for flag, path in paths.items() if path
              for w in (flag, str(Path(path).expanduser()))]  # fmt: skip
@@ -59,7 +59,7 @@ def _own_options(host: Host) -> list[str]:
 
 
 class Link:
-    """A host that answers.
+    """Reach one host that answers.
 
     Args:
         folder: a private folder for the connection's sockets.
@@ -108,15 +108,15 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection stands."""
+        """Return whether the ssh process runs."""
         return self._ssh.running
 
     @property
     def engine(self) -> Engine:
-        """The host's container engine.
+        """Return the host's container engine; connect to it at the first use.
 
         Raises:
-            HostError: none answers.
+            HostError: no engine answers.
         """
         with self._lock:
             if self._engine is None:
@@ -136,11 +136,11 @@ class Link:
 
     @property
     def docker_host(self) -> str:
-        """What DOCKER_HOST is for this host, as long as the link stands."""
+        """Return DOCKER_HOST for this host, valid while the link is open."""
         return f"unix://{self._socket}"
 
     def shell(self, script: str, *words: str, seconds: float = 30.0) -> str:
-        """Run a POSIX shell script on the host, its words as `$1` and so on; its output.
+        """Run a POSIX shell script on the host, with `words` as `$1` and so on; return its output.
 
         Raises:
             HostError: it failed, or took longer than `seconds`.
@@ -148,15 +148,15 @@ class Link:
         return self.send(script.encode(), "sh", "-s", "--", *words, seconds=seconds)
 
     def words(self, *words: str) -> list[str]:
-        """The command line that runs words on the host over this connection."""
+        """Return the local command line that runs a command on the host over this connection."""
         argv = ["ssh", "-S", str(self._control), *ssh_options(self.host), "--", self.host.ssh]
         return [*argv, shlex.join(words)]
 
     def send(self, data: bytes, *words: str, seconds: float = 60.0) -> str:
-        """Run words on the host with bytes as their input; their output.
+        """Run a command on the host with `data` as its input; return its output.
 
         Raises:
-            HostError: they failed, or took longer than `seconds`.
+            HostError: it failed, or took longer than `seconds`.
         """
         try:
             return process.run(self.words(*words), stdin=data, timeout=seconds).output
@@ -175,7 +175,7 @@ class Link:
                 self._open()
 
     def answers(self) -> bool:
-        """Whether the host and its engine do."""
+        """Return whether the host and its engine answer."""
         try:
             return self.alive and self.engine.answers()
         except HostError:
@@ -219,7 +219,7 @@ _SAYINGS = (
 
 
 def explain(said: str, host: Host) -> tuple[str, str]:
-    """What ssh's last words mean, and what to do."""
+    """Return the meaning of ssh's last lines, and what to do."""
     login = shlex.join(["ssh", *_own_options(host), host.ssh])
     known = shlex.quote(f"[{host.ssh}]:{host.port}") if host.port not in (0, 22) else host.ssh
     for words, what, hint in _SAYINGS:
@@ -232,14 +232,14 @@ def explain(said: str, host: Host) -> tuple[str, str]:
 def linked(
     hosts: Sequence[Host], folder: Path
 ) -> Iterator[tuple[dict[str, Link], dict[str, HostError]]]:
-    """Log in to all hosts at the same time; those that answer, and why the others do not."""
+    """Log in to all hosts at the same time; yield the links, and the errors of other hosts."""
     links: dict[str, Link] = {}
     failed: dict[str, HostError] = {}
 
     def one(number: int) -> Link:
         link = Link(hosts[number], folder, number)
         try:
-            link.engine  # noqa: B018 - asked for here, so that all are asked at the same time
+            link.engine  # noqa: B018 - connects here, so that all hosts connect at the same time
         except BaseException:
             link.close()
             raise
@@ -262,7 +262,7 @@ def linked(
 def on_each(
     links: Mapping[str, Link], work: Callable[[Link], T], *, at_once: int = 64
 ) -> tuple[dict[str, T], dict[str, StackyardError]]:
-    """Do the same on all hosts at the same time: answers, and failures, by host."""
+    """Do the same work on all hosts at the same time; return answers and failures, by host."""
     answers: dict[str, T] = {}
     failed: dict[str, StackyardError] = {}
     with ThreadPoolExecutor(max(1, min(at_once, len(links)))) as pool:

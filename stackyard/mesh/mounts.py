@@ -1,7 +1,7 @@
-"""Users' trees over installed packages, in the nodes of a run: which, from where, at which place.
+"""Read which of a user's trees replace installed packages in the nodes of a run.
 
-Owns how `--mount` is written, and what it adds to the folders of hosts. Pure; the view itself is
-laid in the nodes (inside/own_code.py).
+Owns the syntax of `--mount`, and what it adds to the folders of hosts. Pure: inside/own_code.py
+puts the tree in the package's place, in the nodes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FOLDER = "/srv/code"
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """One tree.
+    """Describe one tree.
 
     Attributes:
-        package: the distribution that it stands in for.
-        source: folder of every host; empty where `place` is in a folder that the nodes see anyway.
-        place: its folder in the nodes, read-only where the mount brings it.
+        package: the distribution that it replaces.
+        source: folder of every host; empty where `place` is in a folder of the inventory.
+        place: its folder in the nodes, read-only unless `source` is empty.
     """
 
     package: str
@@ -39,7 +39,7 @@ def parse_mount(text: str, default: str, packages: Iterable[str], fleet: Fleet) 
         packages: those of the stack.
 
     Raises:
-        UsageError: it is none, or the package is not the stack's.
+        UsageError: the text is not such a mount, or the stack has no such package.
     """
     named, rest = split_package(text, default)
     names = list(packages)
@@ -63,7 +63,7 @@ def parse_mount(text: str, default: str, packages: Iterable[str], fleet: Fleet) 
 
 
 def with_mounts(fleet: Fleet, mounts: Sequence[Mount]) -> Fleet:
-    """The hosts with one more folder for each tree, which nodes cannot write to.
+    """Return the hosts with one more read-only folder for each tree.
 
     Raises:
         UsageError: two trees, or a tree and a folder of the inventory, have one place.
@@ -84,10 +84,10 @@ def with_mounts(fleet: Fleet, mounts: Sequence[Mount]) -> Fleet:
 
 
 def require_there(asked: Sequence[Mount], there: Sequence[Mount], run: str, typed: str) -> None:
-    """See that a mesh that is up has the trees that a job is to use.
+    """Require that a running mesh has the trees of a job.
 
     Raises:
-        UsageError: it lacks one: containers that run get no new folder.
+        UsageError: it lacks one; a running container gets no new folder.
     """
     for mount in asked:
         if mount.source and mount not in there:
@@ -100,12 +100,12 @@ def require_there(asked: Sequence[Mount], there: Sequence[Mount], run: str, type
 
 
 def together(asked: Sequence[Mount], there: Sequence[Mount]) -> tuple[Mount, ...]:
-    """The trees of a job: the mesh's, and for the same package what the job asks for."""
+    """Return the trees of a job: the mesh's, but the job's own for a package that both name."""
     found = {mount.package: mount for mount in (*there, *asked)}
     return tuple(found[name] for name in sorted(found))
 
 
 def differing(digests: Mapping[str, str]) -> list[str]:
-    """Nodes whose tree is another than the first node's."""
+    """Return the nodes whose tree differs from the first node's."""
     first = next(iter(digests.values()), "")
     return [node for node, found in digests.items() if found != first]

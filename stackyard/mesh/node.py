@@ -1,19 +1,19 @@
-"""A node of a mesh, wherever it runs: what it may do, where its program is, its ports.
+"""Define the capabilities, program and ports of a node, wherever it runs.
 
 Values only. Nodes on one engine and on hosts, proofs and pods of Kubernetes are started with these.
 """
 
 from __future__ import annotations
 
-# The fewest that sshd needs to become the user who logs in (facts of OpenSSH 9.2 and the files'
-# owners); training itself needs none. No new privileges, everything else dropped.
+# The fewest that sshd needs to become the user who logs in (OpenSSH 9.2, and the files' owners);
+# training itself needs none. All others are dropped, and no new privileges are allowed.
 CAPABILITIES = ("SETUID", "SETGID", "SYS_CHROOT", "DAC_OVERRIDE", "CHOWN", "FOWNER", "KILL")
-# Keys lie in memory.
+# Keys are kept in memory only.
 TMPFS = {"/run": "rw,mode=0755,nosuid,nodev"}
 NODE_PROGRAM = "/usr/local/lib/stackyard/node.py"
 SCRATCH = "/run/stackyard/launch"
-# Where sshd listens; where several nodes share a network, the next ports.
+# sshd listens here; nodes that share a host's network use the next ports.
 SSH_PORT = 2222
-# Where ranks meet. Launches of one run follow each other on ports of their own: a port may linger
-# after a kill.
+# The port of the rendezvous. Every launch of a run uses another one, as a port may stay in use for
+# a while after a kill.
 MEETING_PORT = 29500

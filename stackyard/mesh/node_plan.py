@@ -1,7 +1,7 @@
-"""What a run over several hosts will be: which nodes, where, at which ports, with which GPUs.
+"""Plan a run over several hosts: its nodes, and their hosts, ports and GPUs.
 
 Owns the decisions, and every reason why a run cannot start, all found before anything is started.
-Pure: it is told what hosts said (`mesh.survey`) and what their engines hold.
+Pure: the facts about hosts (`mesh.survey`) and their images are arguments.
 
 Over 300 lines: every reason against a host stands beside the plan that it prevents.
 """
@@ -24,7 +24,7 @@ from stackyard.mesh.survey import HostFacts, Network, choose_network
 from stackyard.system.errors import UsageError
 
 _PORTS = range(SSH_PORT, SSH_PORT + 2000)
-# Certificates are valid from five minutes before they are made (`mesh`).
+# Less than the five minutes by which certificates are valid early (`mesh.certificates`).
 SKEW_SECONDS = 240.0
 SKEW_WARNING = 5.0
 DISK_BYTES = 2**30
@@ -34,10 +34,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """One node: its host, where it is reached, and what of the host it uses.
+    """Describe one node: its host, its address, and the resources that it uses.
 
     Attributes:
-        gpus: indexes of the host's GPUs that it sees; empty on CPU ranks.
+        gpus: indexes of the host's GPUs that its ranks use; empty on CPU ranks.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class StandingPlan:
-    """A mesh that stands on hosts until it is taken down.
+    """Describe a mesh that runs on hosts until it is taken down.
 
     Attributes:
         run: its name.
@@ -75,15 +75,15 @@ class StandingPlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes' names, in rank order."""
+        """Return the nodes' names, in rank order."""
         return tuple(node.name for node in self.nodes)
 
     def node(self, name: str) -> NodePlan:
-        """A node by its name."""
+        """Return a node by its name."""
         return next(node for node in self.nodes if node.name == name)
 
     def mesh(self, now: int) -> MeshPlan:
-        """How the nodes reach each other."""
+        """Return the addresses and ports by which the nodes reach each other."""
         return MeshPlan(
             run=self.run,
             nodes=self.names,
@@ -94,12 +94,12 @@ class StandingPlan:
         )
 
     def text(self) -> str:
-        """As a label of its containers; holds nothing secret."""
+        """Return the plan as the text of a container's label; it holds no secrets."""
         return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
 
 
 def parse_plan(text: str) -> StandingPlan | None:
-    """A plan from a container's label; None when it is none that this version reads."""
+    """Read a plan from a container's label; None where this version cannot read it."""
     try:
         value = json.loads(text)
         if value.pop("format") != FORMAT:
@@ -113,7 +113,7 @@ def parse_plan(text: str) -> StandingPlan | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostProblem:
-    """Why a run cannot be on a host, and what to do."""
+    """Hold a reason why a run cannot use a host, and what to do about it."""
 
     host: str
     what: str
@@ -123,14 +123,14 @@ class HostProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a run asks of its hosts.
+    """Hold what a run needs of its hosts.
 
     Attributes:
-        images: id of the stack's image on each host; empty where it is not held.
+        images: id of the stack's image on each host; empty where the engine lacks it.
         tag: the image's local name.
         device: `cpu` or `cuda`.
         keep_seconds: how long certificates last.
-        named: the image was named by the user, and must say itself what it is.
+        named: the user named the image, whose labels must then match the stack and base.
         mounts: users' trees over installed packages.
         bases: all bases by name, to compare what images on them need with drivers and GPUs.
     """
@@ -151,7 +151,7 @@ class Wanted:
 
 
 def require_name(run: str) -> str:
-    """A run's name, if it can be one.
+    """Return `run` if it can be a run's name.
 
     Raises:
         UsageError: it cannot.
@@ -168,9 +168,10 @@ def require_name(run: str) -> str:
 def make_plan(
     fleet: Fleet, facts: Mapping[str, HostFacts], wanted: Wanted, now: int
 ) -> tuple[StandingPlan | None, list[HostProblem]]:
-    """The plan, and everything that is wrong; without a plan something must be mended first.
+    """Plan a run; return the plan, or None where it cannot start, and all problems.
 
-    Hosts that did not answer are in `fleet` alone: there is no plan then, and the caller says why.
+    A host that did not answer is only in `fleet`: there is no plan then, and the caller has the
+    reason.
     """
     problems = [
         *_wrong_images(wanted),
@@ -222,7 +223,7 @@ def _nodes(
 
 
 def free_port(hosts: Mapping[str, tuple[HostFacts, int]]) -> int:
-    """The first of as many ports in a row as a host has nodes that are free on all hosts.
+    """Return the first port from which every host has a free port in a row for each of its nodes.
 
     Raises:
         UsageError: there is none.
@@ -237,7 +238,7 @@ def free_port(hosts: Mapping[str, tuple[HostFacts, int]]) -> int:
 
 
 def usable_gpus(host: Host, facts: HostFacts) -> tuple[list[Gpu], dict[int, str]]:
-    """A host's GPUs for a run, and why others are not, by index."""
+    """Return a host's GPUs for a run, and by index the reasons against other ones."""
     if host.gpus == "none":
         return [], {}
     named = gpu_indexes(host.gpus)
@@ -272,7 +273,7 @@ def _wrong_images(wanted: Wanted) -> list[HostProblem]:
 
 
 def wrong_host(fleet: Fleet, host: Host, facts: HostFacts, wanted: Wanted) -> list[HostProblem]:
-    """What is wrong with one host for this run."""
+    """Return the problems of one host for this run."""
 
     def wrong(what: str, hint: str = "", *, warning: bool = False) -> HostProblem:
         return HostProblem(host=host.name, what=what, hint=hint, warning=warning)
@@ -374,9 +375,9 @@ def _same_address(network: Network) -> list[HostProblem]:
 
 
 def visible(plan: StandingPlan, node: NodePlan) -> tuple[int, ...]:
-    """A node's GPUs as its container numbers them: from 0, over all that it sees.
+    """Return a node's GPUs as its container numbers them, from 0 over all that it sees.
 
-    Nodes of one host see the GPUs of all of them (`placement` says why).
+    Nodes of one host see the GPUs of all of them (`placement` gives the reason).
     """
     seen = sorted({gpu for o in plan.nodes if o.host == node.host for gpu in o.gpus})
     return tuple(seen.index(gpu) for gpu in node.gpus)
@@ -392,7 +393,7 @@ def fabric_of(plan: StandingPlan, facts: Mapping[str, HostFacts]) -> Fabric:
 def node_environment(
     plan: StandingPlan, facts: Mapping[str, HostFacts], node: NodePlan
 ) -> dict[str, str]:
-    """What a node's processes are told about its network and GPUs."""
+    """Return the environment variables that name a node's network interface and GPUs."""
     name = node.interface or "eth0"
     env = {"GLOO_SOCKET_IFNAME": name, "TP_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     alone = sum(other.host == node.host for other in plan.nodes) == 1
@@ -400,7 +401,7 @@ def node_environment(
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         env |= fabric_of(plan, facts).settings(node.host)
         if not alone:
-            # Nodes of one host see all of its GPUs and say so by one host id (`placement`).
+            # Nodes of one host see all of its GPUs, so NCCL needs one host id (`placement`).
             env["NCCL_HOSTID"] = f"stackyard-{plan.run}-{node.host}"
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible(plan, node)))
     return env

@@ -1,7 +1,7 @@
-"""The nodes of one run on one engine: started, joined to a mesh, tried, and removed.
+"""Start the nodes of a run on one engine, join them to a mesh, test it, and remove them.
 
 Owns the life of a run's containers, network and volume, all found again by the run's label. It
-must not judge: what the mesh answered goes to `validate.judge` as it is.
+must not judge: what the mesh answered goes to `validate.judge` unchanged.
 
 Over 300 lines: one life of containers, from their start over the trial of their mesh to the end.
 """
@@ -42,13 +42,13 @@ PROBE_FOLDER = "/run/stackyard/probe"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """What the containers of a run are started with.
+    """Hold the settings that the containers of a run start with.
 
     Attributes:
         files: copied into every node below /srv/smoke, by relative path.
         probes: the controller's own programs, by name.
         shm_bytes: size of /dev/shm; the engine's default of 64 MiB is too small for training.
-        hardware: what each node gets of the machine's GPUs; empty on CPU ranks.
+        hardware: each node's access to the machine's GPUs; empty on CPU ranks.
         network: `bridge` (an internal network of the run's own) or `host`.
     """
 
@@ -63,7 +63,7 @@ class NodeSettings:
 
 @dataclass
 class Mesh:
-    """A running mesh: the engine's containers by node name, and what talks to them."""
+    """Hold a running mesh: its containers by node name, and the conversations with them."""
 
     engine: Engine
     plan: certificates.MeshPlan
@@ -72,24 +72,27 @@ class Mesh:
     records: Records | None = None
 
     def close(self) -> None:
-        """End what talks to the nodes, which are about to be removed."""
+        """End the conversations with the nodes, before these are removed."""
         for conversation in (self.records, self.lease):
             if conversation is not None:
                 conversation.close()
 
     @property
     def first(self) -> str:
-        """The container of the first node."""
+        """Return the container of the first node."""
         return self.containers[self.plan.nodes[0]]
 
     def strays(self, *, kill: bool = False) -> dict[str, list[dict[str, Any]]]:
-        """Processes on each node that are not the node's own; a node that is gone has none."""
+        """Return the processes on each node that are not part of the node's own service.
+
+        A node that is gone has none.
+        """
         found = self.lease.processes(kill=kill)
         return {node: found.get(node, []) for node in self.plan.nodes}
 
 
 def run_label(run: str) -> str:
-    """The label that everything of a run carries."""
+    """Return the label that everything of a run carries."""
     return f"{RUN_LABEL}={run}"
 
 
@@ -99,12 +102,12 @@ def remove(engine: Engine, run: str) -> None:
 
 
 def sweep(engine: Engine) -> dict[str, str]:
-    """Remove the runs whose owner on this machine is gone and whose warden was, too.
+    """Remove the runs whose owner on this machine has died, where its warden died, too.
 
-    What cannot be removed harms no other run, and is only told.
+    What cannot be removed harms no other run, and is only reported.
 
     Returns:
-        By run: empty, or why something of it is still there.
+        For each run: empty, or why a part of it remains.
     """
     found: dict[str, str] = {}
     for run, owner in engine.runs().items():
@@ -121,10 +124,10 @@ def sweep(engine: Engine) -> dict[str, str]:
 def running_mesh(
     engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *, now: int
 ) -> Iterator[Mesh]:
-    """Start the nodes, join them, and remove everything at the end, however that comes.
+    """Start the nodes, join them, and remove everything at the end, also after an error.
 
     Raises:
-        MeshError: a node did not become reachable; names it and says why.
+        MeshError: a node did not become reachable; names it and gives the reason.
         EngineError: the engine refused.
     """
     running = None
@@ -140,7 +143,7 @@ def running_mesh(
 
 
 def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *, now: int) -> Mesh:
-    """Start the nodes with their material; returns when every sshd has been given its keys."""
+    """Start the nodes, and return when every sshd has its keys."""
     labels = {RUN_LABEL: plan.run, OWNER_LABEL: cleanup.owner()}
     network = volume = f"stackyard-{plan.run}"
     if settings.network == "host":
@@ -199,7 +202,7 @@ def _hardware_of(settings: NodeSettings, number: int) -> NodeHardware:
 
 
 def kill_all(engine: Engine, containers: Iterable[str]) -> None:
-    """SIGKILL the nodes: a run that has lost one is over, and nothing waits for the others."""
+    """Send SIGKILL to all nodes, as a run that has lost one of them is over."""
     threads = [threading.Thread(target=engine.kill, args=(c,), daemon=True) for c in containers]
     for thread in threads:
         thread.start()
@@ -208,12 +211,12 @@ def kill_all(engine: Engine, containers: Iterable[str]) -> None:
 
 
 def install(engine: Engine, container: str, node: str, material: Mapping[str, bytes]) -> None:
-    """Hand a node its material.
+    """Put a node's keys and other files into its container.
 
     Raises:
-        MeshError: it did not take it.
+        MeshError: the node did not take them.
     """
-    # Keys go through the exec's standard input into memory: never argv, environment or a layer.
+    # Keys go through standard input into memory, so that no argv, environment or layer holds them.
     archive = pack(material, mode=0o600)
     done = engine.exec(container, ["python3", NODE_PROGRAM, "install"], seconds=30, stdin=archive)
     if done.code != 0:
@@ -225,12 +228,12 @@ def install(engine: Engine, container: str, node: str, material: Mapping[str, by
 
 
 def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
-    """Try the pairs that the size of the mesh calls for; what every login answered, by node.
+    """Log in between nodes (`certificates.pairs`); return what every login answered, by node.
 
-    The lease waits until every sshd listens, which is a moment after it got its keys.
+    It first waits for the lease, until every sshd listens, which is soon after it got its keys.
 
     Raises:
-        MeshError: naming the node that did not answer and what ssh said.
+        MeshError: a node did not answer; names it and quotes ssh.
     """
     wanted: dict[str, list[str]] = {}
     for source, target in certificates.pairs(running.plan.nodes):
@@ -252,7 +255,7 @@ def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
 
 
 def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
-    """Attempt every forbidden login from the first node to the last; what each answered.
+    """Attempt every forbidden login from the first node to the last; return the answers.
 
     Raises:
         MeshError: the sshd of a foreign authority, which must be refused, could not be started.
@@ -280,10 +283,10 @@ def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
 
 
 def installed(running: Mesh) -> dict[str, dict[str, str]]:
-    """What the nodes' image holds, as it says itself: versions by name, of `python` and `debian`.
+    """Return the installed versions that a node reports, by name, for `python` and `debian`.
 
     Raises:
-        MeshError: it gave no answer.
+        MeshError: the node gave no answer.
     """
     words = ["python3", f"{PROBE_FOLDER}/inventory.py"]
     return _json(running.engine.exec(running.first, words, seconds=60), "the inventory")
@@ -299,6 +302,6 @@ def _json(done: ExecResult, what: str) -> dict[str, Any]:
 
 
 def session_environment(encoded: str) -> dict[str, str]:
-    """The environment that a login saw, from the base64 of its /proc/self/environ."""
+    """Return the environment of a login, from the base64 of its /proc/self/environ."""
     entries = base64.b64decode(encoded).decode("utf-8", errors="replace").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)

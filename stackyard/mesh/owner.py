@@ -1,4 +1,4 @@
-"""Own the folder of a pull on a host: its keys and its server go with it, whatever ends the pull.
+"""Remove a pull's folder on a host with its keys and its server, however the pull ends.
 
 Owns `owner.sh`, the program that does so on the host, and what broken pulls left there.
 """
@@ -11,12 +11,12 @@ from stackyard.mesh.link import Link
 
 SCRIPT = Path(__file__).with_suffix(".sh")
 OWNER = SCRIPT.read_text(encoding="utf-8")
-# A host that hears nothing from the pull for so long ends its part: its keys and its server go.
+# After this time without data from the pull, a host removes its keys and ends its server.
 LEASE_SECONDS = 6
 
 
 def own_words(count: int, parcel: str, socket: str) -> tuple[str, ...]:
-    """Return the command that owns a pull's folder on a host, and reads `count` bytes for it."""
+    """Return the command that keeps a pull's folder on a host; it reads `count` bytes for it."""
     started = f'{OWNER}own "$@"'
     return ("sh", "-c", started, "sh", str(LEASE_SECONDS), str(count), parcel, socket)
 

@@ -1,7 +1,7 @@
-"""Everything that is found out about hosts before a run starts there, all at once.
+"""Check all hosts before a run starts there, and report every problem at once.
 
-Owns the order: log in everywhere, survey everywhere, look for images and for runs, try shared
-folders; then one plan, or one table of everything that is wrong. It starts nothing.
+Owns the order: log in everywhere, survey everywhere, look for images and runs, test shared
+folders; then one plan, or one table of all problems. It starts nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stackyard.system.errors import StackyardError
 
 
 class NotReady(StackyardError):
-    """A run cannot start; carries every reason.
+    """Report that a run cannot start, with every reason.
 
     Attributes:
         problems: of all hosts.
@@ -49,10 +49,10 @@ class NotReady(StackyardError):
 
 @dataclass(frozen=True, kw_only=True)
 class Muster:
-    """What was found.
+    """Hold the answers of all hosts.
 
     Attributes:
-        engines: what each engine says of itself.
+        engines: each engine's facts about itself (`docker info`).
         failed: hosts that did not answer, or only in part.
         unshared: hosts that do not see the same shared folder, by its place.
     """
@@ -65,7 +65,7 @@ class Muster:
 
 
 def muster(links: Mapping[str, Link], failed: Mapping[str, HostError], fleet: Fleet) -> Muster:
-    """Ask every host that answers everything that a run depends on."""
+    """Collect from every host that answers all facts that a run depends on."""
     places = [word for place, f in fleet.folders.items() if not f.source.startswith("volume:")
               for word in (place, f.source)]  # fmt: skip
 
@@ -95,7 +95,7 @@ def muster(links: Mapping[str, Link], failed: Mapping[str, HostError], fleet: Fl
 def unshared(
     links: Mapping[str, Link], fleet: Fleet, facts: Mapping[str, HostFacts]
 ) -> dict[str, tuple[str, ...]]:
-    """Hosts that do not see what another host writes into a folder that is said to be shared."""
+    """Return, by shared folder, the hosts that do not see what the first host writes there."""
     found = {}
     for place, folder in fleet.folders.items():
         paths = {name: f.folders[place].path for name, f in facts.items() if place in f.folders}
@@ -123,7 +123,7 @@ def _unshared(links: Mapping[str, Link], paths: Mapping[str, str]) -> tuple[str,
         _, failed = on_each(others, lambda link: link.shell(script, paths[link.host.name], token))
         return tuple(sorted(failed))
     finally:
-        # A host that goes just now is told of by what asks it next.
+        # A host that has just gone is reported by the next request to it.
         with contextlib.suppress(StackyardError):
             links[first].shell('rm -f "$1/$2"', paths[first], token)
 
@@ -131,16 +131,16 @@ def _unshared(links: Mapping[str, Link], paths: Mapping[str, str]) -> tuple[str,
 def plan_run(
     links: Mapping[str, Link], fleet: Fleet, found: Muster, wanted: Wanted
 ) -> tuple[StandingPlan, list[HostProblem]]:
-    """The plan of a run on these hosts.
+    """Plan a run on these hosts.
 
     Args:
-        wanted: what the run asks for; its images and taken hosts are filled in here.
+        wanted: what the run needs; its images and taken hosts are filled in here.
 
     Returns:
         The plan, and warnings.
 
     Raises:
-        NotReady: with everything that is wrong on any host.
+        NotReady: a host has a problem; holds the problems of all hosts.
     """
     problems = [
         HostProblem(host=name, what=_what(name, error), hint=error.hint)

@@ -1,7 +1,7 @@
-"""Runs on hosts, from a request to its end: up, run, follow, stop, down.
+"""Start runs on hosts, follow them, stop them and take them down.
 
-Owns the order of steps and what is undone when one fails. What is printed is `cli_fleet`'s; what
-ends a training without us is the supervisor's (inside/supervisor.py).
+Owns the order of steps and what is undone when one fails. It must not print: `cli_fleet` does. A
+training that no controller follows is ended by its supervisor (inside/supervisor.py).
 
 Over 300 lines: the steps of one run, each short.
 """
@@ -35,14 +35,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """The hosts of an inventory, as far as they answer."""
+    """Hold the hosts of an inventory: links to those that answer, errors of the others."""
 
     fleet: Fleet
     links: dict[str, Link]
     failed: dict[str, HostError]
 
     def without(self, names: Collection[str]) -> Reached:
-        """The same, as if some hosts were not in the inventory."""
+        """Return the same without some hosts, as if the inventory lacked them."""
         kept = [host.name for host in self.fleet.hosts if host.name not in names]
         return Reached(
             fleet=self.fleet.only(kept),
@@ -53,7 +53,7 @@ class Reached:
 
 @contextlib.contextmanager
 def reached(fleet: Fleet) -> Iterator[Reached]:
-    """Log in to all hosts; everything of it ends with the block."""
+    """Log in to all hosts; the connections end with the block."""
     with cleanup.folder("hosts") as folder, linked(fleet.hosts, Path(folder)) as (links, failed):
         yield Reached(fleet=fleet, links=links, failed=failed)
 
@@ -61,13 +61,14 @@ def reached(fleet: Fleet) -> Iterator[Reached]:
 def up(
     hosts: Reached, wanted: Wanted, say: Say, *, owner: float = 0.0
 ) -> tuple[Standing, list[HostProblem]]:
-    """Start a mesh; what was started is removed if that fails.
+    """Start a mesh; if that fails, remove what was started.
 
     Args:
-        owner: seconds after which it ends when we are not heard; 0: it stands until `down`.
+        owner: seconds without the controller's heartbeat after which it ends; 0: only `down`
+            ends it.
 
     Raises:
-        NotReady: with everything that is wrong on any host; nothing was started.
+        NotReady: a host has a problem; nothing was started.
         MeshError, EngineError: a node did not come up.
     """
     say(f"asking {len(hosts.fleet.hosts)} hosts")
@@ -88,17 +89,17 @@ def up(
 
 
 def _without_ports(found: Muster, plan: StandingPlan) -> Muster:
-    """The same hosts, with a failed plan's ports counted as taken."""
+    """Return the same hosts, with a failed plan's ports counted as taken."""
     ports = {node.port for node in plan.nodes}
     facts = {name: replace(f, ports=f.ports | ports) for name, f in found.facts.items()}
     return replace(found, facts=facts)
 
 
 def find(hosts: Reached, name: str) -> Standing:
-    """A run by its name.
+    """Return a run by its name.
 
     Raises:
-        MeshError: none of that name is on the hosts that answer.
+        MeshError: the hosts that answer have no such run.
     """
     runs, _ = standing.find(hosts.links)
     if name in runs:
@@ -112,7 +113,7 @@ def find(hosts: Reached, name: str) -> Standing:
 
 
 def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardError]]:
-    """Remove a run from every host that answers; what was removed, and where that failed."""
+    """Remove a run from every host that answers; return what was removed, and errors by host."""
     standing.give_up(hosts.links, run)
     removed, failed = standing.remove(hosts.links, run.plan.run)
     for name, error in hosts.failed.items():
@@ -122,7 +123,7 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
 
 
 def end_job(talk: Talk, job: str) -> None:
-    """End a job and wait until nothing of it runs."""
+    """End a job and wait until none of its processes runs."""
     try:
         talk.send("stop", job=job, reason="it was interrupted")
         talk.send("follow", job=job, **{"from": 0})
@@ -130,11 +131,14 @@ def end_job(talk: Talk, job: str) -> None:
             if event["event"] == "ended":
                 return
     except StackyardError:
-        return  # its lease ends it
+        return  # the job's lease ends it
 
 
 def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
-    """Nodes that a job lost, as its supervisor said; or node 1, with which contact was lost."""
+    """Return the nodes that a job lost, by its supervisor or by silence of their hosts.
+
+    If contact with node 1 was lost, return node 1.
+    """
     if ended.lost:
         return [run.plan.names[0]]
     found = [name for name in ended.lost_nodes if name in run.plan.names]
@@ -143,14 +147,14 @@ def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
 
 
 def unequal(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
-    """How the folders that a job's program and working directory lie in differ between hosts."""
+    """Describe how the folders of a job's program and working directory differ between hosts."""
     folders = {job.folder, *(str(PurePosixPath(w).parent) for w in job.program[:1] if "/" in w)}
     found = []
     for folder in sorted(folders):
         try:
             _, shared = sync.place_of(hosts.fleet, folder)
         except UsageError:
-            continue  # not on the hosts: the same image everywhere
+            continue  # the folder is the image's, which is the same everywhere
         if not shared and len(nodes) > 1:
             found += sync.differences(hosts.links, run, nodes, [folder])
     return found
@@ -160,7 +164,7 @@ _CONFIG = 'f="${HF_HOME:-$HOME/.cache/huggingface}/accelerate/default_config.yam
 
 
 def remarks(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
-    """What a user should know before a job starts, and what to do about it."""
+    """Return warnings for the user before a job starts, with what to do."""
     found = [
         f"{line}; invoke sync brings the same files to all"
         for line in unequal(hosts, run, job, nodes)
@@ -178,10 +182,10 @@ def remarks(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> 
 
 
 def require_valid(run: Standing, now: float) -> None:
-    """See that a mesh's certificates are still valid.
+    """Require that a mesh's certificates are still valid.
 
     Raises:
-        MeshError: they are not.
+        MeshError: they have expired.
     """
     if run.plan.until < now:
         raise MeshError(
@@ -220,7 +224,7 @@ def deliver(
 
 @dataclass
 class Watcher:
-    """Where a running job tells what happens."""
+    """Hold the callbacks that report what a running job does."""
 
     line: Callable[[Event], None] = lambda entry: None
     bar: Callable[[Event], None] = lambda entry: None
@@ -230,11 +234,11 @@ class Watcher:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended, as far as we heard.
+    """Hold how a job ended, as far as the controller knows.
 
     Attributes:
-        lost: why we do not know more: contact was lost.
-        lost_nodes: nodes that went while it ran.
+        lost: why contact was lost before the job's end; empty if it was not.
+        lost_nodes: nodes that were lost while it ran.
     """
 
     job: Event
@@ -243,17 +247,17 @@ class Ended:
 
     @property
     def passed(self) -> bool:
-        """Whether it did what it was to, and left nothing behind."""
+        """Return whether the job exited with 0, without a reason against it or a lost contact."""
         return not self.lost and self.job.get("code") == 0 and not self.job.get("reason")
 
 
 def begin(
     hosts: Reached, run: Standing, talk: Talk, job: Job, selection: Selection, lease: float
 ) -> Event:
-    """Have a job started; the supervisor's word for it.
+    """Start a job, and return the supervisor's description of it.
 
     Args:
-        lease: seconds that it goes on without hearing of us; 0: without us.
+        lease: seconds that it goes on without the controller's heartbeat; 0: forever.
 
     Raises:
         Refused: another job runs there, or a node is gone.
@@ -272,10 +276,10 @@ def begin(
 
 @dataclass
 class Follower:
-    """Follows a job to its end, through breaks of the line to node 1.
+    """Follow a job to its end, and connect again when the line to node 1 breaks.
 
     Attributes:
-        lease: seconds after which a job that does not hear of us ends: so long we try.
+        lease: seconds without a heartbeat after which the job ends; for so long it reconnects.
     """
 
     hosts: Reached
@@ -290,7 +294,7 @@ class Follower:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> Ended:
-        """Until the job has ended, or contact is lost for longer than its lease."""
+        """Follow until the job has ended, or contact is lost for longer than its lease."""
         if self.attached:
             threading.Thread(target=self._watch_engines, daemon=True).start()
         try:
@@ -307,7 +311,7 @@ class Follower:
             self._stop.set()
 
     def _listen(self) -> Ended | None:
-        """Events until the end of the job (returned) or of the line (None)."""
+        """Handle events until the job ends; return None where the line ends before it."""
         while not self.talk.over:
             for event in self.talk.events(1.0):
                 kind = event["event"]
@@ -329,7 +333,7 @@ class Follower:
         return None
 
     def _again(self) -> bool:
-        """Reach node 1 again, within the lease."""
+        """Connect to node 1 again; return False where that fails for the lease's time."""
         first = self.run.plan.nodes[0]
         end = time.monotonic() + (self.lease or 60.0)
         self.watcher.note(f"the line to {first.name} is broken: {self._why()}; trying again")
@@ -353,7 +357,7 @@ class Follower:
         return f"{first.name} on {first.host} does not answer{': ' + said if said else ''}"
 
     def _watch_engines(self) -> None:
-        """End an attached job when a host's engine is gone: nobody could look after its node."""
+        """End an attached job when a host's engine is gone, as nothing controls its node then."""
         silent: dict[str, float] = {}
         others = [node for node in self.run.plan.nodes[1:] if node.name in self.run.containers]
         while not self._stop.wait(2.0):

@@ -1,6 +1,6 @@
-"""Meshes that stand on hosts until they are taken down: started, found again, removed.
+"""Start, find and remove meshes that run on hosts until they are taken down.
 
-Owns the containers of a run over several engines. They end by themselves when node 1 is not heard
+Owns the containers of a run over several engines. Without node 1's heartbeat they end by themselves
 (inside/agent.py), and their engines then remove them. It must not decide where nodes go
 (`mesh.node_plan`) or what runs in them (`mesh.jobs`).
 """
@@ -48,10 +48,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A run as its containers show it.
+    """Describe a run by its containers.
 
     Attributes:
-        containers: ids by node, of those that run.
+        containers: ids of running containers, by node.
         states: the engine's word for each node's container; a node without one is missing.
     """
 
@@ -61,16 +61,16 @@ class Standing:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Nodes that no container runs for."""
+        """Return the nodes that have no running container."""
         return tuple(name for name in self.plan.names if name not in self.containers)
 
 
 class PortTaken(MeshError):
-    """A node's sshd could not listen: another program took the port meanwhile."""
+    """Report that a node's sshd could not listen, as another program took the port meanwhile."""
 
 
 def programs() -> bytes:
-    """An archive of what runs inside nodes, beside what their image has."""
+    """Return an archive of the programs that nodes need beyond those of their image."""
     folder = PROGRAM_FOLDER[1:]
     files = {f"{folder}/{name}": (INSIDE / name).read_bytes() for name in PROGRAMS}
     files[f"{folder}/site/sitecustomize.py"] = (INSIDE / "site" / "sitecustomize.py").read_bytes()
@@ -78,7 +78,7 @@ def programs() -> bytes:
 
 
 def find(links: Mapping[str, Link]) -> tuple[dict[str, Standing], dict[str, StackyardError]]:
-    """Every run on the hosts that answer, by name, and hosts whose engine did not."""
+    """Return all runs on the hosts that answer, by name, and the errors of other hosts."""
     found, failed = on_each(links, lambda link: link.engine.containers(PLAN_LABEL))
     plans: dict[str, StandingPlan] = {}
     running: dict[str, dict[str, str]] = {}
@@ -108,21 +108,21 @@ def start(
     *,
     owner: float = 0.0,
 ) -> Standing:
-    """Start the nodes, join them and have them supervised; what was started is removed if it fails.
+    """Start the nodes, join them and start their supervisor; if that fails, remove them.
 
     Args:
-        owner: seconds after which the mesh ends when whoever started it is not heard; 0: it stands.
+        owner: seconds without the controller's heartbeat after which the mesh ends; 0: it stays.
 
     Raises:
         PortTaken: another program took a node's port.
-        MeshError: a node did not come up; names it and says why.
+        MeshError: a node did not come up; names it and gives the reason.
         EngineError: an engine refused.
     """
     now = int(time.time())
     mesh_plan = plan.mesh(now)
     material = certificates.node_material(mesh_plan, certificates.Authority(), now=now)
     archive = programs()
-    # Two commands may start runs of one name at the same time: each removes what it made itself.
+    # Two commands may start runs of the same name at once: each removes only its own containers.
     token = secrets.token_hex(8)
     labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text(), TOKEN_LABEL: token}
 
@@ -207,7 +207,7 @@ def _spec(
 
 
 def _supervise(links: Mapping[str, Link], standing: Standing, owner: float) -> None:
-    """Start the supervisor and wait until every node's part of the lease is held."""
+    """Start the supervisor and wait until every node has joined its lease."""
     plan = standing.plan
     first = plan.nodes[0]
     engine = links[first.host].engine
@@ -236,10 +236,10 @@ def _log(links: Mapping[str, Link], standing: Standing, node: NodePlan) -> str:
 
 
 def wait_joined(talk: Talk, plan: StandingPlan, seconds: float = JOIN_SECONDS) -> None:
-    """Wait until every node is logged in to.
+    """Wait until the supervisor has logged in to every node.
 
     Raises:
-        MeshError: one is not; names it and says why.
+        MeshError: a login failed or took too long; names the node and gives the reason.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -255,7 +255,7 @@ def wait_joined(talk: Talk, plan: StandingPlan, seconds: float = JOIN_SECONDS) -
 
 
 def connect(links: Mapping[str, Link], standing: Standing) -> Talk:
-    """A line to a run's supervisor.
+    """Connect to a run's supervisor.
 
     Raises:
         MeshError: node 1 is gone, and the supervisor with it.
@@ -284,7 +284,7 @@ def remove(links: Mapping[str, Link], run: str) -> tuple[list[str], dict[str, St
 
 
 def give_up(links: Mapping[str, Link], standing: Standing) -> None:
-    """Tell the supervisor that the nodes are about to be removed; one that is gone hears none."""
+    """Announce the removal of the nodes to the supervisor, if it still runs."""
     try:
         talk = connect(links, standing)
     except MeshError:

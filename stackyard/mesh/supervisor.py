@@ -1,7 +1,7 @@
-"""A controller's conversation with the supervisor inside a mesh.
+"""Send requests to the supervisor inside a mesh, and read its events.
 
-Owns the line to it: requests out, events in, and that an attached training hears of us. The rule
-itself is `inside/supervisor.py`'s: it works without this side.
+Owns the controller's end of the line, and the heartbeat for an attached training.
+`inside/supervisor.py` ends a training without heartbeat; it needs no controller for that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Event = dict[str, Any]
 
 
 class Refused(MeshError):
-    """The supervisor does not do what it was asked; says why."""
+    """Report that the supervisor refused a request, and why."""
 
 
 class Talk:
-    """A line to the supervisor of a run, which hears of us every second.
+    """Hold a line to the supervisor of a run, and send it a heartbeat every second.
 
     Args:
         container: of node 1, on `engine`.
@@ -61,16 +61,16 @@ class Talk:
         """Send a request.
 
         Raises:
-            MeshError: nobody is there to take it.
+            MeshError: the line has ended.
         """
         if not self._line.send(json.dumps({"do": do, **values})):
             raise MeshError("the supervisor on node 1 does not answer", why=self._said)
 
     def ask(self, do: str, event: str, seconds: float = ANSWER_SECONDS, **values: object) -> Event:
-        """Send a request and wait for the event that answers it; others before it are passed over.
+        """Send a request and return the event that answers it; drop the events before it.
 
         Raises:
-            Refused: the supervisor does not do it.
+            Refused: the supervisor refused the request.
             MeshError: no answer came.
         """
         self.send(do, **values)
@@ -83,7 +83,7 @@ class Talk:
         raise MeshError("the supervisor on node 1 does not answer", why=why)
 
     def events(self, seconds: float) -> Iterator[Event]:
-        """Events as they come, until the line ends or nothing has come for `seconds`."""
+        """Yield events as they come, until the line ends or nothing has come for `seconds`."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -97,12 +97,12 @@ class Talk:
 
     @property
     def over(self) -> bool:
-        """Whether the line has ended."""
+        """Return whether the line has ended."""
         return self._line.over.is_set()
 
     @property
     def said(self) -> str:
-        """What came that was no event: why the program in the node failed."""
+        """Return the last output that was no event; it shows why the program in the node failed."""
         return self._said
 
     def close(self) -> None:

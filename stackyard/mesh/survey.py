@@ -1,7 +1,7 @@
-"""What hosts say about themselves, as values, and what a run would make of it.
+"""Read the facts that hosts report about themselves, and choose the network between them.
 
-Owns the survey's answers, the choice of the network between hosts, and every reason why a run
-cannot start there. Pure: `mesh.link` carries the script and its output.
+Owns the survey's script and its answers, and the choice of the network. Pure: `mesh.link` carries
+the script and its output.
 
 Over 300 lines: one reader for each section that `survey.sh` writes.
 """
@@ -29,16 +29,16 @@ SCRIPT = (
 )
 # Names of interfaces that lead to containers and virtual machines of the host itself.
 _INTERNAL = re.compile(r"(lo\d*$|docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|vnet|tap)")
-# What kernels and drivers say beside -1 where they know no speed: the same in 16 and 32 bits.
+# Kernels and drivers report an unknown speed as -1, or as that in unsigned 16 or 32 bits.
 _NO_SPEED = (65535, 2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A network interface with an IPv4 address.
+    """Describe a network interface with an IPv4 address.
 
     Attributes:
-        speed: Mbit/s; 0 where the kernel does not say (virtual ones, InfiniBand).
+        speed: Mbit/s; 0 where the kernel reports none (virtual interfaces, InfiniBand).
     """
 
     name: str
@@ -50,10 +50,10 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFacts:
-    """A folder of a host: its real path (empty when there is none) and file system.
+    """Describe a folder of a host: its real path (empty if it does not exist) and file system.
 
     Attributes:
-        free_bytes: None where the host does not say.
+        free_bytes: None where the host reports none.
     """
 
     path: str
@@ -63,13 +63,13 @@ class FolderFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """One host, as it was when it was asked.
+    """Describe one host at the time of the survey.
 
     Attributes:
-        skew: seconds that its clock is ahead of ours, within `skew_error` seconds.
-        reached: its own address that our login came to.
+        skew: seconds that its clock is ahead of the controller's, within `skew_error` seconds.
+        reached: the host's address that the controller's login came to.
         ports: TCP ports that something listens on.
-        engine_free_bytes: where the engine keeps containers; None where the host does not say.
+        engine_free_bytes: where the engine keeps containers; None where the host reports none.
         folders: by their place in the nodes.
     """
 
@@ -89,7 +89,7 @@ class HostFacts:
 
 
 def sections(text: str) -> dict[str, list[str]]:
-    """The survey's answers by section; empty when its end did not come."""
+    """Return the survey's answers by section; empty when its end is missing."""
     found: dict[str, list[str]] = defaultdict(list)
     current: list[str] = []
     for line in text.splitlines():
@@ -101,11 +101,11 @@ def sections(text: str) -> dict[str, list[str]]:
 
 
 def parse(text: str, asked: float, answered: float) -> HostFacts | None:
-    """A host's facts; None when the text is not a whole survey.
+    """Read a host's facts; None when the text is not a whole survey.
 
     Args:
-        asked: our clock when the survey was sent, in seconds since the epoch.
-        answered: and when its answer had come.
+        asked: the controller's clock when it sent the survey, in seconds since the epoch.
+        answered: the controller's clock when the answer was complete.
     """
     found = sections(text)
     if not found:
@@ -119,7 +119,7 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
     links = {words[0]: words[1:] for line in found["links"] if len(words := line.split()) >= 3}
     return HostFacts(
         name=first("name"),
-        # The script asks its clock first: our time then is nearer to `asked` than to the answer.
+        # The script reads the clock first, so `asked` is nearer to that moment than `answered`.
         skew=_clock(first("clock"), asked) - asked,
         skew_error=max(0.0, answered - asked),
         reached=connection[2] if len(connection) == 4 else "",
@@ -140,12 +140,12 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
 
 
 def _number(text: str) -> float:
-    """What a host wrote as a number; 0 where it is none (`[N/A]`)."""
+    """Return a text of a host as a number; 0 where it is none (`[N/A]`)."""
     return float(text) if re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII) else 0.0
 
 
 def _clock(text: str, asked: float) -> float:
-    """Seconds since the epoch; busybox's date knows no parts of them. Unknown: as ours."""
+    """Read seconds since the epoch (whole ones from busybox); `asked` where there are none."""
     whole = re.match(r"[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII)
     return float(whole[0]) if whole else asked
 
@@ -181,7 +181,7 @@ def _memory(lines: Iterable[str]) -> int:
 
 
 def _free(lines: Sequence[str]) -> int | None:
-    """Bytes available, of a line of `df -Pk`; file systems and places may hold blanks."""
+    """Return the free bytes from a line of `df -Pk`, whose names may hold blanks."""
     found = re.search(r"\s\d+\s+-?\d+\s+(-?\d{1,18})\s+(\d+%|-)\s", lines[0]) if lines else None
     return max(0, int(found[1])) * 1024 if found else None
 
@@ -254,7 +254,7 @@ def _gpus(found: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The network that the nodes of a run talk over.
+    """Describe the network between the nodes of a run.
 
     Attributes:
         chosen: interface of each host, by the host's name.
@@ -268,7 +268,7 @@ class Network:
 def choose_network(
     facts: Mapping[str, HostFacts], wanted: Mapping[str, str]
 ) -> tuple[Network, list[tuple[str, str]]]:
-    """Which interface each host uses: the fastest subnet that all are in, else where ssh came in.
+    """Choose each host's interface: in the fastest common subnet, else the one that ssh reached.
 
     Args:
         wanted: interface by host: `auto`, or one by its name or address.
@@ -318,12 +318,12 @@ def _unreached(found: HostFacts) -> str:
 
 
 def _outward(found: HostFacts) -> list[Interface]:
-    """The interfaces that may lead to other hosts."""
+    """Return the interfaces that may lead to other hosts."""
     return [i for i in found.interfaces if not _INTERNAL.match(i.name)]
 
 
 def _best_subnet(facts: Mapping[str, HostFacts], named: Collection[str]) -> tuple[str, int]:
-    """The subnet of all hosts that is fastest; one that the inventory names for others is best."""
+    """Return the fastest subnet of all hosts, and its speed; prefer those of `named`."""
     counts = Counter(s for found in facts.values() for s in {i.subnet for i in _outward(found)})
     common = [subnet for subnet, count in counts.items() if count == len(facts)]
     reached = Counter(

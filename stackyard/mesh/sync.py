@@ -1,8 +1,8 @@
-"""Bring files to all nodes of a run, or back: only what changed, and from node to node.
+"""Copy changed files to all nodes of a run, from node to node, or back from them.
 
 Owns the copying. Files go once from here to the first node, through its engine, and then from
-nodes that have them to nodes that do not, over the mesh's ssh: the number of nodes that can give
-doubles with every round. rsync does the work on all sides; the images have it.
+nodes that have them to nodes that do not, over the mesh's ssh: the number of sources doubles with
+every round. rsync does the work at both ends; the images have it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from stackyard.system import process
 from stackyard.system.errors import EngineError, UsageError, shown
 
 SECONDS = 6 * 3600.0
-# Never wanted on the other side: repositories' own data, and what Python writes by itself.
+# Never copied: repositories' own data, and what Python writes by itself.
 EXCLUDED = (".git", "__pycache__", "*.pyc")
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """One copy: from where to where, what it moved.
+    """Describe one copy: its source and target, and what it moved.
 
     Attributes:
-        files: regular files that were not there, or other than they should be.
-        bytes: sent over the line, both ways.
+        files: number of regular files that were missing or different.
+        bytes: sent and received.
     """
 
     source: str
@@ -45,10 +45,10 @@ class Copied:
 
 
 def place_of(fleet: Fleet, path: str) -> tuple[str, bool]:
-    """The folder of hosts.yml that a path of the nodes lies in, and whether all hosts share it.
+    """Return the folder of hosts.yml that holds a path of the nodes, and whether it is shared.
 
     Raises:
-        UsageError: it lies in none: it would be gone with the container.
+        UsageError: no folder holds it, so that it would be gone with the container.
     """
     pure = PurePosixPath(path)
     for place, folder in sorted(fleet.folders.items(), key=lambda item: -len(item[0])):
@@ -63,7 +63,7 @@ def place_of(fleet: Fleet, path: str) -> tuple[str, bool]:
 
 
 def receivers(fleet: Fleet, run: Standing, path: str) -> tuple[str, ...]:
-    """The nodes that need a copy of their own: one a host, or one in all where it is shared."""
+    """Return the nodes to copy to: one for each host, or the first alone for a shared folder."""
     _, shared = place_of(fleet, path)
     by_host: dict[str, str] = {}
     for node in run.plan.nodes:
@@ -74,7 +74,7 @@ def receivers(fleet: Fleet, run: Standing, path: str) -> tuple[str, ...]:
 
 
 def rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Who gives to whom, round by round: everybody who has the files gives to one who has not."""
+    """Return by round the pairs (source, target): each node that has the files copies to one."""
     have, need = list(nodes[:1]), list(nodes[1:])
     found = []
     while need:
@@ -86,7 +86,7 @@ def rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def flags(*, checksum: bool, delete: bool) -> list[str]:
-    """What every rsync of a sync is told."""
+    """Return the options of every rsync of a sync."""
     return [
         "-a", "--stats", "--partial-dir=.rsync-partial", "--no-owner", "--no-group",
         *(["--checksum"] if checksum else []),
@@ -109,11 +109,11 @@ def bring(
     """Copy files and folders from here into a folder of every node.
 
     Args:
-        checksum: compare contents, not sizes and times; and hold the copies against each other.
+        checksum: compare contents, not sizes and times; at the end, compare the copies, too.
         delete: remove there what is not here.
 
     Raises:
-        UsageError: a source does not exist, or the folder is none of the hosts'.
+        UsageError: a source does not exist, or the folder is in no folder of the hosts.
         EngineError: a copy failed, or copies differ.
     """
     missing = [str(path) for path in sources if not path.exists()]
@@ -179,7 +179,7 @@ def _between(
     receiving = run.plan.node(target)
     links[receiving.host].engine.exec(run.containers[target], _argv(to), seconds=30)
     engine = links[run.plan.node(source).host].engine
-    # Node to node the times are the first node's: what is equal there is equal here.
+    # Times are kept (`-a`), so rsync sees files that are equal already by time and size.
     argv = ["rsync", *words, "--", *(f"{to}/{name}" for name in names), f"{target}:{to}/"]
     done = engine.exec(run.containers[source], argv, seconds=SECONDS)
     if done.code:
@@ -271,7 +271,7 @@ def differences(
     content: bool = False,
     limit: int = 5,
 ) -> list[str]:
-    """How the same paths differ between nodes, a line each; empty when they do not."""
+    """Describe how the same paths differ from the first node's, in one line for each node."""
     found: dict[str, dict[str, str]] = {node: {} for node in nodes}
 
     def look(node: str) -> None:

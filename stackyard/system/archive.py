@@ -1,4 +1,4 @@
-"""Small tar archives in memory, the same bytes for the same files."""
+"""Pack small tar archives in memory; the same files give the same bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def pack(files: Mapping[str, bytes], *, mode: int = 0o644) -> bytes:
-    """A tar archive of small files, the same bytes for the same files."""
+    """Return a tar archive of small files; the same files give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(files):

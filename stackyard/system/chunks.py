@@ -1,6 +1,6 @@
-"""Streams of bytes: read in chunks, hashed and counted on the way, read by several at once.
+"""Read streams of bytes in chunks, hash and count them, and pass one to several readers.
 
-Owns no file and no connection: what is read is handed over.
+Owns no file and no connection: callers hand over what is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHUNK = 2**20
 
 
 class Readable(Protocol):
-    """Content that is read once, forwards."""
+    """Read content once, forwards."""
 
     def read(self, size: int, /) -> bytes:
         """Read as many bytes as asked for, fewer at the end only."""
@@ -32,25 +32,25 @@ def chunks(source: Readable, size: int = CHUNK) -> Iterator[bytes]:
 
 
 class Digest:
-    """SHA-256 and size of the bytes that passed."""
+    """Compute the SHA-256 and size of the bytes that pass."""
 
     def __init__(self) -> None:
         self._found, self.size = hashlib.sha256(), 0
 
     def add(self, chunk: bytes) -> None:
-        """Take some bytes in."""
+        """Add some bytes to the digest."""
         self._found.update(chunk)
         self.size += len(chunk)
 
     def of(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Pass bytes on, and take them in."""
+        """Pass bytes on, and add them to the digest."""
         for piece in pieces:
             self.add(piece)
             yield piece
 
     @property
     def sha256(self) -> str:
-        """The digest of all so far, `sha256:...`."""
+        """Return the digest of all bytes so far, `sha256:...`."""
         return f"sha256:{self._found.hexdigest()}"
 
 
@@ -69,7 +69,7 @@ def digest_of_file(path: Path) -> str:
 
 
 class Pieces:
-    """Pieces of bytes as a file that can only be read."""
+    """Read pieces of bytes as one file."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
@@ -90,14 +90,15 @@ class Pieces:
 
 
 def fan_out(source: Readable, readers: Sequence[Reader]) -> list[Any]:
-    """Have several read one stream at the same time; their answers.
+    """Pass one stream to several readers at the same time; return their answers.
 
-    A reader that fails or stops early holds nobody up; the first failure is raised at the end.
+    A reader that fails or stops early does not delay the others; the first failure is raised at
+    the end.
     """
     queues: list[queue.Queue[bytes]] = [queue.Queue(maxsize=8) for _ in readers]
 
     def one(reader: Reader, own: queue.Queue[bytes]) -> Any:
-        pieces = iter(own.get, b"")  # an empty one is the end
+        pieces = iter(own.get, b"")  # an empty piece marks the end
         try:
             return reader(cast(IO[bytes], Pieces(pieces)))
         finally:
@@ -117,7 +118,7 @@ def fan_out(source: Readable, readers: Sequence[Reader]) -> list[Any]:
 
 
 class Counted:
-    """A file as a request's body, of a known length, that tells how far it is."""
+    """Read a file as a request's body of a known length, and report its progress."""
 
     def __init__(self, file: IO[bytes], size: int, sent: Callable[[int], None]) -> None:
         self._file, self._size, self._sent = file, size, sent

@@ -1,9 +1,9 @@
-"""What must be undone if this process dies without a word, told to a warden that outlives it.
+"""Report to a warden process what must be undone if this process dies.
 
-Owns the telling: `undoing` around everything that would be left behind (a run's containers, a
-temporary folder, a process group). The warden is started with the first of them; it learns of our
-death by the end of its pipe, however that came, SIGKILL included. It must not do the undoing
-itself: in the ordinary case that is done by whoever made the thing, else by `system.warden`.
+Owns the reports: `undoing` around everything that would be left behind (a run's containers, a
+temporary folder, a process group). The first of them starts the warden, which sees this process
+end by the end of its pipe, also after SIGKILL. It must not undo anything itself: the code that made
+a thing does, else `system.warden`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ RUN, PATH, GROUP = "run", "path", "group"
 
 
 class Pipe(Protocol):
-    """The way to a warden."""
+    """Send lines to a warden."""
 
     def send(self, line: bytes) -> None:
         """Send one line."""
 
     def finish(self) -> None:
-        """Close the way and wait for the warden to end."""
+        """Close the pipe and wait for the warden to end."""
 
 
 class _Guard:
@@ -41,7 +41,7 @@ class _Guard:
                 return
             if self._pipe is None:
                 self._pipe = self.start()
-            # Without its warden a process still undoes what it made, unless it is killed.
+            # Without a warden this process still undoes what it made, unless it is killed.
             with contextlib.suppress(OSError):
                 self._pipe.send(json.dumps([sign, kind, value]).encode() + b"\n")
 
@@ -57,7 +57,7 @@ _GUARD = _Guard()
 
 @contextlib.contextmanager
 def guarded(start: Callable[[], Pipe]) -> Iterator[None]:
-    """Guard what is made inside; `start` starts a warden, once the first thing is made."""
+    """Guard what the block makes; `start` starts a warden before the first thing is made."""
     _GUARD.start = start
     try:
         yield
@@ -66,12 +66,12 @@ def guarded(start: Callable[[], Pipe]) -> Iterator[None]:
 
 
 def promise(kind: str, value: str) -> None:
-    """Say that `value` is to be undone, before it is made."""
+    """Report, before `value` is made, that the warden must undo it."""
     _GUARD.tell("+", kind, value)
 
 
 def kept(kind: str, value: str) -> None:
-    """Say that `value` has been undone."""
+    """Report that `value` has been undone."""
     _GUARD.tell("-", kind, value)
 
 
@@ -87,8 +87,8 @@ def undoing(kind: str, value: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder(purpose: str) -> Iterator[Path]:
-    """A temporary folder of this process's own, removed at the end, however that comes."""
-    import tempfile  # only commands that do something pay for it
+    """Make a temporary folder, and remove it at the end, even if this process is killed."""
+    import tempfile  # here, so that other commands start faster
 
     with (
         tempfile.TemporaryDirectory(prefix=f"stackyard-{purpose}-") as name,
@@ -98,9 +98,9 @@ def folder(purpose: str) -> Iterator[Path]:
 
 
 def started_at(pid: int) -> str:
-    """When a process started, in ticks since boot; empty when there is none.
+    """Return when a process started, in ticks since boot; empty if there is no such process.
 
-    Together with its number this names a process for good: numbers are used again.
+    With the PID this identifies a process, as PIDs are used again.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -117,12 +117,12 @@ def _place() -> str:
 
 
 def owner() -> str:
-    """This process, named so that a later one can tell whether it still lives."""
+    """Return an identifier of this process for `owner_is_gone`: boot, PID namespace, PID, start."""
     return f"{_place()} {os.getpid()} {started_at(os.getpid())}"
 
 
 def owner_is_gone(text: str) -> bool:
-    """Whether the process that `owner` named has ended; False for one of another machine."""
+    """Return whether the process that `owner` named has ended; False for another machine's."""
     place, _, process = text.partition(" ")
     pid, _, started = process.partition(" ")
     if not place or place != _place() or not pid.isdecimal():

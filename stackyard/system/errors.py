@@ -1,6 +1,6 @@
-"""What can go wrong, said once: what, where, why, and what to type.
+"""Define the errors that a user can act on, with their reasons, hints and exit codes.
 
-Owns the exception types and their exit codes. It must not print or exit: `cli.command` does.
+Owns the exception types. It must not print or exit: `cli.command` does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class StackyardError(Exception):
-    """An error that a user can act on.
+    """Report an error that a user can act on.
 
     Args:
         what: one sentence naming the thing that failed.
@@ -34,7 +34,7 @@ class StackyardError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing wrong in the definitions, with its place."""
+    """Describe one problem in the definitions, with its file, line and key."""
 
     file: str
     line: int
@@ -47,13 +47,13 @@ class Problem:
 
 
 def shown(text: str, limit: int = 200) -> str:
-    """One line that a terminal takes as text, whatever a file says, and no longer than `limit`."""
+    """Return a text as one printable line, cut after `limit` characters."""
     cut = text if len(text) <= limit else f"{text[:limit]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 class DefinitionError(StackyardError):
-    """The definitions under `images/` are wrong; carries every problem found."""
+    """Report all problems of the definitions under `images/`."""
 
     exit_code = 2
 
@@ -68,23 +68,23 @@ class DefinitionError(StackyardError):
 
 
 class UsageError(StackyardError):
-    """Something typed does not exist or does not fit."""
+    """Report that something the user typed does not exist or does not fit."""
 
     exit_code = 2
 
 
 class NothingToRunOn(StackyardError):
-    """What the command needs (GPUs, a base image) is not on this machine."""
+    """Report that this machine lacks what the command needs (GPUs, a base image)."""
 
     exit_code = 3
 
 
 class EngineError(StackyardError):
-    """The container engine is missing, unusable, or refused a request."""
+    """Report that the container engine is missing, unusable, or refused a request."""
 
 
 class CommandError(StackyardError):
-    """A command failed; carries its exit code."""
+    """Report that a command failed, with its exit code."""
 
     def __init__(self, what: str, *, code: int, why: str = "", hint: str = "") -> None:
         super().__init__(what, why=why, hint=hint)
@@ -92,7 +92,7 @@ class CommandError(StackyardError):
 
 
 class RegistryError(StackyardError):
-    """A registry cannot be reached, refuses, or holds something else than it says.
+    """Report that a registry cannot be reached, refuses, or sends content that does not match.
 
     Attributes:
         passing: whether the same request may succeed later.
@@ -102,14 +102,17 @@ class RegistryError(StackyardError):
 
 
 class ReleaseError(StackyardError):
-    """An image may not be published, or a release is not what it says; nothing was changed."""
+    """Report that an image must not be published, or that a release is not what it claims.
+
+    Nothing was changed.
+    """
 
     exit_code = 1
 
 
 class BuildError(StackyardError):
-    """An image could not be built; says the step and its last lines."""
+    """Report that an image could not be built, with the failed step and its last lines."""
 
 
 class MeshError(StackyardError):
-    """A node of a mesh did not become reachable; names the node and the reason."""
+    """Report that a node of a mesh did not become reachable, and why."""

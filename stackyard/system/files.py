@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all: a name of their own beside, then a rename.
+"""Write files and folders whole or not at all, under a temporary name that is then renamed.
 
-Owns that nothing partial stays or takes a name, also after a SIGKILL (`system.cleanup`).
+Owns the removal of partial files, also after SIGKILL (`system.cleanup`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 from stackyard.system.cleanup import PATH, undoing
 
 PART = ".part-"
-# Several may be written at the same time, in one folder and one thread.
+# One thread may write several files in one folder at the same time.
 _NUMBERS = itertools.count(1)
 
 
 class NewFile:
-    """A file that is being written; `keep` gives it its name."""
+    """Hold a file under a temporary name while it is written; `keep` gives it its final name."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, path.open("wb")
 
     def keep(self, target: Path, *, durable: bool = False) -> None:
-        """Give the file its name, on the same file system.
+        """Rename the file to `target`, on the same file system.
 
         Args:
-            durable: its bytes are on the disk before its name is there.
+            durable: write its bytes to the disk before the rename.
         """
         self.file.flush()
         if durable:
@@ -39,7 +39,7 @@ class NewFile:
 
 @contextlib.contextmanager
 def new_file(folder: Path) -> Iterator[NewFile]:
-    """Open a new file in a folder; unless it is kept, it is gone at the end."""
+    """Open a new file in a folder, and remove it at the end unless it was kept."""
     path = folder / f"{PART}{os.getpid()}-{next(_NUMBERS)}"
     with undoing(PATH, str(path)):
         part = None
@@ -74,10 +74,10 @@ def replace_texts(root: Path, texts: Mapping[str, str]) -> list[str]:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside `target`, its owner's alone, that takes its name at the end.
+    """Make a private folder beside `target`, and rename it to `target` at the end.
 
     Raises:
-        OSError: nothing can be made there, or `target` is there and not empty.
+        OSError: the folder cannot be made, or `target` exists and is not empty.
     """
     with (
         tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as holder,

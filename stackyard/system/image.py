@@ -1,4 +1,4 @@
-"""An image as an engine describes it. A value only."""
+"""Describe an image as an engine does; a value only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """An image the engine holds. `size` is unpacked bytes, all layers.
+    """Describe an image that the engine holds.
 
     Attributes:
-        digests: the names under which registries have it, `repository@sha256:...`.
+        size: of all layers, unpacked, in bytes.
+        digests: its names in registries, `repository@sha256:...`.
     """
 
     id: str
@@ -24,5 +25,5 @@ class ImageInfo:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its containers, by name."""
+        """Return the environment of its containers, by name."""
         return dict(entry.split("=", 1) for entry in self.env if "=" in entry)

@@ -1,7 +1,7 @@
-"""One at a time: what two commands on one machine must not make at the same moment.
+"""Lock what two commands on one machine must not make at the same time.
 
-Owns locks between processes. They are the kernel's (flock), on files of the user's cache folder: a
-process that dies, however that comes, holds none. The files themselves stay; they are empty.
+Owns the locks between processes, by flock on files of the user's cache folder. The kernel releases
+them when a process ends, however it ends. The files are empty, and they stay.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Where this user's locks are."""
+    """Return the folder of this user's locks."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     return Path(cache) / "stackyard" / "locks"
 
 
 @contextlib.contextmanager
 def exclusive(name: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock `name`; `waiting` is called when somebody else holds it.
+    """Hold the lock `name`; call `waiting` before waiting for another process that holds it.
 
     Raises:
         OSError: the cache folder cannot be written.

@@ -1,6 +1,7 @@
-"""The only caller of subprocess: commands of the host, echoed, bounded, with their last lines.
+"""Run commands of the host with a time limit, and return their output.
 
-Owns starting and stopping host processes. It must not interpret what they print.
+Owns starting and stopping host processes; nothing else calls subprocess. It must not interpret
+what they print.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _RUNNING: set[subprocess.Popen[bytes]] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A finished command: its exit code and its output (both streams, in order)."""
+    """Hold a finished command's exit code and output (both streams, in order)."""
 
     code: int
     output: str
 
 
 def last_lines(text: str, count: int = 25) -> str:
-    """The last lines that are not empty."""
+    """Return the last `count` lines that are not empty."""
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
@@ -41,7 +42,7 @@ def _start(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a process group of its own; both streams are one pipe, its input or none.
+    """Start a command in its own process group, with both output streams in one pipe.
 
     Raises:
         StackyardError: the program does not exist.
@@ -74,7 +75,7 @@ def run(
 
     Args:
         env: variables added to this process's own environment.
-        stdin: bytes fed to standard input; none means an empty input.
+        stdin: bytes fed to standard input; None means an empty input.
         timeout: seconds after which the whole group is killed.
         on_line: called with every line of output as it comes.
 
@@ -120,7 +121,7 @@ def run(
 
 
 class Warden:
-    """A running warden (see `system.cleanup`): a process that sees ours end."""
+    """Run a warden (see `system.cleanup`), a process that sees this one end."""
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
@@ -139,7 +140,7 @@ class Warden:
         self._child.stdin.flush()
 
     def finish(self) -> None:
-        """Close the way and wait for the warden to end: at once, unless there is work left."""
+        """Close the pipe and wait for the warden to end; it takes time only if work is left."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):
             self._child.stdin.close()
@@ -147,11 +148,11 @@ class Warden:
 
 
 class Companion:
-    """A program that runs beside this process until it is ended, and never outlives it.
+    """Run a program beside this process until it is ended; it never outlives this process.
 
     Args:
         on_line: called with every line of its output as it comes.
-        held: its input is a pipe that stays open as long as we live, rather than empty.
+        held: its input is a pipe that stays open as long as this process lives, not empty.
 
     Raises:
         StackyardError: the program does not exist.
@@ -183,18 +184,18 @@ class Companion:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the program still runs."""
         return self._child.poll() is None
 
     @property
     def said(self) -> str:
-        """Its last lines."""
+        """Return the program's last lines of output."""
         if not self.running:
             self._reader.join(timeout=2)
         return "\n".join(self._said)
 
     def write(self, data: bytes) -> bool:
-        """Pass bytes to its held input, as fast as it takes them; False when it takes no more."""
+        """Write bytes to its held input, as fast as it reads; False when it reads no more."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(data)
@@ -204,7 +205,7 @@ class Companion:
         return True
 
     def finish(self, seconds: float) -> None:
-        """Close its held input and wait until it ends by itself, or for so long."""
+        """Close its held input and wait until it ends by itself, at most for `seconds`."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):
             self._child.stdin.close()
@@ -212,7 +213,7 @@ class Companion:
             self._child.wait(seconds)
 
     def end(self) -> None:
-        """End it, with all that it started."""
+        """Kill the program and all processes that it started."""
         _kill(self._child)
         self._child.wait()
         self._reader.join(timeout=2)
@@ -237,7 +238,7 @@ def start_daemon(argv: Sequence[str], *, log: Path) -> None:
 
 
 def stop_all() -> None:
-    """Kill every command that still runs, whichever thread waits for it; each wait then ends."""
+    """Kill every command that still runs, so that the threads that wait for them go on."""
     for child in list(_RUNNING):
         _kill(child)
 
@@ -248,7 +249,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 class _Alarm:
-    """Calls `action` once after `seconds`, unless left before."""
+    """Call `action` once after `seconds`, unless the block ends before."""
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
         self.rang = False
@@ -269,7 +270,7 @@ class _Alarm:
 
 
 class _feeding:
-    """Feeds bytes to a child's standard input beside the reading of its output."""
+    """Feed bytes to a child's standard input while its output is read."""
 
     def __init__(self, child: subprocess.Popen[bytes], data: bytes | None) -> None:
         self._child, self._data = child, data

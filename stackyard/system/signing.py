@@ -1,7 +1,7 @@
-"""Signatures by ssh keys, made and verified by `ssh-keygen -Y`.
+"""Make and verify signatures by ssh keys, with `ssh-keygen -Y`.
 
-Owns the namespaces (what a signature is for), and asking ssh-keygen. Keys stay where they are: in a
-file, an agent or a token. It must not decide what is signed.
+Owns the namespaces (what a signature is for), and the calls of ssh-keygen. Keys stay where they
+are: in a file, an agent or a token. It must not decide what is signed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, ReleaseError, UsageError
 
 NAMESPACE = "release@stackyard"
-# Whoever runs images on GPUs may vouch for what was seen there, and need not release anything.
+# A namespace of its own, so that a key may sign evidence from GPUs without signing releases.
 EVIDENCE = "evidence@stackyard"
 USUAL_KEYS = ("id_ed25519", "id_ed25519_sk", "id_ecdsa", "id_rsa")
 
 
 def find_key(given: str, home: Path) -> Path:
-    """The key to sign with: the given one (private, or public where an agent holds the other half).
+    """Return the key to sign with: the given one, else the first usual one in ~/.ssh.
+
+    The given file is the private key, or the public one where an agent holds the private key.
 
     Raises:
         UsageError: there is none.
@@ -52,7 +54,7 @@ def needs_touch(key: Path) -> bool:
 
 
 def sign(data: bytes, key: Path, namespace: str = NAMESPACE, *, unattended: bool = False) -> bytes:
-    """Return a signature, in the armour of ssh-keygen.
+    """Return a signature, in ssh-keygen's armored format.
 
     Args:
         unattended: no window may ask for a passphrase.
@@ -88,7 +90,7 @@ def verify(
     """Return who signed, as an allowed-signers file (ssh-keygen(1)) names them.
 
     Raises:
-        ReleaseError: the signature is not one of theirs, or not of these bytes.
+        ReleaseError: no allowed signer made the signature, or it is of other bytes.
         UsageError: there is no such file.
     """
     if not signers.is_file():
@@ -122,7 +124,7 @@ def signer_line(key: Path, name: str, namespaces: Sequence[str] = (NAMESPACE, EV
     """Return the line of an allowed-signers file for a key.
 
     Args:
-        namespaces: what its signatures count for.
+        namespaces: those that the key may sign in.
 
     Raises:
         ReleaseError: its public half is not beside it.

@@ -1,6 +1,6 @@
-"""The stream between a command in a container and us: bytes in, lines out.
+"""Exchange bytes and lines with a command in a container.
 
-Owns docker's stream format. It knows sockets, not the docker SDK: `system.engine` opens them.
+Owns docker's stream format. It uses sockets that `system.engine` opened, not the docker SDK.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Conversation:
-    """A command that runs beside everything else: lines in, lines out."""
+    """Exchange lines with a command that runs in the background."""
 
     def __init__(self, wrapped: Any, on_line: Callable[[str], None]) -> None:
         self._wrapped, self._raw = wrapped, getattr(wrapped, "_sock", wrapped)
@@ -29,7 +29,7 @@ class Conversation:
         self.over.set()
 
     def send(self, line: str) -> bool:
-        """Send one line; False when nobody is there to read it."""
+        """Send one line; return False when the connection has ended."""
         try:
             with self._sending:
                 self._raw.sendall(line.encode() + b"\n")
@@ -46,7 +46,7 @@ class Conversation:
 
 
 def _close(wrapped: Any, raw: Any) -> None:
-    # The SDK ties the connection to its response: closed first, or it is never given back.
+    # The response is closed first: it holds the connection, which else never returns to its pool.
     for part in (getattr(wrapped, "_response", raw), wrapped, raw):
         with contextlib.suppress(OSError, ValueError):
             part.close()
@@ -77,7 +77,7 @@ def talk(wrapped: Any, data: bytes | None, on_line: Callable[[str], None] | None
         if data is not None:
             raw.sendall(data)
             raw.shutdown(socket.SHUT_WR)
-        # The request's own time limit is not the command's: that one is kept inside.
+        # The request's time limit is not the command's, which is enforced in the container.
         raw.settimeout(None)
         return _gather(_frames(raw), on_line)
     finally:
@@ -85,7 +85,7 @@ def talk(wrapped: Any, data: bytes | None, on_line: Callable[[str], None] | None
 
 
 def _frames(raw: Any) -> Iterator[bytes]:
-    """The payloads of docker's stream format: an 8-byte header (kind, length), then the bytes."""
+    """Yield the payloads of docker's stream, each of which follows 8 bytes (kind, length)."""
     buffer = b""
     while True:
         while len(buffer) >= 8:

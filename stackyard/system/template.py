@@ -1,4 +1,4 @@
-"""Jinja, in one place: templates in, text out.
+"""Render the Jinja templates of the project.
 
 Owns the rules of rendering (undefined names are errors, shell words are quoted by the `sh`
 filter). It must not decide anything: callers hand over finished values by name.
@@ -32,7 +32,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 
 def _dockerfile_word(value: object) -> str:
-    """A value as one double-quoted word of a Dockerfile, nothing in it expanded."""
+    """Quote a value as one double-quoted word of a Dockerfile, in which nothing is expanded."""
     text = str(value)
     for character in ("\\", '"', "$"):
         text = text.replace(character, f"\\{character}")

@@ -1,8 +1,8 @@
-"""The process that outlives a command and undoes what the command could not.
+"""Outlive a command, and undo what the command could not undo itself.
 
-Owns only that: it reads from its standard input what there is to undo, and when the input ends
-with something left on the list it kills the process groups, removes the runs and the paths. It
-must not decide anything: a command that ends in order has emptied the list before.
+Owns only that: it reads from its standard input what must be undone, and when the input ends with
+something left on the list, it kills the process groups and removes the runs and paths. It must not
+decide anything: a command that ends in order has emptied the list before.
 
     python -m stackyard.system.warden
 """
@@ -24,13 +24,13 @@ SECONDS = 60.0
 
 
 def read(lines: Iterable[bytes]) -> list[tuple[str, str]]:
-    """What is left on the list at the end of the input: (kind, value), oldest first."""
+    """Return what is left on the list at the end of the input: (kind, value), oldest first."""
     left: dict[tuple[str, str], None] = {}
     for line in lines:
         try:
             sign, kind, value = json.loads(line)
         except ValueError:
-            continue  # cut off by the death that ended the input
+            continue  # the command died while it wrote this line
         if sign == "+":
             left[kind, value] = None
         else:
@@ -39,7 +39,7 @@ def read(lines: Iterable[bytes]) -> list[tuple[str, str]]:
 
 
 def end_group(value: str) -> None:
-    """SIGKILL a process group, if its leader is still the process that was meant."""
+    """Send SIGKILL to a process group, unless its PID belongs to another process by now."""
     pid, _, started = value.partition(" ")
     if cleanup.started_at(int(pid)) == started:
         with contextlib.suppress(ProcessLookupError):
@@ -47,7 +47,7 @@ def end_group(value: str) -> None:
 
 
 def remove_run(run: str) -> None:
-    """Remove a run, and again what a request under way at the death still makes."""
+    """Remove a run; repeat it, as requests from before the death may still create parts."""
     from stackyard.system.engine import RUN_LABEL, Engine
     from stackyard.system.errors import EngineError
 
@@ -73,12 +73,12 @@ def remove_path(path: Path) -> None:
 
 
 def undo(left: Iterable[tuple[str, str]]) -> None:
-    """Undo everything; processes first, for they may still be making the rest."""
+    """Undo everything; processes first, as they may still add to the rest."""
     todo = sorted(
         left, key=lambda entry: (cleanup.GROUP, cleanup.RUN, cleanup.PATH).index(entry[0])
     )
     for kind, value in todo:
-        # One that fails must not keep the others from being undone.
+        # One failure must not prevent the others.
         with contextlib.suppress(Exception):
             if kind == cleanup.GROUP:
                 end_group(value)
@@ -89,7 +89,7 @@ def undo(left: Iterable[tuple[str, str]]) -> None:
 
 
 def main() -> None:
-    """Wait for the end of the input; signals meant for the command are not meant for us."""
+    """Wait for the end of the input, and ignore signals, which are meant for the command."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     undo(read(sys.stdin.buffer))

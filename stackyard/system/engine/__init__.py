@@ -1,8 +1,8 @@
-"""The only importer of the docker SDK: images, containers, networks, volumes, exec.
+"""Use a container engine through the docker SDK: images, containers, networks, volumes, exec.
 
-Owns the translation between docker's words and errors and ours. Everything made here carries
-labels, and is found again by them. It must not build images (the SDK cannot drive BuildKit;
-`build.buildkit` does) or know what a stack is.
+Owns the translation of docker's values and errors; nothing else imports the SDK. Everything made
+here carries labels, and is found again by them. It must not build images (the SDK cannot drive
+BuildKit; `build.buildkit` does) or know what a stack is.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 
 
 class Engine(Images, Containers):
-    """A connection to a container engine that answers.
+    """Connect to a container engine that answers.
 
     Args:
         socket: path of its socket; unless given, DOCKER_HOST or the default one.
-        seconds: how long it may take for an answer.
+        seconds: time limit of each request.
 
     Raises:
         EngineError: nothing answers there.

@@ -1,4 +1,4 @@
-"""A connection to an engine that answers: what it is, and its errors in our words."""
+"""Connect to an engine that answers, read its facts, and translate its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Self = TypeVar("_Self", bound="Connection")
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Have the SDK's errors say what the engine was asked for, and what to do."""
+    """Turn the SDK's errors into EngineError, with the failed request and a hint."""
     try:
         yield
     except docker.errors.APIError as error:
@@ -36,7 +36,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def space_hint(text: str) -> str:
-    """Say what to do where the engine has no room left; empty where that is not it."""
+    """Return what to do where the engine has no space left; empty for other errors."""
     full = "no space left" in text.lower()
     return (
         "free space where the engine keeps its data (docker system df), then again" if full else ""
@@ -44,14 +44,14 @@ def space_hint(text: str) -> str:
 
 
 def _connect(address: str, seconds: int) -> Any:
-    # The version is asked for first, in both: what answers is an engine.
+    # Both ask for the engine's version first, so that anything else at the address fails here.
     if not address:
         return docker.from_env(timeout=seconds, max_pool_size=40)
     return docker.DockerClient(base_url=address, version="auto", timeout=seconds, max_pool_size=40)
 
 
 class Connection:
-    """What every part of an engine talks through; see `Engine`."""
+    """Hold the connection that all parts of an engine use; see `Engine`."""
 
     def __init__(self, socket: str = "", *, seconds: int = 120) -> None:
         self.address = f"unix://{socket}" if socket else ""
@@ -70,7 +70,7 @@ class Connection:
             ) from error
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self: _Self) -> _Self:
@@ -81,12 +81,12 @@ class Connection:
 
     @property
     def version(self) -> str:
-        """The engine's version."""
+        """Return the engine's version."""
         with translated("asking for its version"):
             return str(self._client.version()["Version"])
 
     def answers(self) -> bool:
-        """Whether the engine is there, asked in a way that takes no time."""
+        """Return whether the engine answers a ping, the cheapest request."""
         with contextlib.suppress(
             docker.errors.DockerException, requests.exceptions.RequestException
         ):
@@ -94,7 +94,7 @@ class Connection:
         return False
 
     def facts(self) -> dict[str, str]:
-        """What a report says about the engine and its machine."""
+        """Return the facts about the engine and its machine that a report holds."""
         with translated("asking for its facts"):
             info = self._client.info()
         return {
@@ -108,12 +108,12 @@ class Connection:
         }
 
     def info(self) -> Mapping[str, object]:
-        """Everything that the engine says about itself (`docker info`)."""
+        """Return all facts that the engine gives about itself (`docker info`)."""
         with translated("asking for its facts"):
             found: dict[str, object] = self._client.info()
             return found
 
     def data_folder(self) -> str:
-        """Where the engine keeps images, on its own machine."""
+        """Return the folder in which the engine keeps images, on its own machine."""
         with translated("asking for its data folder"):
             return str(self._client.info()["DockerRootDir"])

@@ -1,4 +1,4 @@
-"""Containers of an engine, with their networks and volumes: started, talked to, found, removed."""
+"""Start, use, find and remove an engine's containers, with their networks and volumes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from stackyard.system.engine.values import (
 )
 from stackyard.system.stream import Conversation, talk
 
-# torch's c10d asks for the name of 127.0.0.1 as an IPv6 socket has it. The engine's resolver has
-# none and asks the machine's: without a way out that takes 10 s to fail, twice for each launch.
+# torch's c10d looks up the name of ::ffff:127.0.0.1, twice for each launch. The engine's resolver
+# passes the query to the machine's, which without a way out takes 10 s to fail.
 _MAPPED = {"localhost4": "::ffff:127.0.0.1"}
 
 
@@ -35,22 +35,22 @@ def _request(driver: str, ids: Sequence[str]) -> DeviceRequest:
 
 
 class Containers(Connection):
-    """The part of an engine that runs containers."""
+    """Run containers on an engine."""
 
     def create_network(self, name: str, labels: Mapping[str, str], *, internal: bool) -> None:
-        """A bridge network; an internal one has no way out of the machine."""
+        """Create a bridge network; an internal one has no way out of the machine."""
         with translated(f"making network {name}"):
             self._client.networks.create(
                 name, driver="bridge", internal=internal, labels=dict(labels), check_duplicate=True
             )
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        """A volume that several containers of a run share."""
+        """Create a volume that several containers of a run share."""
         with translated(f"making volume {name}"):
             self._client.volumes.create(name, labels=dict(labels))
 
     def start(self, spec: ContainerSpec) -> str:
-        """Start a container in the background; returns its id."""
+        """Start a container in the background, and return its id."""
         with translated(f"starting container {spec.name}"):
             container = self._client.containers.create(
                 spec.image,
@@ -59,7 +59,7 @@ class Containers(Connection):
                 hostname=spec.hostname,
                 environment=dict(spec.env),
                 labels=dict(spec.labels),
-                # As a list: by its source, as the SDK also takes them, a folder has one place only.
+                # A list, as the SDK's mapping by source allows each folder only one place.
                 volumes=[
                     *(f"{name}:{place}:rw" for name, place in spec.volumes.items()),
                     *(f"{at}:{place}:ro" for place, at in spec.binds.items()),
@@ -99,7 +99,7 @@ class Containers(Connection):
         }
 
     def run_once(self, image: str, argv: Sequence[str], *, seconds: float) -> str:
-        """Run one command in a throw-away container without a network; returns its output.
+        """Run one command in a throw-away container without a network; return its output.
 
         Raises:
             EngineError: it failed or ran past `seconds`.
@@ -115,7 +115,7 @@ class Containers(Connection):
         return output.decode("utf-8", errors="replace")
 
     def running(self, container: str) -> bool:
-        """Whether a container's main process is alive."""
+        """Return whether a container's main process runs."""
         with translated(f"looking at container {container[:12]}"):
             try:
                 state = self._api.inspect_container(container)["State"]
@@ -124,13 +124,13 @@ class Containers(Connection):
         return bool(state["Running"])
 
     def container_log(self, container: str) -> str:
-        """The last lines that a container's main process said."""
+        """Return the last lines of output of a container's main process."""
         with translated(f"reading the log of {container[:12]}"):
             log: bytes = self._api.logs(container, tail=40)
         return log.decode("utf-8", errors="replace")
 
     def kill(self, container: str) -> None:
-        """SIGKILL a container's main process (and with it all of its processes)."""
+        """Send SIGKILL to a container's main process, which ends all of its processes."""
         with translated(f"killing {container[:12]}"):
             try:
                 self._api.kill(container)
@@ -153,7 +153,7 @@ class Containers(Connection):
         """Run a command in a container, bounded by `timeout` inside it.
 
         Args:
-            seconds: limit; the command is killed past it and answers 124 or 137.
+            seconds: limit, past which the command is killed; its exit code is then 124 or 137.
             stdin: bytes for its standard input.
             control: the command is the controller's own, not part of a training.
             on_line: called with every line as it comes.
@@ -180,7 +180,7 @@ class Containers(Connection):
             self._api.exec_start(made, detach=True)
 
     def containers(self, label: str) -> list[ContainerInfo]:
-        """The containers that carry a label (`name` or `name=value`), whatever their state."""
+        """Return the containers with a label (`name` or `name=value`), whatever their state."""
         with translated("looking for containers"):
             found = self._api.containers(all=True, filters={"label": label})
         return [
@@ -197,10 +197,10 @@ class Containers(Connection):
     def converse(
         self, container: str, argv: Sequence[str], on_line: Callable[[str], None]
     ) -> Conversation:
-        """Start a command of the controller's own in a container and keep talking to it.
+        """Start a command of the controller's own in a container, and keep a line to it.
 
         Args:
-            on_line: called with every line it says, from a thread of its own.
+            on_line: called with every line of its output, from a thread of its own.
         """
         with translated(f"starting {argv[0]} in {container[:12]}"):
             made = self._api.exec_create(
@@ -214,9 +214,9 @@ class Containers(Connection):
             self._api.put_archive(container, folder, archive)
 
     def remove_run(self, label: str, *, patience: float = 5.0) -> list[str]:
-        """Remove every container, network and volume carrying `label`; names what was removed.
+        """Remove every container, network and volume that carries `label`; return their names.
 
-        Somebody else may be removing the same ones: returns when they are gone.
+        Another process may be removing the same ones: return when they are gone.
 
         Args:
             patience: seconds that networks and volumes may still be in use.
@@ -233,7 +233,7 @@ class Containers(Connection):
         return [*containers, *networks, *volumes]
 
     def remove_container(self, container: str) -> None:
-        """Remove one container, whatever its state; gone already is fine."""
+        """Remove one container, whatever its state, if it still exists."""
         with translated(f"removing {container[:12]}"):
             self._remove_container(container)
 
@@ -241,7 +241,7 @@ class Containers(Connection):
         _until_gone(lambda: self._api.remove_container(name, force=True, v=True))
 
     def found(self, label: str) -> tuple[list[str], list[str], list[str]]:
-        """Names of containers, networks and volumes that carry a label."""
+        """Return the names of the containers, networks and volumes that carry a label."""
         containers, networks, volumes = self._items({"label": label})
         return (
             [str(item["Names"][0]).lstrip("/") for item in containers],
@@ -250,7 +250,7 @@ class Containers(Connection):
         )
 
     def _items(self, filters: Mapping[str, str]) -> tuple[list[Any], list[Any], list[Any]]:
-        # The SDK's own lists look at each container again, and fail for one that has just gone.
+        # The SDK's own lists inspect each container again, and fail for one that has just gone.
         return (
             self._api.containers(all=True, filters=filters),
             self._api.networks(filters=filters),
@@ -258,7 +258,7 @@ class Containers(Connection):
         )
 
     def runs(self) -> dict[str, str]:
-        """Owners (see `cleanup.owner`) by run, of every run that has something here."""
+        """Return the owner (see `cleanup.owner`) of every run that has something on the engine."""
         with translated("looking for runs"):
             items = [item for kind in self._items({"label": OWNER_LABEL}) for item in kind]
         labels = [item.get("Labels") or {} for item in items]
@@ -266,7 +266,7 @@ class Containers(Connection):
 
 
 def _until_gone(remove: Callable[[], object], seconds: float = 20.0) -> None:
-    """Remove a thing; one that is being removed, or still in use by what is, is tried again."""
+    """Remove a thing; try again while it is in use, or another request removes it."""
     end = time.monotonic() + seconds
     while True:
         try:

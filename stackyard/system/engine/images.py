@@ -1,4 +1,4 @@
-"""Images of an engine: found, listed, saved, imported, named, pulled, removed."""
+"""Find, list, save, import, name, pull and remove an engine's images."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from stackyard.system.image import ImageInfo
 
 
 class Images(Connection):
-    """The part of an engine that holds images."""
+    """Manage the images of an engine."""
 
     def image(self, reference: str) -> ImageInfo | None:
-        """The image of that name or id; None when the engine does not hold it."""
+        """Return the image of a name or id; None when the engine does not hold it."""
         with translated(f"looking for image {reference}"):
             try:
                 found = self._api.inspect_image(reference)
@@ -38,13 +38,13 @@ class Images(Connection):
         )
 
     def held_layers(self, *, but: str) -> list[tuple[str, ...]]:
-        """The layers (diff_ids, from the bottom) of every image without the label `but`."""
+        """Return the layers (diff_ids, from the bottom) of every image without the label `but`."""
         ids = {image.id for image in self.held_images() if but not in image.labels}
         found = [self.image(image) for image in ids]
         return [info.layers for info in found if info is not None]
 
     def held_images(self) -> list[HeldImage]:
-        """Every image that is not only the parent of others."""
+        """Return all images, except those that are only parents of others."""
         with translated("listing its images"):
             found = self._api.images()
         return [
@@ -60,17 +60,17 @@ class Images(Connection):
         ]
 
     def used_images(self) -> set[str]:
-        """Ids of images that a container was made from, whatever its state."""
+        """Return the ids of images that containers were made from, whatever their state."""
         with translated("listing its containers"):
             return {str(entry["ImageID"]) for entry in self._api.containers(all=True)}
 
     def remove_image(self, name: str) -> None:
-        """Take a name from an image; with the last one the image goes. Gone already is fine."""
+        """Remove a name from an image, if it still exists; with its last name the image goes."""
         with translated(f"removing {name}"), contextlib.suppress(docker.errors.NotFound):
             self._api.remove_image(name)
 
     def history(self, reference: str) -> list[dict[str, Any]]:
-        """The image's history, newest first: CreatedBy, Size and so on, as the engine says."""
+        """Return the image's history, newest first, with the engine's keys (CreatedBy, Size)."""
         with translated(f"reading the history of {reference}"):
             return list(self._api.history(reference))
 
@@ -81,12 +81,12 @@ class Images(Connection):
                 file.write(chunk)
 
     def saved(self, reference: str) -> Iterator[bytes]:
-        """An image as such an archive, in pieces as they come."""
+        """Yield an image as a tar archive (as `docker save` does), in pieces as they come."""
         with translated(f"saving {reference}"):
             yield from self._api.get_image(reference)
 
     def import_tar(self, path: Path, reference: str, changes: Sequence[str]) -> str:
-        """Make an image out of a root file system; returns its id."""
+        """Make an image from a root file system, and return its id."""
         repository, _, tag = reference.rpartition(":")
         with translated(f"importing {reference}"):
             self._api.import_image(str(path), repository=repository, tag=tag, changes=list(changes))

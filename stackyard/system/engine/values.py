@@ -1,4 +1,4 @@
-"""What is asked of an engine and what it holds: containers, images, a finished command.
+"""Describe what an engine starts and holds: containers, images, a finished command.
 
 Values only, and the labels by which everything made here is found again.
 """
@@ -16,19 +16,19 @@ CONTROL = {"STACKYARD_CONTROL": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """A container to start, with the least it needs.
+    """Describe a container to start, with the fewest privileges that it needs.
 
     Attributes:
-        network: a network by name, `host`, or `none` (but for itself).
+        network: a network by name, `host`, or `none` (loopback only).
         hosts: addresses by name, beyond what the network itself resolves.
         devices: device nodes of the host.
-        requests: devices by driver (`cdi`, `nvidia`) and the ids these understand.
+        requests: devices, as drivers (`cdi`, `nvidia`) and the ids that these understand.
         binds: read-only files of the host, by their place in the container.
         ipc: the IPC namespace: `private`, `shareable`, `host` or `container:ID`.
-        limits: resource limits by name; -1 is none.
-        mounts: folders of the host, or volumes, that may be written to, by their place.
+        limits: resource limits by name; -1 means unlimited.
+        mounts: writable folders of the host, or volumes, by their place in the container.
         fleeting: the engine removes it when its main process ends.
-        user: whom its processes are, `UID:GID`; the image's own unless given.
+        user: `UID:GID` of its processes; unless given, the image's user.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldImage:
-    """An image in an engine's list; `created` in seconds since the epoch."""
+    """Describe an image in an engine's list; `created` is in seconds since the epoch."""
 
     id: str
     tags: tuple[str, ...]
@@ -67,7 +67,7 @@ class HeldImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerInfo:
-    """A container that the engine has. `state` is the engine's word: `running`, `exited`, ..."""
+    """Describe a container of the engine; `state` is its word (`running`, `exited` ...)."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ class ContainerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecResult:
-    """A finished exec: exit code and output (both streams, in order)."""
+    """Hold a finished exec's exit code and output (both streams, in order)."""
 
     code: int
     output: str
