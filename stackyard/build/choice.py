@@ -64,13 +64,13 @@ def decide(
 
     Args:
         stack: its name; `all` is every one.
-        gpus_for: what cannot be without a number of GPUs, in a word.
-        image_here: the image is to be one that this machine's engine holds.
+        gpus_for: one word for the action that needs a number of GPUs.
+        image_here: this machine's engine must hold the image.
         cpu_ranks_anywhere: ranks without GPUs may train on a base for GPUs.
-        typed: how the command begins, for what to type instead.
+        typed: the beginning of the command, for hints.
 
     Raises:
-        UsageError: something is not there, or does not fit the rest.
+        UsageError: something does not exist, or does not fit the rest.
     """
     if gpus is None and gpus_for:
         raise UsageError(

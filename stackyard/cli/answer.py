@@ -1,4 +1,4 @@
-"""Say what a command came to: a result, an exit code, or an error with what to type.
+"""Print the result of a command as JSON, or its error with a hint.
 
 Owns the exit codes and the form of errors on both streams. It must not run a command.
 """
@@ -20,7 +20,7 @@ from stackyard.system.errors import StackyardError
 
 Answer = tuple[Any, int]
 EXIT_CODES = {"passed": 0, "failed": 1, "not run": 3}
-# As a shell reports a process that SIGPIPE ended.
+# 128 + SIGPIPE, as a shell reports it.
 READER_GONE = 128 + signal.SIGPIPE
 
 
@@ -46,7 +46,7 @@ def typed_json(words: Sequence[str]) -> bool:
 
 
 def reader_gone() -> bool:
-    """Return whether nobody reads the output any more; the rest of it then goes nowhere."""
+    """Return whether the output's reader has gone; the rest of the output is then discarded."""
     gone = False
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(io.UnsupportedOperation):

@@ -1,9 +1,9 @@
 """Make an invoke task of a typed function: its options, `--json`, signals, errors, exit codes.
 
-Owns what every command has. Exit codes: 0 passed, 1 a check failed, 2 wrong input, 3 nothing to run
-on, 4 the engine or a build failed, 130 interrupted, 141 the reader of the output has gone. It must
-not import what only some commands need: a build with nothing to do is not to wait for a smoke's
-modules.
+Owns what all commands share. Exit codes: 0 passed, 1 a check failed, 2 wrong input, 3 nothing to
+run on, 4 the engine or a build failed, 130 interrupted, 141 the reader of the output has gone. It
+must not import modules that only some commands need: a build with nothing to do should not load
+those of a smoke.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, kw_only=True)
 class _Declared:
-    """One parameter or field, as it was declared."""
+    """Hold one parameter or field, as it was declared."""
 
     name: str
     option: Option
@@ -51,7 +51,7 @@ class _Declared:
     default: Any
 
     def argument(self) -> Argument:
-        """Return it as the parser takes it."""
+        """Return it as an argument for the parser."""
         name = self.name.strip("_").replace("_", "-")
         default = None if self.default is MISSING else self.default
         positional = self.option.positional
@@ -59,7 +59,7 @@ class _Declared:
             names=(name, self.option.short) if self.option.short else (name,),
             attr_name=self.name if self.name != name else None,
             kind=self.kind,
-            # One with a default of invoke's own would never take a word.
+            # invoke's parser gives no word to a positional that has a default.
             default=[] if self.kind is list else None if positional else default,
             help=self.option.help,
             positional=positional,
@@ -93,7 +93,7 @@ class Command(Task[Callable[..., Answer]]):
 
     @functools.cached_property
     def _options(self) -> tuple[list[_Declared], dict[str, Any]]:
-        """Return every option, and the request that the function takes, by its parameter."""
+        """Return every option, and the request class of each parameter that takes a request."""
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
         requests = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
         plain = [
@@ -105,17 +105,17 @@ class Command(Task[Callable[..., Answer]]):
         return [*plain, *(_declared(f.name, f.type, f.default) for f in given)], requests
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """Return what invoke's parser is to know of it."""
+        """Return its arguments for invoke's parser."""
         made = [one.argument() for one in self._options[0] if not one.option.words]
         return [*made, Argument(names=("json",), kind=bool, default=False, help=JSON)]
 
     @property
     def takes_words(self) -> bool:
-        """Return whether words behind `--` are for it."""
+        """Return whether it takes the words after `--`."""
         return any(one.option.words for one in self._options[0])
 
     def asked(self, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what was typed, as the function takes it."""
+        """Convert the typed values to the function's arguments."""
         options, requests = self._options
         given = {
             one.name: tuple(parser.remainder()) if one.option.words else typed[one.name]
@@ -136,16 +136,16 @@ class Command(Task[Callable[..., Answer]]):
 
 
 def command(function: Callable[..., Answer]) -> Command:
-    """Declare a command: name, help, options and types are the function's."""
+    """Declare a command, with the name, help, options and types of the function."""
     return Command(function)
 
 
 def run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
-    """Run one command: its result as JSON where asked for, errors said once, an exit code.
+    """Run one command, print its errors and JSON, and return its exit code.
 
     SIGTERM and SIGHUP end a command as Ctrl-C does: by unwinding, so that everything of it is
-    removed; further signals do not disturb the removal. So does a reader of the output that goes
-    (`| head`).
+    removed; further signals do not disturb the removal. A closed output pipe (`| head`) ends it the
+    same way.
     """
     try:
         return _run(function, as_json=as_json)
@@ -179,7 +179,7 @@ def _run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
 
 
 def _recognised(error: StackyardError) -> list[dict[str, Any]]:
-    """Say and return known failures of a build or the engine; other errors explain themselves."""
+    """Print and return known failures of a build or the engine; other errors need none."""
     if error.exit_code != StackyardError.exit_code:
         return []
     from stackyard.cli.steps import diagnose

@@ -1,8 +1,8 @@
-"""What a person sees: live progress on standard error, results on standard output.
+"""Show live progress on standard error and results on standard output.
 
 Owns the terminal. In a terminal one live block shows each stack's phase, update and loss; elsewhere
 every event is one plain line. Standard output carries results only, so that `--json` is clean.
-rich is loaded when there is something to draw: a build of what is current has nothing.
+rich is imported on first use, since a build that has nothing to do draws nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def spark(values: Sequence[float], width: int = 16) -> str:
-    """A curve in one line of text: the last `width` points of it, evenly picked."""
+    """Draw a curve as one line of text, from `width` evenly spaced values."""
     values = [value for value in values if math.isfinite(value)]
     if len(values) < 2:
         return ""
@@ -34,11 +34,11 @@ def spark(values: Sequence[float], width: int = 16) -> str:
 
 
 class Terminal:
-    """Progress of one command; used as a context so that the live block is always closed."""
+    """Show one command's progress; a context manager, so that the live block always closes."""
 
     def __init__(self, *, json: bool = False, live: bool | None = None) -> None:
         self.json = json
-        # The last lines that were shown of a training, for whoever explains its failure.
+        # The last lines shown of a training, from which its failure is explained.
         self.tail = ""
         self._started = time.monotonic()
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Terminal:
 
     @cached_property
     def _progress(self) -> Progress:
-        """The live block."""
+        """Create the live block."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -73,7 +73,7 @@ class Terminal:
         )
 
     def say(self, stack: str, text: str) -> None:
-        """One event of a stack: a build step, a phase."""
+        """Show one event of a stack: a build step or a phase."""
         with self._lock:
             if self._live:
                 self._show(stack, text[:90])
@@ -82,7 +82,7 @@ class Terminal:
                 print(f"[{seconds:7.1f} s] {stack}: {text}", file=sys.stderr, flush=True)
 
     def done(self, stack: str, text: str) -> None:
-        """A lasting line: something of a stack is finished."""
+        """Print a line that stays, when a stack has finished something."""
         with self._lock:
             seconds = time.monotonic() - self._started
             line = f"[{seconds:7.1f} s] {stack}: {text}"
@@ -92,7 +92,7 @@ class Terminal:
                 print(line, file=sys.stderr, flush=True)
 
     def loss(self, stack: str, label: str, step: int, total: int, loss: float) -> None:
-        """One update of a training: drawn live, every tenth as a plain line."""
+        """Show one update of a training: drawn live, or every tenth as a plain line."""
         with self._lock:
             curve = self._curves.setdefault((stack, label), [])
             curve.append(loss)
@@ -109,7 +109,7 @@ class Terminal:
             self._tasks[stack] = self._progress.add_task("", stack=stack, total=None)
         description = text.replace("[", "\\[")
         if not step:
-            # A new phase: the clock beside it starts again.
+            # A new phase restarts the clock beside it.
             self._progress.reset(self._tasks[stack], total=None, description=description)
         else:
             self._progress.update(
@@ -117,22 +117,22 @@ class Terminal:
             )
 
     def note(self, text: str) -> None:
-        """A remark that is no part of the result."""
+        """Print a remark that is no part of the result."""
         with self._lock:
             print(text, file=sys.stderr, flush=True)
 
     def table(self, table: Table) -> None:
-        """A result for people; silent when JSON was asked for."""
+        """Print a result as a table, unless JSON was asked for."""
         from rich.console import Console
 
         if not self.json:
             self._end_live()
-            # Tables that go to a file or a pipe are not squeezed into rich's 80 columns.
+            # Without a terminal rich would squeeze tables into 80 columns.
             width = None if sys.stdout.isatty() else 120
             Console(highlight=False, width=width).print(table)
 
     def text(self, text: str) -> None:
-        """A result line for people; silent when JSON was asked for."""
+        """Print a result line, unless JSON was asked for."""
         if not self.json:
             self._end_live()
             print(text, flush=True)

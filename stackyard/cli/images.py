@@ -11,7 +11,7 @@ from stackyard.cli.options.images import BuildRequest, BundleRequest
 
 @command
 def list_(terminal: Terminal) -> Answer:
-    """Stacks and bases, what is built and what is proven."""
+    """List stacks and bases, and which images are built and proven."""
     from stackyard.cli.steps import images
 
     return images.list_images(terminal)
@@ -19,7 +19,7 @@ def list_(terminal: Terminal) -> Answer:
 
 @command
 def show(terminal: Terminal, stack: Stack, base: Base = "") -> Answer:
-    """The plan of one image: every value and where it came from."""
+    """Show the plan of one image: every value and its origin."""
     from stackyard.cli.steps import images
 
     return images.show(terminal, stack, base)
@@ -42,7 +42,7 @@ def base(
     terminal: Terminal,
     name: Annotated[str, Option("a base's name (see `invoke list`)", positional=True)],
 ) -> Answer:
-    """Make or pull a base; does nothing when it is as it would be made now."""
+    """Make or pull a base; does nothing when the base is current."""
     from stackyard.cli.steps import images
 
     return images.base(terminal, name)
@@ -50,7 +50,7 @@ def base(
 
 @command
 def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
-    """What builds on a base need, or released images, for a machine without a network."""
+    """Pack the inputs of builds, or released images, for a machine without a network."""
     if asked.images:
         from stackyard.cli.steps import release
 

@@ -24,7 +24,7 @@ def lock(
 
 @command
 def outdated(terminal: Terminal, stack: Stacks = "all", base: Base = "") -> Answer:
-    """What moved upstream since the locks were made; exit code 1 when something is newer."""
+    """Compare locks with newer upstream releases; exit code 1 when something is newer."""
     from stackyard.cli.steps import lock as steps
 
     return steps.outdated(terminal, stack, base)

@@ -1,7 +1,7 @@
 """Describe one option of a command, and the options that many commands have.
 
 Owns their help texts: each stands here once. Modules that declare options have no `from __future__
-import annotations`: types as text would have to be evaluated before every command.
+import annotations`, since text annotations would have to be evaluated before every command.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Option:
     Attributes:
         positional: it may be given without its name.
         short: its letter; options have none unless people expect one.
-        words: it takes what stands behind `--`, and has no name of its own.
-        least: the least number that it takes.
+        words: it takes the words after `--`, and has no name of its own.
+        least: the smallest number allowed.
     """
 
     help: str

@@ -1,8 +1,8 @@
-"""Read a command line with invoke's parser, and refuse what cannot be read with what to type.
+"""Read a command line with invoke's parser, and refuse wrong input with a hint.
 
 Owns the changes to that parser (invoke 3.0.3). A positional may be optional: it takes its default
 as soon as the next word is a task's name or a flag that is not the task's, or the line ends. `-h`
-is help wherever it stands. Wrong input is a UsageError: said once, with exit code 2.
+is help wherever it stands. Wrong input is a UsageError, printed once, with exit code 2.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 
 class OwnArgument(Argument):
-    """Take one option of a command, with what invoke's arguments lack.
+    """Add default positionals and smallest numbers to invoke's arguments.
 
     Attributes:
-        usual: the value of a positional that is left out; None where it must be given.
-        least: the least number that it takes.
+        usual: the default of a positional; None where it must be given.
+        least: the smallest number allowed.
     """
 
     def __init__(self, *, usual: Any = None, least: float | None = None, **named: Any) -> None:
@@ -52,7 +52,7 @@ class OwnArgument(Argument):
 
 
 def on_this_line(task: str, argument: str) -> Any:
-    """Return what another task of the same command line was given; None when it is not there.
+    """Return an argument of another task of the same command line; None without that task.
 
     `invoke build smoke --gpus 0` builds what that smoke will run.
     """
@@ -60,7 +60,7 @@ def on_this_line(task: str, argument: str) -> Any:
 
 
 def remainder() -> list[str]:
-    """Return the words behind `--` on this command line; invoke's own joins them to one."""
+    """Return the words after `--` on this command line; invoke itself joins them into one."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
@@ -72,7 +72,7 @@ def install() -> None:
 
 
 def refused(what: str, *, why: str = "", hint: str = "") -> Exit:
-    """Say why a line cannot be read; return what ends the program with exit code 2."""
+    """Print why a line cannot be read; return the exception that exits with code 2."""
     error = UsageError(what, why=why, hint=hint)
     say_error(error)
     if typed_json(sys.argv):
@@ -95,11 +95,11 @@ def _patched_handle(machine: Any, token: str) -> None:
         return
     if token in HELP and not machine.waiting_for_flag_value:
         for argument in task.missing_positional_args:
-            argument.value = ""  # help is asked for, the task will not run
+            argument.value = ""  # never used: with help the task does not run
     if _ends_positionals(machine, token):
         _fill(task)
     if machine.waiting_for_flag_value and (token in HELP or token.startswith("--")):
-        _patched_flag(machine)  # as where the line ends
+        _patched_flag(machine)  # a missing value, as at the end of the line
     _refuse_twice(task, token)
     try:
         _handle(machine, token)
@@ -179,7 +179,7 @@ def _ends_positionals(machine: Any, token: str) -> bool:
 
 
 def _refuse_first(machine: Any, token: str) -> None:
-    """See that a line begins with a command, or with options of invoke."""
+    """Check that a line begins with a command, or with options of invoke."""
     core = machine.context or machine.initial
     if machine.waiting_for_flag_value or (core and token in core.flags):
         return
@@ -216,7 +216,7 @@ def _no_command(word: str, contexts: Any) -> Exit:
 
 
 def _unknown(machine: Any, task: Any, token: str) -> Exit:
-    """Refuse an option that a task has not, or a word too many."""
+    """Refuse an option that a task lacks, or a word too many."""
     from stackyard.definitions.document import nearest
 
     hint = f"invoke {task.name} -h shows its options"

@@ -18,20 +18,20 @@ from stackyard.cli import images, locks, parser, releases, runs, trainings
 from stackyard.cli.command import Command
 
 TOPICS = (images, locks, trainings, runs, releases)
-# What every checkout holds.
+# Files that every checkout holds.
 MARKS = ("tasks.py", "stackyard/__init__.py", "images/common.yml")
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def collection() -> Collection:
-    """Return all commands, and have them read by our parser."""
+    """Return all commands, and install this package's parser."""
     parser.install()
     found = [one for topic in TOPICS for one in vars(topic).values() if isinstance(one, Command)]
     return Collection(*found)
 
 
 def checkout(folder: Path) -> Path | None:
-    """Return the checkout that a folder lies in; None where it lies in none."""
+    """Return the checkout that contains a folder; None where none does."""
     folders = (folder, *folder.parents)
     return next((one for one in folders if all((one / mark).is_file() for mark in MARKS)), None)
 
@@ -40,10 +40,10 @@ class Stackyard(Program):
     """Run commands from any folder inside the checkout that this package belongs to."""
 
     def parse_core(self, argv: list[str] | None) -> None:
-        """Read options of the program; bytecode stays on, which invoke turns off.
+        """Read the program's options; keep writing bytecode, which invoke turns off.
 
         Raises:
-            Exit: one of them is wrong.
+            Exit: an option is wrong.
         """
         try:
             super().parse_core(argv)
@@ -55,7 +55,7 @@ class Stackyard(Program):
         """Run the commands of the line.
 
         Raises:
-            Exit: this is no folder of the checkout; says which files were looked for.
+            Exit: the current folder is in no checkout; names the missing files.
         """
         here = Path.cwd()
         found = checkout(here)

@@ -1,4 +1,4 @@
-"""Releases and pulls as tables and lines for people. Pure: values in, what is shown out."""
+"""Render releases and pulls as tables and lines for people. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLOURS = {"pulled": "green", "held": "green", "failed": "red"}
 
 
 def release_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What a registry holds."""
+    """Return the table of the releases that a registry holds."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("release", "MB", "proven", "seen on", "signed by", "made", "digest"):
         table.add_column(name, justify="right" if name == "MB" else "left", overflow="fold")
@@ -33,7 +33,7 @@ def release_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def seen_lines(row: Mapping[str, Any]) -> list[str]:
-    """Say on which hardware a release was seen, and by whose key; each once."""
+    """Return a line for each hardware that a release has trained on, with the signer."""
     shows = [f"{one['hardware']}; {one['kind']} by {one['signer']}" for one in row["evidence"]]
     if row["needs_gpus"] and not any(one["on_gpus"] for one in row["evidence"]):
         shows.insert(0, "no GPU evidence from an accepted signer")
@@ -41,7 +41,7 @@ def seen_lines(row: Mapping[str, Any]) -> list[str]:
 
 
 def progress_text(progress: Mapping[str, Progress]) -> str:
-    """All hosts of a pull on one line: how far each is, and the time left of the slowest."""
+    """Return one line with the progress of all hosts, and the time left for the slowest."""
     parts, left = [], 0.0
     for name, mark in progress.items():
         if mark.state == "receiving":
@@ -54,7 +54,7 @@ def progress_text(progress: Mapping[str, Progress]) -> str:
 
 
 def pull_table(value: Mapping[str, Any]) -> Table:
-    """How a pull went, host by host."""
+    """Return the table of a pull's result on each host."""
     title = (
         f"{value['release']}: {value['from_registry_bytes'] / 1e6:.0f} MB from the registry,"
         f" {value['saved_bytes'] / 1e6:.0f} MB saved, {value['seconds']:.1f} s"

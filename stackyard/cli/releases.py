@@ -27,7 +27,7 @@ def evidence(terminal: Terminal, asked: EvidenceRequest) -> Answer:
 
 @command
 def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") -> Answer:
-    """What a registry holds, and which of it can be believed."""
+    """List the releases in a registry, and which of them can be verified."""
     from stackyard.cli.steps import release
 
     return release.releases(terminal, from_, signers)
@@ -35,7 +35,7 @@ def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") 
 
 @command
 def pull(terminal: Terminal, asked: PullRequest) -> Answer:
-    """A verified release onto all hosts: once out of the registry, then from host to host."""
+    """Pull a verified release onto all hosts: once from the registry, then from host to host."""
     from stackyard.cli.steps import pull as steps
 
     return steps.pull(terminal, asked)

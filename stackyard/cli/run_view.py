@@ -1,7 +1,7 @@
-"""What a person sees of runs on hosts: labelled lines, one training bar, tables.
+"""Show runs on hosts as labelled lines, one training bar and tables.
 
-Owns the drawing. Every line says which node and rank it is from; bars of many ranks become one,
-the lowest rank's, redrawn in place in a terminal and told every ten seconds elsewhere.
+Owns the drawing. Every line names its node and rank. Of the bars of many ranks only the lowest
+rank's is shown, redrawn in place in a terminal and printed every ten seconds elsewhere.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ KEPT = 400
 
 
 class RunView:
-    """The lines of one job as they come; a context, so that the bar is taken away at the end.
+    """Show the lines of one job as they come; a context manager, which removes the bar at the end.
 
     Args:
-        log: a file that every line goes to as well.
-        everything: lines of all ranks; else those of rank 0 and of launchers, and of others only
-            what no other rank has said lately.
+        log: a file that also gets every line.
+        everything: show all lines of all ranks; else skip a line of another rank than 0 that some
+            rank has printed recently.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RunView:
             self._file.close()
 
     def line(self, entry: Mapping[str, Any]) -> None:
-        """One line of a rank, or of a launcher."""
+        """Show one line of a rank, or of a launcher."""
         again = not self._everything and self._repeats(entry)
         self.kept = [*self.kept[-KEPT:], entry]
         if self._file is not None:
@@ -92,7 +92,7 @@ class RunView:
         self._live.console.print(f"[{colour}]{label}[/] {text}", soft_wrap=True)
 
     def _repeats(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a rank says what another one has said."""
+        """Return whether another rank has printed the same line."""
         rank = entry.get("rank")
         return bool(rank) and any(
             e["text"] == entry["text"] and e.get("rank") not in (None, rank) for e in self.kept
@@ -104,7 +104,7 @@ class RunView:
         return f"{name:<{self._width}}|"
 
     def bar(self, entry: Mapping[str, Any]) -> None:
-        """A progress bar's latest state."""
+        """Show the latest state of a progress bar."""
         self._bars[int(entry["rank"])] = entry
         if self._terminal.json:
             return
@@ -120,12 +120,12 @@ class RunView:
             print(text, flush=True)
 
     def step(self, what: str) -> None:
-        """The job goes on with another of its steps."""
+        """Show that the job has begun another of its steps."""
         self._terminal.say(self._job, what)
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Runs on hosts, and the last job of each."""
+    """Return the table of runs on hosts, with the last job of each."""
     table = Table(title="runs", title_justify="left")
     for column in ("run", "stack", "nodes", "job", "ranks", "since", "state"):
         table.add_column(column, overflow="fold")
@@ -151,7 +151,7 @@ def _job_state(job: Mapping[str, Any]) -> str:
 
 
 def hosts_table(answer: Mapping[str, Any]) -> Table:
-    """What `doctor --hosts` found, a line a host."""
+    """Return the table of the findings of `doctor --hosts`, one row per host."""
     table = Table(title="hosts", title_justify="left")
     columns = answer["columns"]
     for column in columns:

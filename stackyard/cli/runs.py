@@ -68,7 +68,7 @@ def export(terminal: Terminal, asked: ExportRequest) -> Answer:
 
 @command
 def status(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """Which runs are on the hosts, and what runs in them; or how a cluster's job stands."""
+    """Show the runs on hosts and their jobs, or the state of a cluster's job."""
     if asked.on or asked.job or asked.site:
         from stackyard.cli.steps import clusters
 
@@ -80,7 +80,7 @@ def status(terminal: Terminal, asked: RunningRequest) -> Answer:
 
 @command
 def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
-    """What a job's ranks have said, labelled by node and rank."""
+    """Print the output of a job's ranks, labelled by node and rank."""
     if asked.on or asked.site:
         from stackyard.cli.steps import clusters
 

@@ -1,5 +1,4 @@
-"""Results as tables for people: images, one image's plan, the checks and phases of smokes,
-two smokes held against each other.
+"""Render results as tables for people: images, plans, checks and phases of smokes, comparisons.
 
 Owns which columns and rows a table has. It must not print: `cli.console` does.
 """
@@ -19,7 +18,7 @@ STYLES = {"passed": "bold green", "failed": "bold red", "not run": "bold yellow"
 
 
 def image_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Stacks on bases: what is locked, built and proven; rows as `commands.list_all` gives them."""
+    """Return the table of stacks on bases: locked, built and proven; rows from `list_all`."""
     table = Table(title="images", title_justify="left")
     for column in ("stack", "base", "locked", "image", "size", "smoke"):
         table.add_column(column)
@@ -33,7 +32,7 @@ def image_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def plan_table(found: Mapping[str, Any]) -> Table:
-    """Everything about one image with its origin, as `commands.show` gives it."""
+    """Return the table of one image's values and their origins, as from `show_value`."""
     table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")
     for column in ("what", "value", "from"):
         table.add_column(column, overflow="fold")
@@ -53,7 +52,7 @@ def plan_table(found: Mapping[str, Any]) -> Table:
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """What `invoke doctor` found, in the order in which one would repair."""
+    """Return the table of `invoke doctor`'s findings, in the order of repair."""
     table = Table(title="this machine", title_justify="left")
     for column in ("what", "", "found", "what to do"):
         table.add_column(column, overflow="fold")
@@ -65,12 +64,12 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 
 def outcome_text(outcome: str) -> str:
-    """An outcome with its colour."""
+    """Return an outcome in its colour."""
     return f"[{STYLES.get(outcome, '')}]{outcome}[/]"
 
 
 def smoke_table(reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Checks by stack: one row a check, one column a stack."""
+    """Return the table of checks: one row per check, one column per stack."""
     table = Table(title="smoke", title_justify="left")
     table.add_column("check", style="bold")
     for report in reports:
@@ -91,7 +90,7 @@ def _cell(report: Mapping[str, Any], name: str) -> str:
 
 
 def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
-    """Seconds of every phase: two columns a stack, phases in their order."""
+    """Return the table of seconds per phase: two columns per stack, phases in their order."""
     table = Table(title="phases, seconds", title_justify="left")
     for report in reports:
         table.add_column(str(report["stack"]), no_wrap=True)
@@ -113,7 +112,7 @@ def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def comparison_table(value: Mapping[str, Any]) -> Table:
-    """The layouts of both smokes beside each other."""
+    """Return the table of both smokes' layouts, side by side."""
     before, after = value["before"], value["after"]
     title = f"{after['stack']} on {after['base']}: {after['started']} against {before['started']}"
     table = Table(title=title, title_justify="left")
@@ -133,7 +132,7 @@ def comparison_table(value: Mapping[str, Any]) -> Table:
 
 
 def outdated_table(found: Mapping[str, Any]) -> Table:
-    """What moved upstream of one stack, as `outdated.outdated` gives it."""
+    """Return the table of one stack's newer upstream releases, from `outdated.outdated`."""
     table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")
     columns = ("package", "locked", "a lock now", "newest", "released", "asked for in", "fixes")
     for column in columns:

@@ -24,7 +24,7 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
 
 @command
 def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
-    """Tokens per second, MFU, memory and scaling: each side in turn, in one run."""
+    """Measure tokens per second, MFU, memory and scaling, of each variant in turn, in one run."""
     from stackyard.cli.steps import bench as steps
 
     return steps.bench(terminal, asked)
@@ -32,7 +32,7 @@ def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
 
 @command
 def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
-    """Each fix: its witness fails without it and passes with it; each limit likewise."""
+    """Prove that each fix's witness fails without it and passes with it; each limit likewise."""
     from stackyard.cli.steps import prove as steps
 
     return steps.prove(terminal, asked)
@@ -44,7 +44,7 @@ def compare(
     before: Annotated[str, Option("an earlier smoke.json", positional=True)],
     after: Annotated[str, Option("a later one", positional=True)],
 ) -> Answer:
-    """Hold two smokes of a stack against each other: losses, resume, speed, size, packages."""
+    """Compare two smokes of a stack: losses, resume, speed, size, packages."""
     from stackyard.cli.steps import compare as steps
 
     return steps.compare(terminal, before, after)
@@ -63,7 +63,7 @@ def diagnose(
 
 @command
 def data(terminal: Terminal, asked: DataRequest) -> Answer:
-    """Text of your own as what a stack trains on, by its own vocabulary or tokenizer."""
+    """Encode your own text for a stack's training, by its own vocabulary or tokenizer."""
     from stackyard.cli.steps import data as steps
 
     return steps.data(terminal, asked)

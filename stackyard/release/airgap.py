@@ -1,8 +1,8 @@
-"""Releases as a folder that is carried to a site without a network.
+"""Write releases into a folder that is carried to a site without a network.
 
-Owns the folder's form, an OCI image layout of all its releases: each layer lies there once, however
-many releases have it. Beside the layout there is, for each release, its signed statement and all
-that belongs to it; and an installer that needs only docker or podman.
+Owns the folder's form: an OCI image layout of all its releases, which holds each layer once, even
+if many releases have it. Beside the layout lie each release's signed statement with its attached
+files, and an installer that needs only docker or podman.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def write_release(
     signers: Path,
     say: Callable[[str], None],
 ) -> Path:
-    """Add a verified release to a folder, whole or not at all; return where its statement lies.
+    """Add a verified release to a folder, whole or not at all; return the statement's own folder.
 
-    Blobs that the folder holds are kept, so a call that was interrupted goes on where it was.
+    Blobs that the folder holds are kept, so an interrupted call continues where it stopped.
 
     Raises:
         RegistryError: the registry does not answer.
-        ReleaseError: something beside the image is not what was signed.
-        UsageError: something else lies there.
+        ReleaseError: a file beside the image is not what was signed.
+        UsageError: a folder of the release's name exists and holds no release.
     """
     entry = found.release
     place = folder / entry.name
@@ -65,8 +65,8 @@ def write_release(
 
 
 def carried_bytes(folder: Path) -> int:
-    """Return how many bytes a folder's images take, layers that they share counted once."""
-    blobs = (folder / "blobs" / "sha256").glob("[!.]*")  # not what somebody is writing
+    """Return the size of a folder's images in bytes, with shared layers counted once."""
+    blobs = (folder / "blobs" / "sha256").glob("[!.]*")  # partial files begin with a dot
     return sum(path.stat().st_size for path in blobs)
 
 
@@ -74,7 +74,7 @@ def _write_blobs(
     folder: Path, registry: Registry, source: LayerSource, found: Verified,
     say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Write what the folder lacks of an image: its layers, configuration and manifest."""
+    """Write those layers, configuration and manifest of an image that the folder lacks."""
     entry = found.release
     total = sum(int(layer["size"]) for layer in entry.layers)
     done = 0
@@ -90,10 +90,10 @@ def _write_blobs(
 
 
 def _write_layer(path: Path, digest: str, source: LayerSource) -> None:
-    """Write a layer; one that is damaged in this machine's cache is fetched anew, once.
+    """Write a layer; fetch it again, once, when this machine's cached copy is damaged.
 
     Raises:
-        ReleaseError: what the registry gives is not what was signed.
+        ReleaseError: the registry's copy is not what was signed.
     """
     cached = source.holds(digest)
     try:
@@ -106,7 +106,7 @@ def _write_layer(path: Path, digest: str, source: LayerSource) -> None:
 
 
 def _checked(chunks: Iterable[bytes], digest: str) -> Iterator[bytes]:
-    """Yield a blob's bytes. Raises ReleaseError at their end if they are not what is signed."""
+    """Yield a blob's bytes; raise ReleaseError after the last one if its digest is wrong."""
     found = Digest()
     yield from found.of(chunks)
     if digest != found.sha256:
@@ -114,12 +114,12 @@ def _checked(chunks: Iterable[bytes], digest: str) -> Iterator[bytes]:
 
 
 def _holds(path: Path, digest: str) -> bool:
-    """Tell whether a blob lies there and is what its digest says."""
+    """Return whether a file exists and has this digest."""
     return path.is_file() and digest == digest_of_file(path)
 
 
 def _index(folder: Path) -> bytes:
-    """List every release of the folder as an image layout does, for tools that read one."""
+    """Return the image layout's index.json, which lists every release of the folder."""
     described = []
     for statement in sorted(folder.glob("[!.]*/release.json")):
         entry = release.read_statement(statement.read_bytes())
@@ -132,7 +132,7 @@ def _index(folder: Path) -> bytes:
 
 
 def _beside(registry: Registry, found: Verified, signers: Path) -> dict[str, bytes]:
-    """Return the files that the statement names, and evidence that came later, by title."""
+    """Return the files that the statement names, and evidence attached later, by title."""
     believed = verify.evidence_beside(registry, found, signers).believed
     files = {file.title: file.data for file in map(publish.evidence_file, believed)}
     for value in found.release.value["artifacts"]:

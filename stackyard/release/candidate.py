@@ -1,6 +1,6 @@
-"""Everything a release needs, gathered from this machine: image, proof, locks, contents, source.
+"""Gather all that a release needs from this machine: image, proof, locks, contents, source.
 
-Owns reading these; what they mean is `release.statement`'s, bringing them `release.publish`'s.
+Owns reading these. `release.statement` defines what they mean; `release.publish` uploads them.
 
 Over 300 lines: one function a thing that is gathered.
 """
@@ -47,7 +47,7 @@ ALLOWED = "images/gate.yml"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An image that is to be released, before it was read."""
+    """Hold an image chosen for release, before its contents are read."""
 
     image: ResolvedImage
     tag: str
@@ -67,16 +67,16 @@ def candidate(
     vouched: Sequence[Vouched] = (),
     without_gpus: bool = False,
 ) -> Candidate:
-    """Return the image of a stack, seen to be current, publishable and proven.
+    """Return the image of a stack, after checking that it is current, publishable and proven.
 
     Args:
-        tag: an image of this stack and base in place of its own: one of users' own source.
-        vouched: evidence that will lie beside it; a smoke among it proves the image, too.
+        tag: an image of the same stack and base to use instead, built from users' own source.
+        vouched: evidence to attach to it; a smoke among it proves the image, too.
         without_gpus: publish an image for GPUs without evidence of any.
 
     Raises:
-        UsageError: there is no such image here.
-        ReleaseError: it may not be published.
+        UsageError: this machine's engine has no such image.
+        ReleaseError: the image may not be published.
     """
     resolved = catalog.resolve(project.definitions, stack, base)
     own, tag = tag, tag or image_tag(stack, base)
@@ -94,14 +94,14 @@ def candidate(
     _require_current(project, resolved, info, tag, fork)
     require_evidence(vouched, info, tag, resolved, without_gpus=without_gpus)
     reports = [*_reports(project.root, stack, base), *(one.evidence.report for one in vouched)]
-    # Of these the layers fit; their image is held against the configuration when that is read.
+    # Only the layers of this evidence were compared; `require_saved` compares its image.
     here = [statement.proof_of([one.evidence.report], one.evidence.image_id) for one in vouched]
     proof = statement.proof_of(reports, info.id) or next((one for one in here if one), None)
     if not unproven:
         statement.require_proof(proof, reports, tag, info.id)
     subject = subject_of(resolved)
     if fork:
-        # By what it was made from, not by a release that it is not.
+        # The version names the source, since the image is of no upstream release.
         subject = replace(subject, version=f"src-{fork.short}", own=True)
     return Candidate(image=resolved, tag=tag, info=info, subject=subject, proof=proof)
 
@@ -114,13 +114,13 @@ def require_evidence(
     *,
     without_gpus: bool,
 ) -> None:
-    """Check that evidence is of these layers, passed, and shows GPUs where the image is for some.
+    """Check that evidence has these layers, passed, and ran on GPUs if the image is for GPUs.
 
     The engine's id of an image need not be its configuration's digest (containerd's image store),
-    so `require_saved` looks at that once the image was read.
+    so `require_saved` compares that digest once the image is read.
 
     Raises:
-        ReleaseError: a piece is not; or none shows GPUs.
+        ReleaseError: a piece fails a check, or none ran on GPUs.
     """
     for one in vouched:
         if one.evidence.diff_ids != info.layers:
@@ -133,7 +133,7 @@ def require_evidence(
 
 
 def require_saved(vouched: Sequence[Vouched], saved: Saved) -> None:
-    """Check that evidence is of the image as saved: of its configuration and layers.
+    """Check that evidence has the configuration and layers of the saved image.
 
     Raises:
         ReleaseError: a piece is of another image.
@@ -149,7 +149,7 @@ def needs_gpus(image: ResolvedImage) -> bool:
 
 
 def subject_of(image: ResolvedImage) -> Subject:
-    """What an image is called as a release: the stack by its first package's version."""
+    """Return the subject of an image's release; its version is the stack's first package's."""
     first = next(iter(image.stack.packages))
     found = image.packages.get(first)
     version = found.value if found else image.stack.packages[first]
@@ -160,7 +160,7 @@ def subject_of(image: ResolvedImage) -> Subject:
 
 
 def base_release(name: str, reference: str) -> str:
-    """A base as part of a tag: `ngc25.12` of nvcr.io/nvidia/pytorch:25.12-py3; `cpu` as it is."""
+    """Return a base's part of a tag: `ngc25.12` for nvcr.io/nvidia/pytorch:25.12-py3, or `cpu`."""
     version = re.match(r"[0-9]+(\.[0-9]+)+", reference.rpartition(":")[2])
     letters = re.match(r"[a-z]+", name)
     return f"{letters[0]}{version[0]}" if version and letters else name
@@ -169,7 +169,7 @@ def base_release(name: str, reference: str) -> str:
 def _require_current(
     project: Project, image: ResolvedImage, info: ImageInfo, tag: str, fork: Fork | None
 ) -> None:
-    """See that the definitions, locks among them, are those that the image was built from."""
+    """Check that the image was built from the current definitions and locks."""
     files = {
         path: (project.root / path).read_text(encoding="utf-8")
         for path in recipe.context_paths(image)
@@ -201,11 +201,11 @@ def _reports(root: Path, stack: str, base: str) -> Iterable[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """An image that was read once, by everybody.
+    """Hold an image and the results of all readers, which share one pass over it.
 
     Attributes:
-        findings: of the gate.
-        attached: the files that will lie beside it.
+        findings: of the gate that searches for secrets.
+        attached: the files to attach to it.
         sizes: the size report.
     """
 
@@ -219,10 +219,10 @@ class Read:
 def read(
     project: Project, engine: Engine, store: Spool, found: Candidate, say: Callable[[str], None]
 ) -> Read:
-    """Read an image out of the engine: compress, search and list it in one pass.
+    """Read an image from the engine: compress, search and list it in one pass.
 
     Raises:
-        EngineError: the engine does not give it whole.
+        EngineError: the engine does not return the whole image.
     """
     caller, allowed = _caller(project, found.image), load_allowed(project.root)
     say(f"reading {found.info.size / 1e9:.2f} GB: compressing, searching for secrets, listing")
@@ -248,7 +248,7 @@ def read(
 
 
 def _seconds(created: str) -> str:
-    """An engine's time (nanoseconds) as ISO 8601 in seconds, UTC."""
+    """Convert an engine's time (nanoseconds) to ISO 8601 in seconds, UTC."""
     try:
         moment = datetime.fromisoformat(re.sub(r"\.[0-9]+", "", created).replace("Z", "+00:00"))
     except ValueError:
@@ -266,10 +266,10 @@ def _caller(project: Project, image: ResolvedImage) -> Caller:
 
 
 def load_allowed(root: Path) -> Allowed:
-    """The gate's list of what is no secret.
+    """Read the gate's list of known strings that are no secrets.
 
     Raises:
-        DefinitionError: it is wrong.
+        DefinitionError: the list is invalid.
     """
     return read_allowed((root / ALLOWED).read_text(encoding="utf-8"), ALLOWED)
 
@@ -325,7 +325,7 @@ def _attached(
 
 
 def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
-    """The report of `invoke prove` of this very image, where all was proven; None without one."""
+    """Return the report of `invoke prove` that passed on this exact image; None without one."""
     path = root / path_of(image.stack.name, image.base.name, "prove", "json")
     try:
         data = path.read_bytes()
@@ -339,12 +339,12 @@ def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
 
 
 def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
-    """Digests of every lock of an image, by file."""
+    """Return the digest of every lock of an image, by file."""
     return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
 
 
 def source_of(root: Path) -> dict[str, str]:
-    """The project's revision and whether it has changes that are in none; empty without git."""
+    """Return the project's commit and whether changes are uncommitted; empty without git."""
     try:
         commit = process.run(["git", "-C", str(root), "rev-parse", "HEAD"], timeout=20).output
         changed = process.run(["git", "-C", str(root), "status", "--porcelain"], timeout=60).output
@@ -354,5 +354,5 @@ def source_of(root: Path) -> dict[str, str]:
 
 
 def builder_of(engine: Engine) -> dict[str, str]:
-    """What made a release."""
+    """Return the versions of the tools that make a release."""
     return {"stackyard": __version__, "engine": engine.version}

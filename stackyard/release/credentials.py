@@ -1,7 +1,7 @@
-"""Who we are to a registry: what `docker login` keeps.
+"""Find the login for a registry that `docker login` stored.
 
-Owns asking docker's own store (its configuration file and credential helpers). It must not keep,
-print or pass on what it finds by any other way than the return value.
+Owns reading docker's own store (its configuration file and credential helpers). It must not keep or
+print a login, nor pass it on except as the return value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stackyard.system.errors import RegistryError
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """A user's name and secret at a registry; `token` stands for both where it is given."""
+    """Hold a user's name and password at a registry, or a `token` that replaces both."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -24,10 +24,10 @@ class Login:
 
 
 def find_login(host: str) -> Login | None:
-    """The login at a registry; None where nobody has logged in.
+    """Return the login for a registry; None where nobody has logged in.
 
     Raises:
-        RegistryError: a credential helper does not work.
+        RegistryError: a credential helper failed.
     """
     try:
         found = docker.auth.load_config().resolve_authconfig(host)

@@ -14,7 +14,7 @@ fail() { echo "error: $*" >&2; exit 1; }
 engine=$(command -v docker || command -v podman) || fail "neither docker nor podman is here"
 command -v sha256sum > /dev/null || fail "sha256sum is needed"
 [ -e "$signers" ] || fail "there is no $signers"
-# Whoever names signers wants nothing installed that they did not sign.
+# A caller who names signers wants nothing installed that they did not sign.
 [ -z "${1:-}" ] || command -v ssh-keygen > /dev/null ||
     fail "ssh-keygen is needed to check signatures against $signers"
 work=$(mktemp -d) || exit 1
@@ -22,10 +22,10 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' HUP INT TERM
 [ -n "${1:-}" ] || echo "note: signatures are checked against the bundle's own allowed_signers"
 
-# $1: a key of the statement with its indentation. Its value: the statement has a key a line.
+# $1: a key of the statement, with its indentation. Print its value; each key has a line of its own.
 said() { sed -n "s/^$1: \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$name/release.json"; }
 
-# $1: a digest of the statement. Fails unless the blob of that name lies here and is what it says.
+# $1: a digest of the statement. Fail unless the blob of that name exists here and has that digest.
 checked=' '
 check() {
     case $checked in *" $1 "*) return ;; esac
@@ -35,7 +35,8 @@ check() {
 }
 blob() { echo "blobs/sha256/${1#*:}"; }
 
-# Make an archive that is docker's and an OCI image layout, of what is signed and of nothing else.
+# $1: the manifest's size. Make the files of an archive that is both docker's and an OCI image
+# layout, of signed blobs alone.
 gather() {
     layers=$(sed -n '/^  "layers": \[$/,/^  \]/s/^    "digest": "\([^"]*\)",$/\1/p' "$name/release.json")
     rm -rf "$work/image" && mkdir -p "$work/image/blobs/sha256" && cd "$work/image" || exit 1
@@ -79,8 +80,8 @@ one() {
     fail "$name: the engine took it and has no image $id"
 }
 
-# Releases in an order in which the last of each tag is the newest: superseded revisions first, then
-# the last revision of each version and base by the time of its statement.
+# Print the releases in an order in which the last of each tag is the newest: superseded revisions
+# first, then the last revision of each version and base by the time of its statement.
 listed() {
     for at in */release.json; do
         name=${at%/release.json}

@@ -1,6 +1,6 @@
-"""Layers of a release for whoever passes them on: from this machine's cache, else the registry.
+"""Read a release's layers from this machine's cache, else from the registry.
 
-Owns that a layer is fetched once: what comes is kept while it is passed on, and checked at its end.
+Owns fetching each layer once: it is cached while it is passed on, and checked after its last byte.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stackyard.system.files import new_file
 
 
 class LayerSource:
-    """Layers by digest.
+    """Read layers by digest.
 
     Args:
-        folder: the cache; made when it is not there.
-        sizes: of each layer, by digest.
+        folder: the cache; created when missing.
+        sizes: size of each layer in bytes, by digest.
 
     Attributes:
-        fetched: bytes that came from the registry.
+        fetched: bytes read from the registry.
     """
 
     def __init__(self, registry: Registry, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -33,24 +33,24 @@ class LayerSource:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, digest: str) -> Path:
-        """Where a layer lies, or is to lie."""
+        """Return a layer's path in the cache, whether or not it exists."""
         return layer_path(self._folder, digest)
 
     def holds(self, digest: str) -> bool:
-        """Return whether the cache has a file of the layer's size; its bytes are not checked."""
+        """Return whether the cache has a file of the layer's size, without checking its digest."""
         path = self.path(digest)
         return path.is_file() and path.stat().st_size == self._sizes[digest]
 
     def forget(self, digest: str) -> None:
-        """Remove a layer from the cache, so that it is fetched anew."""
+        """Remove a layer from the cache, so that it is fetched again."""
         self.path(digest).unlink(missing_ok=True)
 
     def read(self, digest: str, start: int = 0) -> Iterator[bytes]:
-        """A layer's bytes from `start` on.
+        """Yield a layer's bytes from `start` on.
 
         Raises:
             RegistryError: the registry does not answer.
-            ReleaseError: what came is not what was signed.
+            ReleaseError: the layer from the registry is not what was signed.
         """
         path = self.path(digest)
         if self.holds(digest):
@@ -62,7 +62,7 @@ class LayerSource:
         yield from self._fetch(digest, start, path)
 
     def _fetch(self, digest: str, start: int, path: Path) -> Iterator[bytes]:
-        """From the registry, from its start, so that it can be checked and kept."""
+        """Fetch a whole layer, so that it can be checked and cached; yield it from `start` on."""
         found = Digest()
         with new_file(self._folder) as part:
             for chunk in found.of(self._registry.stream(digest)):

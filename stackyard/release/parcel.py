@@ -1,9 +1,9 @@
-"""A parcel: the layers of an image that some hosts lack, as one archive that engines load.
+"""Build a parcel: the layers of an image that some hosts lack, as one archive that engines load.
 
-Owns the archive's bytes: the same for the same layers, of known length, and readable from any
-place, so that a broken transfer goes on where it was. Pure. The form is `docker save`'s
-(manifest.json), whose layers may be compressed; an engine passes over the files of layers that it
-has, so they may be missing.
+Owns the archive's bytes. They are the same for the same layers, of known length, and readable from
+any offset, so that a broken transfer can resume. Pure. The format is that of `docker save`
+(manifest.json), whose layers may be compressed. An engine skips the files of layers that it has, so
+the archive may omit them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 BLOCK = 512
-# A stretch of fewer bytes is not worth a load of its own.
+# Loading fewer bytes than this separately is not worth its cost.
 STAGE_BYTES = 16 * 2**20
 PARTIAL = "stackyard.partial"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a parcel: bytes, or a blob of the registry from `start` on."""
+    """Hold a part of a parcel: bytes, or a blob of the registry from `start` on."""
 
     data: bytes = b""
     digest: str = ""
@@ -33,12 +33,12 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Layers that an engine can be given while the rest of a parcel is on its way.
+    """Hold layers that an engine can load before the rest of a parcel has arrived.
 
     Attributes:
-        head: an archive's beginning, of an image that has the layers so far and nothing to run.
-        start, size: the bytes of the parcel that follow it.
-        image: the id of that image, which has no name and the label `stackyard.partial`.
+        head: first bytes of the archive of a partial image: the layers so far, nothing to run.
+        start, size: the range of the parcel's bytes that follow `head`.
+        image: the id of the partial image, which has no name and the label `stackyard.partial`.
     """
 
     head: bytes
@@ -49,12 +49,12 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """What travels to hosts.
+    """Hold an image's configuration, and the layers to send to hosts.
 
     Attributes:
         config: the image's configuration.
         layers: digests of all layers, compressed, from the bottom.
-        carried: digest and size of those that travel.
+        carried: digest and size of the layers to send.
     """
 
     config: bytes
@@ -63,17 +63,17 @@ class Parcel:
 
     @property
     def name(self) -> str:
-        """A name for exactly these bytes."""
+        """Return a name that identifies exactly these bytes."""
         told = json.dumps([hashlib.sha256(self.config).hexdigest(), self.layers, self.carried])
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     @property
     def size(self) -> int:
-        """Bytes of the whole archive."""
+        """Return the size of the whole archive in bytes."""
         return sum(piece.size or len(piece.data) for piece in self._pieces())
 
     def pieces(self, start: int) -> Iterator[Piece]:
-        """The archive from byte `start` on."""
+        """Yield the archive from byte `start` on."""
         skip = start
         for piece in self._pieces():
             size = piece.size or len(piece.data)
@@ -88,11 +88,11 @@ class Parcel:
 
     @property
     def body(self) -> int:
-        """Where the layers begin."""
+        """Return the offset of the first layer's header."""
         return len(self._head())
 
     def places(self) -> list[tuple[str, int, int]]:
-        """Digest, first byte and size of every layer that travels, in their order."""
+        """Return digest, first byte and size of every carried layer, in their order."""
         found, at = [], self.body
         for digest, size in self.carried:
             found.append((digest, at + BLOCK, size))
@@ -100,7 +100,7 @@ class Parcel:
         return found
 
     def stages(self) -> list[Stage]:
-        """What engines can be given early; the last layers come with the image itself."""
+        """Return the stages that engines can load early; the last layers load with the image."""
         diffs = json.loads(self.config)["rootfs"]["diff_ids"]
         found: list[Stage] = []
         begin = self.body
@@ -131,12 +131,12 @@ class Parcel:
 
 
 def path_of(digest: str) -> str:
-    """Where a blob lies in a parcel."""
+    """Return a blob's path in a parcel."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
 def _archive_head(config: bytes, layers: Sequence[str]) -> bytes:
-    """What an archive of an image begins with: everything but its layers."""
+    """Return an image archive's first bytes: everything but its layers."""
     name = path_of(f"sha256:{hashlib.sha256(config).hexdigest()}")
     names = [path_of(digest) for digest in layers]
     manifest = json.dumps([{"Config": name, "RepoTags": None, "Layers": names}]).encode()
@@ -145,7 +145,7 @@ def _archive_head(config: bytes, layers: Sequence[str]) -> bytes:
 
 
 def _partial(config: bytes, diffs: Sequence[str]) -> bytes:
-    """The configuration of an image of the lowest layers alone."""
+    """Return the configuration of an image of the lowest layers alone."""
     whole = json.loads(config)
     kept = {key: whole[key] for key in ("architecture", "os", "variant") if key in whole}
     rootfs = {"type": "layers", "diff_ids": list(diffs)}
@@ -165,11 +165,11 @@ def _padding(size: int) -> bytes:
 def make_parcel(
     config: bytes, layers: Sequence[Mapping[str, object]], lacking: Iterable[set[str]]
 ) -> Parcel:
-    """The parcel for some hosts.
+    """Return the parcel of every layer that some host lacks.
 
     Args:
         layers: of the release, each with digest, diff_id and size.
-        lacking: of each host, the diff_ids that it lacks.
+        lacking: for each host, the diff_ids that it lacks.
     """
     wanted: set[str] = set().union(*lacking)
     carried = {
@@ -182,11 +182,11 @@ def make_parcel(
 
 
 def lacking(layers: Sequence[str], images: Iterable[Sequence[str]]) -> set[str]:
-    """The layers that an engine lacks: it has those that some image of its begins with.
+    """Return the layers that an engine lacks: those above the longest prefix that it holds.
 
     Args:
         layers: diff_ids of the image, from the bottom.
-        images: those of each image that the engine holds.
+        images: diff_ids of each image that the engine holds.
     """
     longest = 0
     for held in images:

@@ -1,7 +1,7 @@
-"""Old releases on hosts: which go, and removing them.
+"""Find and remove old releases on hosts.
 
-Owns the rule. Of each stack and base of one repository the newest `keep` releases stay; so does
-what any container uses, and everything that is no release. What pulls left half done goes.
+Owns the rule: of each stack and base of one repository the newest `keep` releases stay. Images that
+a container uses and images that are no releases stay, too. Partial images of broken pulls go.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RELEASE = re.compile(r"(?P<place>.+):(?P<prefix>.+)-r(?P<number>[1-9][0-9]{0,5}
 
 @dataclass(frozen=True, kw_only=True)
 class Old:
-    """An image that goes, with all its names."""
+    """Hold an image to remove, with all its names."""
 
     id: str
     names: tuple[str, ...]
@@ -29,11 +29,11 @@ class Old:
 
 
 def old_releases(images: Iterable[HeldImage], used: Collection[str], keep: int) -> list[Old]:
-    """The images that go.
+    """Return the releases to remove.
 
     Args:
         used: ids of images that a container was made from.
-        keep: how many revisions of one stack on one base stay.
+        keep: number of revisions of one stack on one base that stay.
     """
     groups: dict[tuple[str, str, str], list[tuple[int, int, HeldImage]]] = defaultdict(list)
     for image in images:
@@ -46,7 +46,7 @@ def old_releases(images: Iterable[HeldImage], used: Collection[str], keep: int) 
     stay = set(used)
     every: dict[str, HeldImage] = {}
     for found in groups.values():
-        # A later version begins again at r1: time decides, and the number where times are equal.
+        # Each version starts at r1, so sort by time; by number only where times are equal.
         found.sort(key=lambda entry: (entry[0], entry[1]), reverse=True)
         newest = list(dict.fromkeys(image.id for _, _, image in found))
         stay |= set(newest[:keep])
@@ -59,7 +59,7 @@ def old_releases(images: Iterable[HeldImage], used: Collection[str], keep: int) 
 
 
 def broken_off(images: Iterable[HeldImage], used: Collection[str]) -> list[Old]:
-    """What a pull left on a host that lost its power: images of some layers, without a name."""
+    """Return the unnamed partial images that an interrupted pull left on a host."""
     return [
         Old(id=image.id, names=(image.id,), bytes=image.size)
         for image in images
@@ -70,7 +70,7 @@ def broken_off(images: Iterable[HeldImage], used: Collection[str]) -> list[Old]:
 def prune(
     links: Mapping[str, Link], keep: int, *, really: bool
 ) -> tuple[dict[str, list[Old]], dict[str, StackyardError]]:
-    """Find old releases on every host, and remove them if `really`; also why that failed."""
+    """Find old releases on every host and remove them if `really`; return them, and errors."""
 
     def one(link: Link) -> list[Old]:
         engine = link.engine

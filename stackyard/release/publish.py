@@ -1,8 +1,8 @@
-"""An image becomes a release: read, searched, uploaded, described, signed, and only then named.
+"""Publish an image as a release: upload, describe and sign it, and only then tag it.
 
-Owns the order of these steps. Everything goes to the registry by digest; tags come last, when all
-that they lead to has been read back. So a publication that is interrupted anywhere leaves no name
-behind, and the next one brings only what is missing. What a release says is `release.statement`'s.
+Owns the order of these steps. Everything is uploaded by digest; tags come last, after all that they
+lead to has been read back. So an interrupted publication leaves no tag behind, and the next one
+uploads only what is missing. `release.statement` defines what a release states.
 
 Over 300 lines: one publication, whose steps share what was sent.
 """
@@ -40,16 +40,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be released.
+    """Hold an image to release, and all that its statement needs.
 
     Attributes:
         proof: the passed smoke of this image; None publishes it as unproven.
-        attached: files that lie beside the image (locks, reports, SBOM).
-        key: signs the statement.
-        builder: what made the image and this release: name to version.
+        attached: files to attach to the image (locks, reports, SBOM).
+        key: path of the key that signs the statement.
+        builder: version of each tool that made the image and this release, by name.
         source: the project's revision: `commit`, `dirty`.
-        needs_gpus: it is an image for GPUs.
-        evidence: verified, and of this image.
+        needs_gpus: the image is for GPUs.
+        evidence: verified evidence of this image.
     """
 
     subject: Subject
@@ -66,17 +66,18 @@ class Wanted:
 
     @property
     def seen_on(self) -> list[str]:
-        """Return the GPUs on which evidence shows the image to train."""
+        """Return the GPUs on which the image has trained, by its evidence."""
         found = (one.evidence for one in self.evidence)
         return sorted({one.hardware for one in found if one.on_gpus})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A release that is there.
+    """Hold the result of a publication.
 
     Attributes:
-        sent: bytes that were brought to the registry; `held` were there before.
+        sent: bytes uploaded to the registry.
+        held: bytes of layers that the registry had already.
         again: whether this image had been released before under that name.
     """
 
@@ -91,10 +92,10 @@ class Published:
 
 
 def require_clean(findings: Sequence[Finding], name: str) -> None:
-    """See that nothing was found that must not leave this machine.
+    """Check that no finding is a secret.
 
     Raises:
-        ReleaseError: with everything that was.
+        ReleaseError: lists the secrets, 40 of them at most.
     """
     secret = sorted({finding for finding in findings if finding.secret})
     if not secret:
@@ -110,14 +111,14 @@ def require_clean(findings: Sequence[Finding], name: str) -> None:
 
 
 def bring(registry: Registry, blob: Descriptor, data: bytes) -> int:
-    """Bring a small blob; return the bytes that travelled."""
+    """Upload a small blob; return the number of bytes sent."""
     return len(data) if registry.upload(blob, lambda: BytesIO(data), lambda count: None) else 0
 
 
 def attach(
     registry: Registry, files: Sequence[Attached], image: Descriptor
 ) -> tuple[list[Descriptor], int]:
-    """Bring one artifact beside an image; return its files as blobs, and bytes that travelled."""
+    """Upload an artifact and attach it to an image; return its blobs and the bytes sent."""
     blobs = [oci.described(file.media_type, file.data, file.title) for file in files]
     sent = sum(bring(registry, blob, file.data) for blob, file in zip(blobs, files, strict=True))
     kind = files[0].media_type
@@ -128,16 +129,16 @@ def attach(
 
 
 def evidence_file(found: Vouched) -> Attached:
-    """Return a piece of evidence as it lies beside an image."""
+    """Return a piece of evidence as a file to attach to an image."""
     title = evidence.file_name(found.data, found.evidence.kind)
     return Attached(title=title, media_type=evidence.ENVELOPE, data=found.data)
 
 
 class Publisher:
-    """One publication.
+    """Publish one image.
 
     Args:
-        say: is told every step, and how far the uploads are.
+        say: called with a text for every step and for the progress of uploads.
     """
 
     def __init__(self, registry: Registry, spool: Spool, say: Say) -> None:
@@ -146,11 +147,11 @@ class Publisher:
         self._sent = self._held = 0
 
     def publish(self, saved: Saved, wanted: Wanted) -> Published:
-        """Bring an image and all that belongs to it, then name it.
+        """Upload an image and all that belongs to it, then tag it.
 
         Raises:
-            RegistryError: the registry does not answer or refuses; nothing is named.
-            ReleaseError: what is there is not what was brought, or the key does not sign.
+            RegistryError: the registry does not answer or refuses; no tag was put.
+            ReleaseError: the registry holds other bytes than were uploaded, or signing failed.
         """
         config = oci.described(oci.CONFIG, saved.config)
         layers = [Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
@@ -177,7 +178,7 @@ class Publisher:
         )  # fmt: skip
 
     def _named(self, subject: Subject, image: Descriptor) -> int:
-        """The revision that names this image already; 0 if none does."""
+        """Return the revision whose tag names this image already; 0 if there is none."""
         for number in sorted(statement.revisions(subject, self._registry.tags()), reverse=True):
             data = self._registry.manifest(statement.revision_tag(subject, number))
             if data is not None and oci.digest_of(data) == image.digest:
@@ -185,7 +186,7 @@ class Publisher:
         return 0
 
     def _upload(self, saved: Saved, config: Descriptor) -> None:
-        """Bring the blobs that are missing, several at the same time, largest first."""
+        """Upload the missing blobs, several at the same time, largest first."""
         unique = {layer.digest: layer for layer in saved.layers}
         total = sum(layer.size for layer in unique.values())
         started = time.monotonic()
@@ -224,7 +225,7 @@ class Publisher:
         self._sent += bring(self._registry, blob, data)
 
     def _files(self, wanted: Wanted, image: Descriptor) -> list[list[Attached]]:
-        """What lies beside the image, one artifact for each kind."""
+        """Return the files to attach to the image, grouped by artifact."""
         made = statement.provenance(
             wanted.subject, name=str(self._registry.repository), digest=image.digest,
             labels=wanted.info.labels, locks=wanted.locks, source=wanted.source,
@@ -235,11 +236,11 @@ class Publisher:
         )]  # fmt: skip
         kinds = dict.fromkeys(file.media_type for file in files)
         grouped = [[file for file in files if file.media_type == kind] for kind in kinds]
-        # One by one, as those that come later.
+        # One artifact each, as for evidence that is attached later.
         return [*grouped, *([evidence_file(one)] for one in wanted.evidence)]
 
     def _attach(self, files: Sequence[Attached], image: Descriptor) -> list[Descriptor]:
-        """Bring one artifact; its files as blobs."""
+        """Upload an artifact and attach it to the image; return its blobs."""
         blobs, sent = attach(self._registry, files, image)
         self._sent += sent
         return blobs
@@ -247,7 +248,7 @@ class Publisher:
     def _require_there(
         self, image: Descriptor, manifest: bytes, blobs: Sequence[Descriptor]
     ) -> None:
-        """Read back that the image is whole."""
+        """Check that the registry holds the whole image."""
         if self._registry.manifest(image.digest) != manifest:
             raise ReleaseError(f"{image.digest} is not there after it was brought",
                                hint="again; if that stays so, the registry is broken")  # fmt: skip
@@ -261,10 +262,10 @@ class Publisher:
                 )
 
     def _claim(self, subject: Subject, image: Descriptor) -> int:
-        """A revision number that nobody else has: claimed by a tag that names no image.
+        """Claim a free revision number by a tag that names no image, and return the number.
 
         Two publishers that want the same number see each other's claims (each puts its own before
-        it looks) and both go on to the next.
+        it looks), and both try the next one.
         """
         data = oci.artifact_manifest(
             CLAIM, [oci.described(oci.EMPTY, oci.EMPTY_CONTENT)], image, {}
@@ -292,7 +293,7 @@ class Publisher:
         name: str,
         attached: Sequence[Sequence[Descriptor]],
     ) -> None:
-        """Say what the release is, sign that, bring both, and see that they came."""
+        """Write and sign the release's statement, upload both, and read them back."""
         text = statement.statement(
             wanted.subject, name=name, repository=str(self._registry.repository), image=image,
             image_id=oci.digest_of(saved.config), layers=[asdict(layer) for layer in saved.layers],
@@ -310,7 +311,7 @@ class Publisher:
             self._registry.blob(blob)
 
     def _sealed(self, wanted: Wanted, image: Descriptor, name: str) -> bool:
-        """Whether such a statement by this key is there, of an earlier try."""
+        """Return whether an earlier try left the same statement, signed with this key."""
         line = signing.signer_line(wanted.key, "us")
         with cleanup.folder("signers") as folder:
             signers = folder / "signers"
@@ -323,7 +324,7 @@ class Publisher:
         return said == (name, wanted.proof is not None, wanted.needs_gpus, wanted.seen_on)
 
     def _name(self, subject: Subject, number: int, image: Descriptor, manifest: bytes) -> None:
-        """Put the tags: the release's own, and `latest` unless a later one is there."""
+        """Put the release's own tag, and `latest` unless a later revision exists."""
         name = statement.revision_tag(subject, number)
         there = self._registry.manifest(name)
         if there is not None and there != manifest:

@@ -1,8 +1,8 @@
-"""A verified release onto every host: once out of the registry, then from host to host.
+"""Pull a verified release onto every host: once from the registry, then from host to host.
 
-Owns the steps of a pull: what hosts lack, the rounds in which the parcel travels, and who has it
-in the end. A host's engine is only given what was checked on that host; what breaks off stays
-there, and the next try goes on with it.
+Owns the steps of a pull: finding the layers that hosts lack, the rounds in which the parcel is
+sent, and the result of each host. A host's engine loads only what was checked on that host. A
+partial parcel stays on its host, and the next try resumes it.
 
 Over 300 lines: one pull, whose steps share hosts, progress and keys.
 """
@@ -31,7 +31,7 @@ from stackyard.system.signing import NAMESPACE
 
 ROUNDS = 4
 PAUSE_SECONDS = 2.0
-# A host that gets nothing for so long, once the sender is done, gets nothing more in this round.
+# Once the sender is done, a round ends for a host that receives nothing for this long.
 STALL_SECONDS = 12.0
 LOAD_SECONDS = 1800.0
 Blobs = Callable[[str, int], Iterator[bytes]]
@@ -39,13 +39,13 @@ Told = Callable[[Mapping[str, Progress]], None]
 
 
 class Puller:
-    """One pull onto several hosts.
+    """Pull one release onto several hosts.
 
     Args:
         links: hosts that answer.
-        network: the address of each that the others reach.
-        blobs: bytes of a layer from a place on.
-        told: is given every host's progress, about once a second.
+        network: the address at which the others reach each host.
+        blobs: returns the bytes of a layer from an offset on.
+        told: called with every host's progress, about once a second.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Puller:
         self._broke: StackyardError | None = None
 
     def pull(self, config: bytes) -> None:
-        """Bring the image to every host that lacks it; how that went is in `progress`.
+        """Send the image to every host that lacks it; `progress` holds the results.
 
         Raises:
-            StackyardError: the registry gave no more.
+            StackyardError: reading from the registry failed.
         """
         lacking = self._lacking()
         if not lacking:
@@ -79,7 +79,7 @@ class Puller:
         parcel = parcels.make_parcel(config, layers, lacking.values())
         with (
             _each_second(lambda: self._told(self.progress)),
-            # Beside what is shown: a terminal that does not take it must not end the pull.
+            # In a thread of its own: a terminal that blocks output must not stop the beats.
             _each_second(self._beat),
         ):
             try:
@@ -99,7 +99,7 @@ class Puller:
             receiver.beat()
 
     def _lacking(self) -> dict[str, set[str]]:
-        """What each host lacks; hosts that hold the image are done."""
+        """Return the layers that each host lacks, and mark the hosts that hold the image."""
         release = self._verified.release
         wanted = [str(layer["diff_id"]) for layer in release.layers]
 
@@ -121,7 +121,7 @@ class Puller:
         return takes_parts(self._found.engines[name])
 
     def _start(self, names: Sequence[str], parcel: Parcel) -> None:
-        """Give every host its keys and its plan, and have it take logins."""
+        """Start every host's receiver with its keys and its plan."""
         port = free_port({name: (self._found.facts[name], 1) for name in names})
         common = {
             "release.json": self._verified.statement,
@@ -147,7 +147,7 @@ class Puller:
         self._fail_all(failed)
 
     def _require_room(self, receiver: Receiver, parcel: Parcel) -> None:
-        """See that there is room for the parcel and for what the engine makes of it."""
+        """Check that the host has space for the parcel and for the unpacked image."""
         name = receiver.link.host.name
         coming = parcel.size - receiver.progress.at
         if receiver.free_bytes < coming:
@@ -166,7 +166,7 @@ class Puller:
         return [name for name, mark in self.progress.items() if mark.state in states]
 
     def _round(self, parcel: Parcel) -> bool:
-        """Send the parcel through all hosts that still wait; whether somebody waits on."""
+        """Send the parcel to all hosts that still wait; return whether any still waits."""
         self._drop_silent()
         names = sorted(self._in("receiving"), key=lambda n: -self.progress[n].at)
         if not names:
@@ -185,7 +185,7 @@ class Puller:
         return bool(self._in("receiving"))
 
     def _route(self, names: Sequence[str]) -> bool:
-        """Tell hosts to whom they pass the parcel; False when one does not listen."""
+        """Send hosts the names of their successors; return False when one does not answer."""
         after = relay.successors(names)
         stops = {name: self._receivers[name].stop for name in names}
 
@@ -212,7 +212,7 @@ class Puller:
         feed.finish(STALL_SECONDS * 100)
 
     def _follow(self, sender: threading.Thread, names: Sequence[str]) -> None:
-        """Wait until every host of a round has all, or gets nothing any more."""
+        """Wait until every host of a round has the parcel or receives nothing more."""
         while True:
             if self._broke is not None:
                 raise self._broke
@@ -224,14 +224,14 @@ class Puller:
             time.sleep(0.1)
 
     def _drop_silent(self) -> None:
-        """Hosts that do not answer any more get nothing."""
+        """Fail the hosts that no longer answer."""
         for name in self._in("receiving", "loading"):
             receiver = self._receivers.get(name)
             if receiver is None or not receiver.running:
                 self.progress[name].fail("contact was lost", receiver.said if receiver else "")
 
     def _await_engines(self) -> None:
-        """Wait until engines have taken what is there."""
+        """Wait until engines have loaded the image, or fail them after LOAD_SECONDS."""
         while names := self._in("loading"):
             time.sleep(0.1)
             self._drop_silent()
@@ -241,12 +241,12 @@ class Puller:
                     mark.fail(f"its engine takes more than {LOAD_SECONDS:.0f} s")
 
     def _end(self) -> None:
-        """End the hosts' part, on all at the same time."""
+        """End all receivers at the same time."""
         with ThreadPoolExecutor(max(1, min(64, len(self._receivers)))) as pool:
             list(pool.map(Receiver.end, self._receivers.values()))
 
     def _see_images(self) -> None:
-        """See that what was loaded is the image."""
+        """Check that each engine that loaded the parcel holds the image."""
         image = self._verified.release.image_id
         links = {name: self._links[name] for name in self._in("loaded")}
         there, failed = on_each(links, lambda link: link.engine.image(image) is not None)
@@ -270,7 +270,7 @@ class Puller:
 
 @contextlib.contextmanager
 def _each_second(action: Callable[[], object]) -> Iterator[None]:
-    """Do something once a second, in a thread of its own."""
+    """Call `action` once a second, in a thread of its own."""
     over = threading.Event()
 
     def repeat() -> None:
@@ -289,9 +289,9 @@ def _each_second(action: Callable[[], object]) -> Iterator[None]:
 def name_image(
     links: Mapping[str, Link], progress: Mapping[str, Progress], verified: Verified, place: str
 ) -> None:
-    """Give the image its names on every host that has it, and have engines learn its digest.
+    """Tag the image on every host that has it, and have engines record its digest.
 
-    The engine asks the registry for the manifest alone: it holds the image already.
+    The engine reads only the manifest from the registry, since it holds the image already.
     """
     release = verified.release
 
@@ -315,5 +315,5 @@ def name_image(
 
 
 def takes_parts(info: Mapping[str, object]) -> bool:
-    """Whether an engine passes over layers that it has; with containerd's store it does not."""
+    """Return whether an engine skips layers that it has; with containerd's store it does not."""
     return "io.containerd.snapshotter" not in str(info.get("DriverStatus", ""))

@@ -1,7 +1,7 @@
-"""One host in a pull: its part in passing the parcel on, and how far it is.
+"""Run one host's part in a pull: receive the parcel, pass it on, and track its progress.
 
 Owns the program that runs on the host as long as the pull (`owner.sh` and `relay.sh`, over the
-host's link) and what its lines mean. It must not decide who passes the parcel to whom.
+host's link) and the meaning of its lines. It must not decide which host passes the parcel to which.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ OVER = ("held", "pulled", "failed")
 
 @dataclass
 class Progress:
-    """How far one host is.
+    """Track the progress of one host.
 
     Attributes:
         state: `waiting`, `receiving`, `loading`, `loaded`, and in the end `held`, `pulled` or
             `failed`.
-        at: bytes of the parcel that are there; `moved` came in this pull.
-        rate: bytes a second, lately.
-        digest: the registry's digest of the image, once its engine knows it.
+        at: bytes of the parcel that the host has; `moved` of them came in this pull.
+        rate: recent bytes per second.
+        digest: the registry's digest of the image, once the host's engine has recorded it.
     """
 
     state: str = "waiting"
@@ -48,7 +48,7 @@ class Progress:
     changed: float = field(default_factory=time.monotonic)
 
     def reached(self, count: int) -> None:
-        """So many bytes are there now."""
+        """Record that the host now has `count` bytes of the parcel."""
         now = time.monotonic()
         if count > self.at:
             self.rate = 0.5 * self.rate + 0.5 * (count - self.at) / max(now - self.changed, 0.2)
@@ -64,16 +64,16 @@ class Progress:
             self.seconds = round(self.changed - self.started, 2)
 
     def fail(self, what: str, why: str = "") -> None:
-        """The host does not get the image."""
+        """Enter the state `failed`, with the reason."""
         self.why = f"{what}: {why.splitlines()[-1]}" if why else what
         self.become("failed")
 
 
 class Receiver:
-    """A host that lacks the image.
+    """Drive a host that lacks the image.
 
     Attributes:
-        stop: where the others reach it, once it was started.
+        stop: address at which the other hosts reach it, once started.
     """
 
     def __init__(self, link: Link, progress: Progress) -> None:
@@ -86,10 +86,10 @@ class Receiver:
         self._process: process.Companion | None = None
 
     def start(self, files: Mapping[str, bytes], parcel: Parcel, address: str, port: int) -> None:
-        """Give the host its keys and its plan, and have it take logins of the others.
+        """Send the host its keys and its plan, and start its server for the other hosts.
 
         Raises:
-            HostError: it lacks a program, or cannot.
+            HostError: the host lacks a program, or its server did not start.
         """
         scripts = {name: path.read_bytes() for name, path in SCRIPTS.items()}
         data = pack({**scripts, **files}, mode=0o600)
@@ -119,45 +119,45 @@ class Receiver:
 
     @property
     def free_bytes(self) -> int:
-        """Free where its user's cache is."""
+        """Return the free bytes of the file system that holds its user's cache."""
         return int(self._answers["disk"]) * 1024
 
     @property
     def running(self) -> bool:
-        """Whether contact with it stands."""
+        """Return whether the connection to the host is open."""
         return self._process is not None and self._process.running
 
     @property
     def said(self) -> str:
-        """What it said last."""
+        """Return the last line of output that is no answer or event."""
         return self._said[-1] if self._said else ""
 
     def beat(self) -> None:
-        """Let it know that the pull lives: it ends its part after `LEASE_SECONDS` without."""
+        """Signal that the pull is alive: after `LEASE_SECONDS` without, the host ends its part."""
         running = self._process
         if running is not None and self._given:
             running.write(b"\n")
 
     def route(self, files: Mapping[str, bytes]) -> None:
-        """Tell it to whom it passes the parcel.
+        """Send the host the files that name its successors.
 
         Raises:
-            HostError: it does not answer.
+            HostError: the host does not answer.
         """
         self.link.send(pack(files, mode=0o600), "timeout", "30", "tar", "-x", "-C", self.keys)
 
     @property
     def keys(self) -> str:
-        """The folder of its keys."""
+        """Return the folder of the host's keys."""
         return self._answers["keys"]
 
     def feed(self, start: int) -> process.Companion:
-        """Something that takes the parcel from byte `start` on, for it and all behind it."""
+        """Open a stream to the host and its successors for the parcel from byte `start` on."""
         words = self.link.words("sh", f"{self.keys}/relay.sh", "receive", self.keys, str(start))
         return process.Companion(words, held=True)
 
     def end(self) -> None:
-        """End its part: nothing of it is left on the host but what the engine has."""
+        """End the program on the host, which then removes its own files."""
         if self._process is not None:
             self._process.finish(END_SECONDS)
             self._process.end()
@@ -182,7 +182,7 @@ class Receiver:
 
 
 def read_answer(line: str, told: dict[str, str]) -> bool:
-    """Note what a line of the host's first ones says of it; whether it says something."""
+    """Record the answer that a line holds, if any; return whether it holds one."""
     words: Sequence[str] = line.split()
     match words:
         case ["program", name, _]:

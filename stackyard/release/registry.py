@@ -1,8 +1,8 @@
-"""A registry over HTTP: manifests, blobs, tags, and what refers to an image.
+"""Read and write a registry over HTTP: manifests, blobs, tags and referrers.
 
-Owns the distribution protocol: logins, certificates, retries, and checking that what comes back has
-the digest that was asked for. It must not know what a release is. Source: the OCI distribution
-specification 1.1; where certificates lie is docker's convention (`/etc/docker/certs.d/HOST`).
+Owns the distribution protocol: logins, certificates, retries, and checking that answers have the
+requested digest. It must not know what a release is. Source: the OCI distribution specification
+1.1; the folder of certificates is docker's convention (`/etc/docker/certs.d/HOST`).
 
 Over 300 lines: one protocol, with its logins and retries.
 """
@@ -41,7 +41,7 @@ from stackyard.system.chunks import CHUNK, Counted
 from stackyard.system.errors import RegistryError, shown
 
 CERTS = Path("/etc/docker/certs.d")
-# Docker's own kinds are read too: what others published may have them.
+# Images that others published may have Docker's own media types.
 MANIFEST_KINDS = (
     MANIFEST,
     INDEX,
@@ -49,7 +49,7 @@ MANIFEST_KINDS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 LONGEST_MANIFEST = 8 * 2**20
-# As words, or as distribution passes the system's error on: 28 is ENOSPC, 122 EDQUOT.
+# In words, or as the system's error number that distribution reports: 28 ENOSPC, 122 EDQUOT.
 _NO_SPACE = re.compile(r'space|quota|"Err":\s*(28|122)\b', re.IGNORECASE)
 _PASSING = {408, 429, 500, 502, 503, 504}
 _LOCAL = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?")
@@ -58,7 +58,7 @@ _NEXT = re.compile(r'<([^>]*)>;\s*rel="?next"?')
 
 
 class _Certificates(HTTPAdapter):
-    """HTTPS with a registry's own certificates beside the system's."""
+    """Trust a registry's own certificates in addition to the system's."""
 
     def __init__(self, folder: Path) -> None:
         self._context = ssl.create_default_context()
@@ -69,17 +69,17 @@ class _Certificates(HTTPAdapter):
         super().__init__(pool_maxsize=16)
 
     def init_poolmanager(self, *args: Any, **given: Any) -> None:
-        """The pool, with these certificates."""
+        """Create the connection pool with these certificates."""
         super().init_poolmanager(*args, **given, ssl_context=self._context)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a registry in trouble is waited for.
+    """Hold the limits for waiting on a registry that fails.
 
     Attributes:
-        silent_seconds: how long it may be silent.
-        tries: how often it is asked while its trouble may pass.
+        silent_seconds: read timeout.
+        tries: number of tries while the failure may be temporary.
         pause_seconds: between the first two tries; each later pause is twice as long.
     """
 
@@ -88,7 +88,7 @@ class Patience:
     pause_seconds: float = 0.5
 
     def pause(self, attempt: int) -> None:
-        """Wait after a try that was in vain; the first one is number 0."""
+        """Wait after a failed try; the first one is number 0."""
         time.sleep(self.pause_seconds * 2**attempt)
 
 
@@ -96,13 +96,13 @@ PATIENT = Patience()
 
 
 class Registry:
-    """One repository of a registry; may be used by several threads.
+    """Reach one repository of a registry; threads may share an instance.
 
     Args:
-        repository: which one.
-        login: who we are; None: nobody.
+        repository: host and name.
+        login: credentials; None for anonymous access.
         certs: the folder that holds a folder of certificates for each registry.
-        patience: how long it is waited for.
+        patience: limits for waiting and retrying.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Registry:
         self.close()
 
     def manifest(self, reference: str) -> bytes | None:
-        """A manifest by tag or digest; None where there is none of that name.
+        """Return a manifest by tag or digest; None where there is none of that name.
 
         Raises:
             RegistryError: no answer, a refusal, or bytes of another digest.
@@ -152,27 +152,27 @@ class Registry:
         return data
 
     def put_manifest(self, reference: str, data: bytes, kind: str = MANIFEST) -> None:
-        """Put a manifest under a tag or its digest; everything it names must be there."""
+        """Put a manifest under a tag or its digest; every blob it names must exist already."""
         headers = {"Content-Type": kind}
         path = f"/manifests/{reference}"
         self._ask("PUT", path, {200, 201, 202}, headers=headers, data=data)
 
     def has(self, digest: str) -> bool:
-        """Whether a blob is there."""
+        """Return whether the repository holds a blob."""
         return self._ask("HEAD", f"/blobs/{digest}", {200, 404}).status_code == 200
 
     def blob_size(self, digest: str) -> int | None:
-        """Bytes of a blob; None where it is not there."""
+        """Return the size of a blob in bytes; None where there is no such blob."""
         answer = self._ask("HEAD", f"/blobs/{digest}", {200, 404})
         if answer.status_code == 404:
             return None
         return int(answer.headers.get("Content-Length", -1))
 
     def blob(self, descriptor: Descriptor, limit: int = 64 * 2**20) -> bytes:
-        """A small blob's bytes, checked.
+        """Return a small blob's bytes, after checking its digest.
 
         Raises:
-            RegistryError: it is missing, longer than `limit`, or not what its digest says.
+            RegistryError: it is missing, longer than `limit`, or has another digest.
         """
         if descriptor.size > limit:
             raise RegistryError(f"{self.repository}: {descriptor.digest} is too long to be read")
@@ -181,7 +181,7 @@ class Registry:
         return data
 
     def stream(self, digest: str, start: int = 0) -> Iterator[bytes]:
-        """A blob's bytes from `start` on; the caller checks the digest of the whole.
+        """Yield a blob's bytes from `start` on; the caller checks the digest of the whole.
 
         Raises:
             RegistryError: it is missing, or the connection broke.
@@ -197,14 +197,14 @@ class Registry:
     def upload(
         self, descriptor: Descriptor, opened: Callable[[], IO[bytes]], sent: Callable[[int], None]
     ) -> bool:
-        """Bring a blob there; False when it was there already.
+        """Upload a blob; return False when the repository had it already.
 
-        A blob is brought whole or not at all: after a failure the registry is asked to forget what
-        it got; what it still keeps, and what a killed publisher leaves, it purges after a week.
+        A blob is uploaded whole or not at all. After a failure the upload is cancelled; partial
+        uploads that remain, as after a killed publisher, are purged by the registry after a week.
 
         Args:
             opened: opens the content; called once for each try.
-            sent: is told of bytes as they go (negative when a try starts again).
+            sent: called with the number of bytes sent (negative when a try starts again).
         """
         if self.has(descriptor.digest):
             return False
@@ -223,7 +223,7 @@ class Registry:
         raise AssertionError
 
     def _upload(self, descriptor: Descriptor, body: Counted) -> None:
-        # Once: `upload` tries the whole again.
+        # One try only, since `upload` repeats the whole upload.
         begun = self._ask("POST", "/blobs/uploads/", {202}, tries=1)
         place = begun.headers.get("Location", "")
         place = place if "://" in place else f"{self._root}{place}"
@@ -234,14 +234,14 @@ class Registry:
                 headers={"Content-Type": "application/octet-stream"},
             )  # fmt: skip
         except RegistryError:
-            # A registry keeps what it got of a blob for days, unless told. Best effort:
-            # distribution 2.8 answers 404, and keeps it, where its disk is full to the last byte.
+            # A registry keeps a partial upload for days unless it is cancelled. Best effort:
+            # distribution 2.8 answers 404 and keeps it when its disk is full to the last byte.
             with contextlib.suppress(RegistryError):
                 self._ask("DELETE", place, {204, 404}, tries=1)
             raise
 
     def tags(self) -> list[str]:
-        """Every tag of the repository; none where there is no such repository yet."""
+        """Return every tag of the repository; none where the repository does not exist yet."""
         found: list[str] = []
         path = "/tags/list?n=1000"
         while path:
@@ -255,7 +255,7 @@ class Registry:
         return found
 
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """The artifacts that refer to an image, by the API or the tag that stands in for it."""
+        """Return the artifacts that refer to an image, by the API or else the fallback tag."""
         answer = self._ask("GET", f"/referrers/{digest}", {200, 400, 404, 405, 501})
         if answer.status_code == 200 and "json" in answer.headers.get("Content-Type", ""):
             return self._listed(answer.content)
@@ -271,7 +271,7 @@ class Registry:
             ) from error
 
     def attach(self, descriptor: Descriptor, manifest: bytes, subject: str) -> None:
-        """Put an artifact's manifest, and name it in its subject's list where there is no API."""
+        """Put an artifact's manifest, and list it under the fallback tag where there is no API."""
         self.put_manifest(descriptor.digest, manifest)
         before = self.referrers(subject)
         if descriptor.digest not in {entry.digest for entry in before}:
@@ -307,7 +307,7 @@ class Registry:
     def _ask(
         self, method: str, path: str, good: set[int], *, tries: int = 0, **given: Any
     ) -> requests.Response:
-        """One request, again while the registry's trouble may pass."""
+        """Send a request, and repeat it while the registry's failure may be temporary."""
         url = path if "://" in path else f"{self._base}{path}"
         tries = tries or self._patience.tries
         for attempt in range(tries):
@@ -342,7 +342,7 @@ class Registry:
         return answer
 
     def _answer(self, answer: requests.Response) -> bool:
-        """Have what a registry asks us to show; False when that was shown and refused."""
+        """Get the credentials that a registry demands; return False if it has refused them."""
         challenge = answer.headers.get("WWW-Authenticate", "")
         kind, _, rest = challenge.partition(" ")
         had = self._authorization
@@ -356,7 +356,7 @@ class Registry:
         return False
 
     def _token(self, wanted: Mapping[str, str]) -> str:
-        """A token for this repository, from the service that the registry names."""
+        """Return a token for this repository, from the service that the registry names."""
         login = self._login
         scope = f"repository:{self.repository.name}:pull,push"
         query = {"service": wanted.get("service", ""), "scope": wanted.get("scope") or scope}
@@ -379,7 +379,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _told(self, doing: str) -> Iterator[None]:
-        """Say what went wrong on the way, in words."""
+        """Turn a connection's failure into a RegistryError in plain words."""
         host = self.repository.host
         try:
             yield
@@ -422,7 +422,7 @@ class Registry:
 
 
 def manifest_descriptor(data: bytes, artifact_type: str = "") -> Descriptor:
-    """The descriptor of a manifest."""
+    """Return the descriptor of a manifest."""
     plain = described(MANIFEST, data)
     return Descriptor(
         media_type=MANIFEST, digest=plain.digest, size=plain.size, artifact_type=artifact_type

@@ -1,7 +1,7 @@
-"""Who passes a parcel to whom, and with which keys.
+"""Plan the route of a parcel from host to host, and make the keys for it.
 
-Owns the tree of hosts and what each of them is given: certificates of an authority that lives as
-long as one pull, a server's configuration that allows nothing but taking the parcel, the client's.
+Owns the tree of hosts and the files of each: certificates of an authority that lives as long as one
+pull, a server's configuration that allows nothing but receiving the parcel, and the client's.
 Pure but for the randomness of keys; the clock is an argument.
 """
 
@@ -17,7 +17,7 @@ from stackyard.definitions.project import INSIDE
 from stackyard.mesh import certificates
 from stackyard.release.parcel import Parcel
 
-# In a chain every host sends as much as it receives; a host that starts a second chain sends twice.
+# In a chain every host sends the parcel once; a host that starts a second chain sends it twice.
 CHAIN = 32
 PRINCIPAL = "stackyard-pull"
 SECONDS = 6 * 3600
@@ -25,10 +25,10 @@ SECONDS = 6 * 3600
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """One host on the way of a parcel.
+    """Hold one host on the route of a parcel.
 
     Attributes:
-        address, port, user: where and as whom the others log in.
+        address, port, user: of the login that the other hosts use.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Stop:
 
 
 def successors(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """To whom each host passes on: chains of `CHAIN`, whose heads are a chain themselves."""
+    """Return the successors of each host: chains of `CHAIN`, whose heads form a chain, too."""
     chains = [list(names[at : at + CHAIN]) for at in range(0, len(names), CHAIN)]
     found: dict[str, tuple[str, ...]] = {}
     for number, chain in enumerate(chains):
@@ -68,7 +68,7 @@ ClientAliveInterval 3
 ClientAliveCountMax 2
 LogLevel ERROR
 """
-# How logins are let in, as the nodes of a mesh have it.
+# Options that restrict logins, with the values that a mesh's nodes have.
 HARDENING = (
     "AuthorizedKeysFile", "PermitRootLogin", "PasswordAuthentication",
     "KbdInteractiveAuthentication", "PermitUserEnvironment", "UsePAM", "UseDNS", "PidFile",
@@ -100,10 +100,10 @@ Host *
 
 
 def hardening() -> str:
-    """Return the lines of a mesh's sshd_config that hold for a pull's server, too.
+    """Return the lines of a mesh's sshd_config that apply to a pull's server, too.
 
     Raises:
-        KeyError: it does not say one of them.
+        KeyError: the file lacks one of them.
     """
     text = (INSIDE / "sshd_config").read_text(encoding="utf-8")
     said = {line.partition(" ")[0]: line for line in text.splitlines()}
@@ -111,13 +111,13 @@ def hardening() -> str:
 
 
 class Keys:
-    """The keys of one pull. The authority's own stays in memory."""
+    """Make the keys of one pull; the authority's own key stays in memory."""
 
     def __init__(self, now: int) -> None:
         self._authority, self._now = certificates.Authority(), now
 
     def of(self, name: str, address: str, port: int) -> dict[str, bytes]:
-        """The files of one host, whose server listens there."""
+        """Return the key files of a host whose server listens on this address and port."""
         host, user = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
         kinds = SSHCertificateType
         certify = self._authority.certify
@@ -132,7 +132,7 @@ class Keys:
         }
 
     def route(self, after: Sequence[Stop], keys: str) -> dict[str, bytes]:
-        """The files of a host, whose keys lie in `keys`, that say to whom it passes the parcel."""
+        """Return the files that name a host's successors; `keys` is the folder of its keys."""
         hosts = [
             _CLIENT.format(name=s.name, address=s.address, port=s.port, user=s.user) for s in after
         ]
@@ -146,10 +146,10 @@ class Keys:
 
 
 def plan(parcel: Parcel, *, in_parts: bool) -> dict[str, bytes]:
-    """The files that tell a host what to do with a parcel, as far as it is there.
+    """Return a host's plan: the steps to take as the bytes of a parcel arrive.
 
     Args:
-        in_parts: whether its engine takes some layers before it is given the others.
+        in_parts: whether its engine can load some layers before the others.
     """
     steps: list[tuple[int, str]] = []
     for digest, start, size in parcel.places():
@@ -160,7 +160,7 @@ def plan(parcel: Parcel, *, in_parts: bool) -> dict[str, bytes]:
         files[f"head-{number}"] = stage.head
         words = f"stage {number} {stage.start} {stage.size} {stage.image}"
         steps.append((stage.start + stage.size, words))
-    # A layer's check comes before the stage that ends with its padding.
+    # A layer is checked before the stage that ends with its padding.
     steps.sort(key=lambda step: step[0])
     rest = stages[-1].start + stages[-1].size if stages else parcel.body
     steps.append((parcel.size, f"image {parcel.body} {rest} {parcel.size}"))

@@ -10,25 +10,26 @@ shift 2
 . "$keys/owner.sh"
 spool="${XDG_CACHE_HOME:-$HOME/.cache}/stackyard/pull"
 
-# $1: file. Sets `size`. One process and no more: it is asked several times a second (some pad what they print).
+# $1: file. Set `size`. It runs several times a second, so it starts one process at most. Some
+# versions of wc pad their output.
 measure() { size=0; if [ -e "$1" ]; then size=$(wc -c < "$1"); size=$((size)); fi; }
 
-# $1: first byte. $2: how many. Of the parcel, in large pieces: what small ones cost shows on a slow host.
+# $1: first byte. $2: number of bytes. Print that part of the parcel, in large pieces for speed.
 if dd if=/dev/null of=/dev/null bs=1 iflag=skip_bytes,count_bytes count=0 2> /dev/null; then
     slice() { dd if="$into" bs=1048576 iflag=skip_bytes,count_bytes skip="$1" count="$2" 2> /dev/null; }
 else
     slice() { tail -c "+$(($1 + 1))" "$into" | head -c "$2"; }
 fi
 
-# Several times as fast as sha256sum where the processor helps.
+# openssl is several times as fast as sha256sum where the processor has SHA instructions.
 if [ -n "$(command -v openssl)" ]; then
     sha256() { openssl dgst -sha256 -r | cut -d ' ' -f 1; }
 else
     sha256() { sha256sum | cut -d ' ' -f 1; }
 fi
 
-# $1: parcel. $2: the engine's socket. Say what there is; take logins of this pull's other hosts; give the
-# engine what has come, once it is checked; until our input ends.
+# $1: parcel. $2: the engine's socket. Report this host's state, take logins of this pull's other
+# hosts, and load checked layers into the engine, until the input ends.
 host() {
     into="$spool/$1" socket=$2
     mkdir -p "$spool" || exit 1
@@ -44,7 +45,7 @@ host() {
     echo "keys $keys"
     authentic || exit 1
     sed "s|@KEYS@|$keys|g; s|@USER@|$(id -un)|g" "$keys/sshd_config" > "$keys/sshd_config.here"
-    # Noted before it runs: there is no moment at which it serves and nobody knows of it.
+    # Its process is noted before it serves, so that `owner.sh` can always end it.
     { note server "$(exec sh -c 'echo $PPID')" && exec "$(command -v sshd)" -D -e -f "$keys/sshd_config.here"; } \
         > "$keys/sshd.log" 2>&1 &
     server=$!
@@ -62,7 +63,7 @@ host() {
     done
 }
 
-# Say every second how much of the parcel is there.
+# Report every second how much of the parcel has arrived.
 follow() {
     while sleep 1; do
         measure "$into"
@@ -70,7 +71,7 @@ follow() {
     done
 }
 
-# See that the release is signed by somebody who may.
+# Check that an accepted signer signed the release.
 authentic() {
     if [ -z "$(command -v ssh-keygen)" ]; then
         echo "no ssh-keygen here: the signature was verified where the pull was started"
@@ -81,7 +82,7 @@ authentic() {
         -s "$keys/release.json.sig" < "$keys/release.json" 2>&1) || { echo "failed its signature is wrong: $said"; return 1; }
 }
 
-# Follow the plan on our input: check each layer when it is there, and give the engine what is checked.
+# Follow the plan on the input: check each layer once it has arrived, and load checked layers.
 keep() {
     stages='' giver=''
     trap 'trap "" HUP INT TERM PIPE; kill $giver 2> /dev/null; for one in $stages; do drop "$one"; done' EXIT
@@ -97,7 +98,7 @@ keep() {
         stage)
             until_there $((b + c))
             stages="$d $stages"
-            # What the engine does not take in parts it takes as a whole.
+            # A stage that the engine refuses is no failure: the whole image is loaded at the end.
             { cat "$keys/head-$a"; slice "$b" "$c"; } | give > /dev/null 2>&1 &
             given
             ;;
@@ -110,18 +111,19 @@ keep() {
     done
     for one in $stages; do drop "$one"; done
     stages=''
-    # Those behind us may still be sent it: it goes when the pull ends.
+    # Successors may still be reading the parcel, so it is removed when the pull ends.
     echo "$into" > "$keys/over"
     echo loaded
 }
 
-# $1: how many bytes.
+# $1: number of bytes to wait for.
 until_there() { until measure "$into"; [ "$size" -ge "$1" ]; do [ -d "$keys" ] && sleep 0.5 || exit 1; done; }
 
-# Wait for `give` in the background, its exit code being ours: a signal reaches a shell that waits at once.
+# Wait for the background `give` and return its exit code. A shell in `wait` handles signals at
+# once.
 given() { giver=$!; wait "$giver"; }
 
-# An archive on our input, to the engine. Never returns.
+# Load the archive on the input into the engine. Never returns.
 give() {
     if [ -n "$(command -v docker)" ]; then
         exec docker -H "unix://$socket" load -q
@@ -134,7 +136,7 @@ give() {
     fi
 }
 
-# $1: the id of an image that was a stage.
+# $1: the id of a stage's image. Remove it.
 drop() {
     if [ -n "$(command -v docker)" ]; then
         docker -H "unix://$socket" rmi "$1" > /dev/null 2>&1
@@ -143,18 +145,18 @@ drop() {
     fi
 }
 
-# $1: which byte of the parcel comes first. Keep what we lack; what is there goes on to those behind us, each
-# as fast as it takes it.
+# $1: the parcel's byte with which the input begins. Keep the bytes that are missing here, and pass
+# the parcel on to each successor as fast as it takes it.
 receive() {
     case $1 in '' | *[!0-9]*) exit 2 ;; esac
-    # An earlier one, which a broken way may have left waiting, goes.
+    # End an earlier receiver, which a broken connection may have left waiting.
     { read -r pid birth < "$keys/pid-receiver"; } 2> /dev/null && look_up "${pid#-}" &&
         [ "$born" = "$birth" ] && kill -s TERM -- "$pid" 2> /dev/null
-    # Our sshd gives every login a group of its own; a shell of the user's may stand before us in it.
+    # sshd gives every login a process group of its own; the user's shell may lead it.
     look_up $$
     if [ "$group" = $$ ] || [ "$group" = "$PPID" ]; then note receiver "-$group"; else note receiver $$; fi
     into="$spool/$(cat "$keys/parcel")"
-    # Two pulls of the same must not write into each other's parcel.
+    # Two pulls of the same release must not write into each other's parcel.
     exec 9>> "$into"
     if [ -n "$(command -v flock)" ]; then flock -w 5 9 || exit 9; fi
     measure "$into"
@@ -172,13 +174,13 @@ receive() {
     rm -f "$keys/ended-$$" "$keys/pid-receiver"
 }
 
-# $1: from which byte on. What is there of the parcel and what comes, until it is whole or nothing comes any more.
+# $1: first byte. Print the parcel from there on as it arrives, until it is whole or no more comes.
 forward() {
     sent=$1 over=''
     while [ -z "$over" ]; do
         if [ -e "$keys/ended-$$" ] || [ ! -d "$keys" ]; then over=yes; fi
         measure "$into"
-        # Never a few bytes at a time: each look and each piece is a process.
+        # Large pieces only: each measurement and each piece costs a process.
         if [ $((size - sent)) -ge 524288 ] || [ -n "$over" ]; then
             slice "$sent" $((size - sent)) || return
             sent=$size

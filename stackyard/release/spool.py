@@ -1,8 +1,8 @@
-"""An image out of an engine: its layers compressed into files, read by everybody at once.
+"""Save an image from an engine: compress its layers into files, and feed all readers in one pass.
 
-Owns the folder of compressed layers (kept between publications: an interrupted one goes on where it
-was) and reading `docker save` as a stream. It must not know what its readers look for, nor what
-becomes of the files.
+Owns the folder of compressed layers (kept between publications, so that an interrupted one can
+resume) and reading `docker save` as a stream. It must not know what its readers look for, nor how
+the files are used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stackyard.system.chunks import (
 from stackyard.system.errors import EngineError
 from stackyard.system.files import PART, NewFile, new_file, replace_file
 
-# The same for ever: another level or library would give every layer another digest.
+# Never change these: another level or library would give every layer another digest.
 LEVEL, GZIP = 6, 31
 LONGEST_TEXT = 4 * 2**20
 KEPT_DAYS = 30
@@ -45,7 +45,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A layer as it travels: `digest` and `size` compressed, `diff_id` and `unpacked` as a tar."""
+    """Describe a layer: `digest` and `size` compressed, `diff_id` and `unpacked` as a tar."""
 
     diff_id: str
     unpacked: int
@@ -55,7 +55,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """An image that has been read: configuration, layers from the bottom, what readers answered."""
+    """Hold a saved image: configuration, layers from the bottom, and its readers' results."""
 
     config: bytes
     layers: tuple[Layer, ...]
@@ -63,21 +63,21 @@ class Saved:
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
-    """Where compressed layers are kept."""
+    """Return the folder of compressed layers."""
     home = env.get("XDG_CACHE_HOME") or f"{env.get('HOME', '/root')}/.cache"
     return Path(home) / "stackyard" / "layers"
 
 
 def layer_path(folder: Path, digest: str) -> Path:
-    """Where a compressed layer lies in that folder."""
+    """Return a compressed layer's path in that folder."""
     return folder / digest.replace(":", "-")
 
 
 class Spool:
-    """Compressed layers in a folder, by digest.
+    """Keep compressed layers in a folder, by digest.
 
     Args:
-        folder: made when it is not there; only its owner may read it.
+        folder: created when missing; only its owner may read it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,20 +85,21 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, layer: Layer) -> Path:
-        """Where a layer's compressed bytes lie."""
+        """Return the path of a layer's compressed bytes."""
         return layer_path(self._folder, layer.digest)
 
     def save(
         self, stream: Iterator[bytes], readers: Mapping[str, Callable[[int], Reader]]
     ) -> Saved:
-        """Take an image from an engine's `save`.
+        """Save an image from the stream of an engine's `save`.
 
         Args:
             stream: the archive, in pieces.
-            readers: by name, given a layer's number of appearance: who reads it as a tar.
+            readers: functions, by name, that return the reader of a layer's tar; they are called
+                with the layer's position in the archive.
 
         Raises:
-            EngineError: it ended early, or is no image.
+            EngineError: the stream ended early, or is no image.
         """
         texts: dict[str, bytes] = {}
         found: dict[str, tuple[Layer, dict[str, Any]]] = {}
@@ -127,7 +128,7 @@ class Spool:
     def _take(
         self, source: Readable, head: bytes, size: int, readers: Mapping[str, Reader]
     ) -> tuple[Layer, dict[str, Any]]:
-        """One layer: compressed unless it is or was, and read by all."""
+        """Compress a layer unless it is compressed or cached; feed it to all readers."""
         mark = f"{size}-{hashlib.sha256(head).hexdigest()[:32]}"
         known = self._known(mark)
         compressed = head.startswith(_GZIP_MAGIC)
@@ -138,7 +139,7 @@ class Spool:
             first, rest = (digest_of_stream if known else self._compress), dict(readers)
         made, *answers = fan_out(source, [first, *rest.values()])
         if known and made != known.diff_id:
-            # Two layers of one length that begin alike: rare, and told by their hash.
+            # Another layer of this length that begins alike: rare, and shown by its digest.
             (self._folder / f"mark-{mark}.json").unlink(missing_ok=True)
             raise EngineError("a layer is not the one that was kept", hint="the same command again")
         layer = known or made
@@ -159,7 +160,7 @@ class Spool:
             return self._place(part, plain, packed)
 
     def _keep(self, source: IO[bytes]) -> Layer:
-        """A layer that the engine holds compressed: as it is."""
+        """Keep a layer that the engine saved compressed, unchanged."""
         plain, packed = Digest(), Digest()
         with new_file(self._folder) as part:
             part.file.writelines(packed.of(chunks(source)))
@@ -177,7 +178,7 @@ class Spool:
         return layer
 
     def _known(self, mark: str) -> Layer | None:
-        """The layer that began like this, if its file is there whole."""
+        """Return the cached layer of this mark, if its file has the right size."""
         try:
             text = (self._folder / f"mark-{mark}.json").read_text(encoding="utf-8")
             layer = Layer(**json.loads(text))
@@ -191,7 +192,7 @@ class Spool:
         os.utime(self.path(layer))
 
     def forget_old(self, now: float | None = None) -> None:
-        """Remove what nobody used for long, and parts that a killed command left."""
+        """Remove files unused for KEPT_DAYS, and partial files that a killed command left."""
         now = time.time() if now is None else now
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -212,14 +213,14 @@ def _unpacked(reader: Reader) -> Reader:
 
 
 def _is_text(name: str, head: bytes, size: int) -> bool:
-    """Whether a file of the archive describes the image, rather than being a layer."""
+    """Return whether a file of the archive describes the image and is no layer."""
     return size <= LONGEST_TEXT and (
         name.endswith(("json", "VERSION", "repositories", "oci-layout")) or head[:1] in (b"{", b"[")
     )
 
 
 def _target(member: tarfile.TarInfo) -> str:
-    """What a link in the archive points to, from its root."""
+    """Return the target of a link, as a path from the archive's root."""
     if member.islnk():
         return member.linkname
     return os.path.normpath(f"{member.name.rpartition('/')[0]}/{member.linkname}")
@@ -243,5 +244,5 @@ def _ordered(
 
 
 def _after(head: bytes, rest: Readable) -> Readable:
-    """What has been read of a file, and then the rest of it."""
+    """Return a stream of the bytes read already, followed by the rest of the file."""
     return Pieces(chain([head], chunks(rest)))

@@ -1,9 +1,9 @@
-"""A release: what it is called, what it says of an image, and whether an image may become one.
+"""Write and read a release's tags and statement, and check that an image may become a release.
 
-Owns names of tags, the statement (docs/releases.md) and provenance. Pure: what was read of images,
-reports and registries are arguments.
+Owns names of tags, the statement (docs/releases.md) and provenance. Pure: data of images, reports
+and registries are arguments.
 
-Over 300 lines: what a release says is written and read here, and nowhere else.
+Over 300 lines: a release's statement is written and read here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ NEVER = "never"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is released.
+    """Identify the stack, version and base of a release.
 
     Attributes:
         version: of the stack's first package.
-        base_name: as in the definitions; `base_release` with its version, as in tags.
-        own: it is of users' own source; then it is nobody's latest.
+        base_name: as in the definitions.
+        base_release: the base with its version, as in tags.
+        own: built from users' own source, for which another `latest` tag moves.
     """
 
     stack: str
@@ -49,19 +50,19 @@ class Subject:
 
     @property
     def prefix(self) -> str:
-        """What all revisions' tags begin with."""
+        """Return the prefix of all revisions' tags."""
         version = re.sub(r"[^A-Za-z0-9._-]", "_", self.version)
         return f"{self.stack}-{version}-{self.base_release}"
 
     @property
     def latest(self) -> str:
-        """The moving tag of this stack on this base; users' own source has another."""
+        """Return the moving tag of this stack on this base; users' own source has another."""
         return f"{self.stack}-{self.base_name}-{'src-' if self.own else ''}latest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attached:
-    """A file that lies beside an image in the registry."""
+    """Hold a file that is attached to an image in the registry."""
 
     title: str
     media_type: str
@@ -69,7 +70,7 @@ class Attached:
 
 
 def revisions(subject: Subject, tags: Iterable[str]) -> dict[int, set[str]]:
-    """Revisions that there are or that somebody is about to make: number, and claims on it.
+    """Return the claims on every revision that exists or is about to be made, by its number.
 
     A claim is the tag `<prefix>-rN-<12 hex digits of the image's digest>`, put before `...-rN`.
     """
@@ -84,22 +85,22 @@ def revisions(subject: Subject, tags: Iterable[str]) -> dict[int, set[str]]:
 
 
 def is_release_tag(tag: str) -> bool:
-    """Whether a tag names a release, rather than a claim, a list of artifacts or `latest`."""
+    """Return whether a tag names a release, not a claim, a list of artifacts or `latest`."""
     return bool(re.search(r"-r[1-9][0-9]{0,5}$", tag))
 
 
 def claim_tag(subject: Subject, number: int, digest: str) -> str:
-    """The tag by which a publisher says that a revision is this image's."""
+    """Return the tag by which a publisher claims a revision for this image."""
     return f"{subject.prefix}-r{number}-{digest.removeprefix('sha256:')[:12]}"
 
 
 def revision_tag(subject: Subject, number: int) -> str:
-    """A release's tag."""
+    """Return a release's tag."""
     return f"{subject.prefix}-r{number}"
 
 
 def later_revision(name: str, tags: Iterable[str]) -> str:
-    """The latest of `tags` that is a later revision of what `name` names; empty when none is."""
+    """Return the tag of the last revision after that of `name`; empty when there is none."""
     prefix, _, number = name.rpartition("-r")
     form = re.compile(rf"{re.escape(prefix)}-r([1-9][0-9]{{0,5}})")
     found = [int(match[1]) for tag in tags if (match := form.fullmatch(tag))]
@@ -108,17 +109,17 @@ def later_revision(name: str, tags: Iterable[str]) -> str:
 
 
 def next_revision(found: Mapping[int, Collection[str]], digest: str) -> int:
-    """The number for an image: the one it has claimed alone, or the next free one."""
+    """Return the number for an image: one that it alone has claimed, or the next free one."""
     own = digest.removeprefix("sha256:")[:12]
     claimed = [number for number, claims in found.items() if set(claims) == {own}]
     return max(claimed) if claimed else max(found, default=0) + 1
 
 
 def require_publishable(info: ImageInfo, name: str) -> None:
-    """See that an image is not one that must stay where it was made.
+    """Check that an image is not marked as never to leave the machine that made it.
 
     Raises:
-        ReleaseError: it is.
+        ReleaseError: the image is marked so.
     """
     if info.labels.get("stackyard.publish") == NEVER:
         raise ReleaseError(
@@ -130,10 +131,10 @@ def require_publishable(info: ImageInfo, name: str) -> None:
 
 
 def require_clean_sources(info: ImageInfo, name: str, *, unproven: bool) -> None:
-    """See that the users' source that an image was built from is in a commit.
+    """Check that the users' source that an image was built from is committed.
 
     Raises:
-        ReleaseError: nobody could build it again from what its release would say.
+        ReleaseError: nobody could rebuild the image from its release's statement.
     """
     for source in sources_of(info.labels):
         if unproven or (source.commit and not source.dirty):
@@ -147,7 +148,7 @@ def require_clean_sources(info: ImageInfo, name: str, *, unproven: bool) -> None
 
 
 def sources_value(labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The users' sources of an image, as a release says them."""
+    """Return the users' sources of an image, as a release states them."""
     return [asdict(source) for source in sources_of(labels)]
 
 
@@ -174,10 +175,10 @@ def proof_of(reports: Sequence[Mapping[str, Any]], image_id: str) -> Mapping[str
 def require_proof(
     proof: Mapping[str, Any] | None, reports: Sequence[Mapping[str, Any]], name: str, image_id: str
 ) -> None:
-    """See that an image has passed a smoke.
+    """Check that an image has passed a smoke.
 
     Raises:
-        ReleaseError: it has not; says what there is instead.
+        ReleaseError: it has not; names the reports that exist instead.
     """
     if proof is not None:
         return
@@ -195,7 +196,7 @@ def require_proof(
 
 
 def image_annotations(subject: Subject, info: ImageInfo, created: str) -> dict[str, str]:
-    """What the image's manifest says of it: the same for the same image."""
+    """Return the annotations of an image's manifest: the same for the same image."""
     given = {
         "org.opencontainers.image.title": f"stackyard/{subject.stack}",
         "org.opencontainers.image.version": subject.version,
@@ -225,13 +226,14 @@ def statement(
     needs_gpus: bool = False,
     seen_on: Sequence[str] = (),
 ) -> bytes:
-    """What is signed: everything a release claims.
+    """Return the statement to sign, which holds everything a release claims.
 
     Args:
-        name: its tag.
-        needs_gpus: it is an image for GPUs; `seen_on` those on which evidence shows it to train.
+        name: the release's tag.
+        needs_gpus: the image is for GPUs.
+        seen_on: GPUs on which the image has trained, by its evidence.
         layers: each with digest, diff_id, size, unpacked.
-        artifacts: the files beside the image, as blobs.
+        artifacts: the files attached to the image, as blobs.
         created: UTC time in ISO 8601.
     """
     own = sources_value(labels)
@@ -286,11 +288,11 @@ def provenance(
     source: Mapping[str, str],
     builder: Mapping[str, str],
 ) -> bytes:
-    """How an image was made, as an in-toto statement with SLSA's predicate (v1).
+    """Return an image's provenance, as an in-toto statement with SLSA's predicate (v1).
 
     Args:
         locks: digests of the locks, by file.
-        source: the project's revision, where it is known.
+        source: the project's revision, where known.
     """
     base_digest = _sha256(labels.get("stackyard.base.digest", ""))
     materials: list[dict[str, Any]] = [{"name": f"base {subject.base_name}", "digest": base_digest}]
@@ -299,7 +301,7 @@ def provenance(
         materials.append({"name": "source", "digest": {"gitCommit": source["commit"]}})
     own = sources_of(labels)
     for one in own:
-        # The commit's tree is what was built only if nothing was changed: the content always was.
+        # A commit identifies the built tree only if nothing was changed; the digest always does.
         commit = {"gitCommit": one.commit} if one.commit and not one.dirty else {}
         uri = {"uri": f"git+{one.origin}"} if one.origin else {}
         digest_ = {"sha256": one.digest.removeprefix("sha256:"), **commit}
@@ -342,7 +344,7 @@ def _sha256(digest: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A statement as read. Attributes as in `statement`."""
+    """Hold a statement as read; its attributes are those of `statement`."""
 
     name: str
     stack: str
@@ -357,12 +359,12 @@ class Release:
 
     @property
     def size(self) -> int:
-        """Bytes of all layers, compressed."""
+        """Return the compressed size of all layers in bytes."""
         return sum(int(layer["size"]) for layer in self.layers)
 
     @property
     def needs_gpus(self) -> bool:
-        """Return whether it says that it is for GPUs; releases made before evidence do not."""
+        """Return whether it states that it is for GPUs; releases made before evidence do not."""
         return self.value.get("needs_gpus") is True
 
     @property
@@ -372,21 +374,21 @@ class Release:
 
     @property
     def own(self) -> bool:
-        """Whether it is of users' own source."""
+        """Return whether it was built from users' own source."""
         return bool(self.value["image"].get("sources"))
 
     @property
     def local_name(self) -> str:
-        """What an engine that takes it calls it: users' own source is not the stack's image."""
+        """Return its name in a local engine; users' own source never gets the stack's name."""
         tag = f"stackyard/{self.stack}:{self.base}"
         return f"{tag}-{self.version}" if self.own else tag
 
 
 def read_statement(data: bytes) -> Release:
-    """A statement, after its signature was verified.
+    """Read a statement; the caller has verified its signature.
 
     Raises:
-        ReleaseError: it is none, or of a newer form.
+        ReleaseError: the data is no statement, or one of another schema.
     """
     try:
         value = json.loads(data)

@@ -1,7 +1,7 @@
-"""A release in a registry, believed only after its signature and digests were checked.
+"""Verify a release in a registry by its signature and digests.
 
-Owns the order: tag, image manifest, signed statement, and that they speak of each other. What a
-registry says without a signature is used for finding things, never for believing them.
+Owns the order: tag, image manifest, signed statement, and that they match each other. Unsigned data
+of a registry is used to find things, never to trust them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOST_ARTIFACTS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A release that is what it says.
+    """Hold a verified release.
 
     Attributes:
         signer: the name in the allowed-signers file.
-        statement, signature: as signed, for whoever verifies again (a host does).
+        statement, signature: as signed, so that hosts can verify them again.
     """
 
     release: Release
@@ -47,8 +47,8 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
     """Find a release by tag or digest and verify it.
 
     Raises:
-        UsageError: there is nothing of that name.
-        ReleaseError: it is not signed by anybody who may, or is not what was signed.
+        UsageError: the registry has nothing of that name.
+        ReleaseError: no accepted signer signed it, or it is not what was signed.
         RegistryError: the registry does not answer.
     """
     data = registry.manifest(reference)
@@ -90,7 +90,7 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
 
 
 def _weight(found: Verified) -> tuple[bool, bool, str]:
-    """Return the rank of a statement among those of one image: what it claims, then its age."""
+    """Return the sort key of a statement among those of one image: its claims, then its age."""
     said = found.release
     return said.proven, said.seen_on_gpus, said.created
 
@@ -101,7 +101,7 @@ def _some(tags: list[str]) -> str:
 
 
 def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
-    """Return every statement with its signature that lies beside an image."""
+    """Return every statement attached to an image, with its signature."""
     found = []
     for artifact in islice(_artifacts(registry, digest, release.STATEMENT), MOST_PIECES):
         blobs = {layer.media_type: layer for layer in artifact.layers}
@@ -130,11 +130,11 @@ def _artifacts(registry: Registry, digest: str, kind: str) -> Iterator[Manifest]
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """Hold the evidence beside a release.
+    """Hold the evidence attached to a release.
 
     Attributes:
-        believed: signed by somebody accepted, of this very image, and passed.
-        refused: why each other piece is none of these, and why some were not read.
+        believed: pieces by an accepted signer, of this exact image, that passed.
+        refused: the reason for each other piece, and for pieces that were not read.
     """
 
     believed: tuple[Vouched, ...]
@@ -142,7 +142,7 @@ class Beside:
 
 
 def evidence_beside(registry: Registry, found: Verified, signers: Path) -> Beside:
-    """Find the evidence beside a verified release, and verify it.
+    """Find the evidence attached to a verified release, and verify it.
 
     Raises:
         RegistryError: the registry does not answer.
@@ -172,7 +172,7 @@ def evidence_beside(registry: Registry, found: Verified, signers: Path) -> Besid
 
 
 def _pieces(registry: Registry, digest: str) -> Iterator[Descriptor]:
-    """Yield each piece of evidence beside an image once, in the registry's order."""
+    """Yield each piece of evidence attached to an image once, in the registry's order."""
     known: set[str] = set()
     for artifact in _artifacts(registry, digest, evidence.ENVELOPE):
         if artifact.subject is None or artifact.subject.digest != digest:
@@ -187,7 +187,7 @@ def require_counts(one: Vouched, entry: Release) -> None:
     """Check that a piece of evidence is of a release's image, and passed.
 
     Raises:
-        ReleaseError: it is not.
+        ReleaseError: it is of another image, or did not pass.
     """
     diff_ids = [str(layer["diff_id"]) for layer in entry.layers]
     evidence.require_image(one.evidence, one.name, entry.image_id, diff_ids)
@@ -195,7 +195,7 @@ def require_counts(one: Vouched, entry: Release) -> None:
 
 
 def _require_same(read: Release, manifest: Manifest, digest: str, reference: str) -> None:
-    """See that a statement speaks of this image, under this name."""
+    """Check that a statement is of this image, under this name."""
     if read.digest != digest:
         raise ReleaseError("it speaks of another image", why=f"{read.digest}, not {digest}")
     latest = f"{read.stack}-{read.base}-{'src-' if read.own else ''}latest"

@@ -109,7 +109,7 @@ class SlurmCluster:
         self._site = site
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
-        """One script."""
+        """Write one script."""
         texts = slurm.render(job, self._site)
         new_folder(folder, lambda part: _write(part, texts))
         return (
@@ -175,7 +175,7 @@ class KubernetesCluster:
         return kubernetes.render(job, self._site, keys=keys)
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
-        """A file for each object; one with keys is its owner's alone."""
+        """Write a file for each object; only its owner may read one that holds keys."""
         texts = self._files(job)
         told: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What every cluster asks of a job, and how a job that does not fit is refused. Pure."""
+"""Check what every cluster requires of a job, and refuse a job that does not fit. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def refuse(name: str, cluster: str, found: Sequence[str]) -> None:
-    """Refuse a job for everything that was found, if anything was.
+    """Refuse a job if any problem was found.
 
     Raises:
-        UsageError: something was.
+        UsageError: lists every problem.
     """
     if found:
         raise UsageError(
@@ -29,7 +29,7 @@ def refuse(name: str, cluster: str, found: Sequence[str]) -> None:
 
 
 def shape(job: Job, launchers: Collection[str]) -> Iterator[str]:
-    """Say what is wrong with a job's nodes, device and launcher wherever it runs."""
+    """Yield the problems of a job's nodes, device and launcher on any cluster."""
     if job.nodes < 1 or job.per_node < 1:
         yield f"{job.nodes} nodes with {job.per_node} processes each: both must be at least 1"
     if job.device not in ("cpu", "cuda"):

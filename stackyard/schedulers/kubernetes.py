@@ -64,7 +64,7 @@ def make_keys(job: Job, site: KubernetesSite, *, run: str = "", now: int) -> Key
 def render(
     job: Job, site: KubernetesSite, *, run: str = "", keys: Keys | None = None
 ) -> dict[str, str]:
-    """Render the files of a run, in the order in which they are to be created.
+    """Render the files of a run, in the order in which they must be created.
 
     Args:
         run: name of the run and of its objects; the job's own when empty.

@@ -38,8 +38,8 @@ class PodScript:
 def environment(job: Job, site: KubernetesSite) -> dict[str, str]:
     """Return the environment of every pod; the job's own variables take precedence.
 
-    NCCL and gloo are told the interface: pods with further networks (for RDMA) have several, and
-    sockets often do not connect over the others.
+    NCCL and gloo get an explicit interface, since pods with further networks (for RDMA) have
+    several, and sockets often do not connect over the others.
     """
     found = {"GLOO_SOCKET_IFNAME": site.interface}
     if job.device == "cuda":

@@ -49,7 +49,7 @@ class SiteFile:
 
 
 def read_site(text: str, file: str) -> SiteFile:
-    """Read site.yml.
+    """Read the text of site.yml.
 
     Raises:
         DefinitionError: with every problem found.

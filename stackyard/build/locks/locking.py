@@ -139,7 +139,7 @@ def resolve_on(
     say: Say,
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """The locks of some stacks on one base as they would be made now, by path; nothing is written.
+    """Return new locks of some stacks on one base, by path, without writing them.
 
     Args:
         others: locks that were just made for other bases; wheels are locked once for all.

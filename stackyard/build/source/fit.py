@@ -79,9 +79,9 @@ def _unmet(text: str, held: Mapping[str, Setting], python: str, less: Iterable[s
 
 
 def own_rules(fixes: Iterable[Fix], package: str) -> list[dict[str, Any]]:
-    """A package's fixes as `apply_fixes.py` reads them, of both stages, for a tree of the user's.
+    """Return a package's fixes of both stages for a user's tree, as `apply_fixes.py` reads them.
 
-    Everything that fits fixes to a tree begins with these: a build, and a tree in nodes.
+    Builds and trees mounted in nodes both start from these.
     """
     mine = [fix for fix in fixes if same_package(fix.package, [package])]
     own = {canonicalize_name(package)}

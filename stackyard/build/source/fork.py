@@ -98,7 +98,7 @@ class Fork:
         )
 
     def _declared(self, package: str, image: ResolvedImage, locks: dict[str, str]) -> ResolvedWheel:
-        """A package that otherwise comes as a wheel; the lock of its build joins `locks`."""
+        """Resolve a package that otherwise comes as a wheel; add its build lock to `locks`."""
         path = lock.wheel_lock_path(package)
         text = self.definitions.locks.get(path, "")
         if lock.locked_inputs(text) != lock.wheel_inputs(self.definitions.wheels[package]):

@@ -1,4 +1,4 @@
-"""Declare what can be typed: one frozen request a command, whose fields are its options.
+"""Declare what can be typed: one frozen request per command, whose fields are its options.
 
-It must import nothing but the decorator's parts: every command line reads all of it.
+It must import nothing but the decorator's parts, since every command imports all of it.
 """

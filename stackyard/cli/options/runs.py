@@ -122,7 +122,7 @@ class RunRequest(JobRequest):
 
     @property
     def mesh(self) -> UpRequest:
-        """Return the mesh that it runs in, where none is up."""
+        """Return the mesh to start where none is up."""
         return UpRequest(
             stack=self.stack, hosts=self.hosts, name=self.name, base=self.base, gpus=self.gpus,
             lease=self.lease, image=self.image, mount=self.mount,

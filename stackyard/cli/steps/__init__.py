@@ -1,4 +1,4 @@
-"""Take the steps of each command, from its request to what is shown of the result.
+"""Run the steps of each command, from its request to the output.
 
-Each module is imported by its command alone, when that runs.
+Only a command imports its module, when it runs.
 """

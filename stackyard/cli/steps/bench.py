@@ -1,7 +1,6 @@
-"""`invoke bench`: from what was typed to a table on the terminal and a report.
+"""Run `invoke bench`, from its arguments to a table on the terminal and a report.
 
-Owns what a bench's arguments mean and what is printed of it. Playing it is
-`validate.bench.play`'s.
+Owns the meaning of a bench's arguments, and its output. `validate.bench.play` runs the trainings.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from stackyard.validate.gpu_run import GpuPlan, GpuRun
 
 CPU_RANKS = 2
 ROUNDS = 2
-# Columns of words; those of numbers stand to the right.
+# Columns of words, aligned left; numbers are aligned right.
 LEFT = ("side", "ratio", f"of all after {START}")
 
 
@@ -121,7 +120,7 @@ def _bench_one(
     if gpu_plan is not None:
         gpu = gpu_run.start_run(gpu_plan, run_name, env.get("LD_LIBRARY_PATH", ""))
     beside = play.files(project.root, name)
-    facts = held.facts()  # at the end there may be no engine to ask
+    facts = held.facts()  # read now: the engine may be gone at the end
 
     def written(seen: Seen) -> dict[str, Any]:
         value = bench_report(
@@ -154,7 +153,7 @@ def _bench_one(
             watcher=_watcher(name, plan, terminal, kept.append),
         )
     except (KeyboardInterrupt, SystemExit, StackyardError) as error:
-        if kept:  # what took minutes of GPUs is not thrown away
+        if kept:  # keep measurements that took minutes of GPUs
             done, wanted = len(kept[-1].played), len(plan.turns())
             why = error.what if isinstance(error, StackyardError) else "interrupted"
             broken = f"{why} after {done} of {wanted} trainings"
@@ -186,7 +185,7 @@ def _watcher(
     beside: dict[tuple[str, int], dict[int, float]] = {}
 
     def loss(turn: Turn, step: int, value: float) -> None:
-        # Trainings at the same time are shown as one: where the slowest is, with their mean loss.
+        # Concurrent trainings are shown as one: the slowest's step, with their mean loss.
         there = beside.setdefault((turn.name, step), {})
         there[turn.group] = value
         if len(there) == turn.groups:
@@ -207,7 +206,7 @@ def _called(turn: Turn) -> str:
 
 
 def results(group: Sequence[Played], plan: BenchPlan) -> list[str]:
-    """What trainings at the same time came to: a line for all, and one for each that failed."""
+    """Return the result lines of concurrent trainings: one for all, and one for each failure."""
     first, unit, warm = group[0].turn, plan.bench.unit, plan.size.warm
     failed = [played for played in group if played.training.failed]
     if failed:

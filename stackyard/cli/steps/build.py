@@ -1,6 +1,6 @@
-"""`invoke build`: stacks as their definitions say.
+"""Run `invoke build` for stacks as their definitions state.
 
-Owns what is shown of it; building is `build.builder`'s.
+Owns the output; `build.builder` builds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stackyard.system.engine import Engine
 
 
 def build(terminal: Terminal, asked: BuildRequest) -> Answer:
-    """Build the stacks that were asked for; what is current stays."""
+    """Build the stacks that were asked for; current images stay."""
     project = load_project()
     base = asked.base or base_of_smoke()
     chosen = decide(project, asked.stack, base)
@@ -31,7 +31,7 @@ def build(terminal: Terminal, asked: BuildRequest) -> Answer:
 
 
 def base_of_smoke() -> str:
-    """Return the base of a smoke on the same line: a build before it makes that image."""
+    """Return the base of a smoke on the same line, so that the build makes its image."""
     on_cpu = parser.on_this_line("smoke", "gpus") == 0
     return parser.on_this_line("smoke", "base") or ("cpu" if on_cpu else "")
 

@@ -1,7 +1,7 @@
-"""`invoke export`, and `run`, `status`, `logs`, `stop` with `--on`: runs on Slurm and Kubernetes.
+"""Run `invoke export`, and `run`, `status`, `logs`, `stop` with `--on` for Slurm and Kubernetes.
 
-Owns what is shown of them, what becomes of them when the command is interrupted, and exit codes.
-Which job it is, `cluster_job` decides; `cluster_engine` does the rest.
+Owns the output, the handling of interrupts, and exit codes. `schedulers.request` decides
+which job a command means; `schedulers.client` does the rest.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Lines:
-    """The lines of a job as they come: shown, and the last of them kept."""
+    """Show the lines of a job as they come, and keep the last of them."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self.kept: deque[dict[str, str]] = deque(maxlen=KEPT)
 
     def __call__(self, node: str, text: str) -> None:
-        """Take one line of a node."""
+        """Show and keep one line of a node."""
         self.kept.append({"node": node, "text": text})
         self._terminal.text(f"{node} | {text}" if node else text)
 
     @property
     def tail(self) -> str:
-        """What was said last, without who said it."""
+        """Return the last lines, without the names of nodes."""
         return "\n".join(line["text"] for line in self.kept)
 
 
 def arguments_of(
     asked: RunRequest | ExportRequest, engine: str, *, others: Mapping[str, object] | None = None
 ) -> ClusterArguments:
-    """Return a request as jobs for clusters are made of it."""
+    """Convert a request to the arguments of a cluster's job."""
     return ClusterArguments(
         engine=engine, stack=asked.stack, nodes=asked.nodes or 0, per_node=asked.per_node,
         gpus=asked.gpus, base=asked.base, image=asked.image, site=asked.site, name=asked.name,
@@ -66,7 +66,7 @@ def arguments_of(
 
 
 def only_on_hosts(asked: RunRequest) -> dict[str, object]:
-    """Return the options that make no sense on a cluster, by flag; true where given."""
+    """Return the options that apply to hosts only, by flag; the value is true where given."""
     return {
         "--hosts": asked.hosts,
         "--include": asked.include,
@@ -79,7 +79,7 @@ def only_on_hosts(asked: RunRequest) -> dict[str, object]:
 
 
 def export(terminal: Terminal, asked: ExportRequest) -> Answer:
-    """`invoke export ENGINE STACK`: the files of a job, and what to type with them."""
+    """Run `invoke export ENGINE STACK`: write a job's files, and print what to type there."""
     given = arguments_of(asked, asked.engine)
     made = make_cluster_job(load_project(), given, away=True)
     folder = Path(asked.out or made.job.name).resolve()
@@ -99,7 +99,7 @@ def _job_value(engine: str, job: Job) -> dict[str, Any]:
 
 
 def run(terminal: Terminal, asked: RunRequest) -> Answer:
-    """`invoke run STACK --on ENGINE`: submitted and followed to its end."""
+    """Run `invoke run STACK --on ENGINE`: submit a job and follow it to its end."""
     given = arguments_of(asked, asked.on, others=only_on_hosts(asked))
     made = make_cluster_job(load_project(), given, away=False)
     for note in made.notes:
@@ -181,7 +181,7 @@ def _sentence(state: State) -> str:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let signals wait: a job whose number is not known yet could not be ended."""
+    """Delay signals while a job's number is unknown, since it could not be ended yet."""
     came: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
@@ -198,7 +198,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def status(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """`invoke status --on ENGINE --job JOB`."""
+    """Run `invoke status --on ENGINE --job JOB`."""
     state = _cluster(asked.on, asked.site, asked.job).state(asked.job)
     terminal.text(_sentence(state))
     for line in state.parts:
@@ -207,7 +207,7 @@ def status(terminal: Terminal, asked: RunningRequest) -> Answer:
 
 
 def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
-    """`invoke logs --on ENGINE --job JOB [--follow]`."""
+    """Run `invoke logs --on ENGINE --job JOB [--follow]`."""
     lines = Lines(terminal)
     state = _cluster(asked.on, asked.site, asked.job).logs(asked.job, lines, follow=asked.follow)
     if asked.follow:
@@ -216,7 +216,7 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
 
 
 def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """`invoke stop --on ENGINE --job JOB`."""
+    """Run `invoke stop --on ENGINE --job JOB`."""
     state = _cluster(asked.on, asked.site, asked.job).cancel(asked.job)
     terminal.text(_sentence(state))
     return {"on": asked.on, **asdict(state)}, 0

@@ -1,7 +1,7 @@
-"""`invoke compare` and `invoke smoke --against`: one comparison, of records or of a run just made.
+"""Run `invoke compare` and `invoke smoke --against`: compare two records, or a record and a run.
 
-Owns what is printed and the exit codes: 0 the same training, 1 curves part or the resume broke, 2 a
-report that cannot be compared, 3 nothing that both have. The verdict is `report.comparison`'s.
+Owns the output and the exit codes: 0 the same training, 1 curves differ or the resume broke, 2 a
+report that cannot be compared, 3 nothing that both have. `report.comparison` gives the verdict.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stackyard.system.errors import UsageError
 
 
 def compare(terminal: Terminal, before: str, after: str) -> Answer:
-    """`invoke compare REPORT REPORT`: the earlier one first."""
+    """Run `invoke compare REPORT REPORT`, with the earlier report first."""
     old = read_report(Path(before))
     new = read_report(Path(after), stack=old["stack"])
     value = comparison.compare(old, new)
@@ -29,7 +29,7 @@ def compare(terminal: Terminal, before: str, after: str) -> Answer:
 
 
 def show(value: dict[str, Any], terminal: Terminal) -> None:
-    """A comparison on the terminal."""
+    """Print a comparison."""
     terminal.table(tables.comparison_table(value))
     for line in comparison_view.comparison_lines(value):
         terminal.text(f"{value['after']['stack']}: {line}")
@@ -38,10 +38,10 @@ def show(value: dict[str, Any], terminal: Terminal) -> None:
 def earlier_reports(
     against: str, project: Project, stacks: Sequence[str], base: str, gpus: int
 ) -> dict[str, dict[str, Any]]:
-    """The records that `--against` names, by stack; none where it was not given.
+    """Return the records that `--against` names, by stack; none where it was not given.
 
     Raises:
-        UsageError: one cannot be used, or is of one stack where several are to be smoked.
+        UsageError: a record cannot be used, or is of one stack while several will be smoked.
     """
     if not against:
         return {}
@@ -76,7 +76,7 @@ def hold_against(
     reports: Sequence[dict[str, Any]],
     terminal: Terminal,
 ) -> int:
-    """Compare each report with its earlier one, write that into it, show it; the exit code."""
+    """Compare reports with earlier ones; write and show the results; return the exit code."""
     codes = [0]
     for value in reports:
         if value["stack"] in earlier:

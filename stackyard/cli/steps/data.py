@@ -1,7 +1,6 @@
-"""`invoke data`: from what was typed to a folder that the stack's own training reads.
+"""Run `invoke data`, from its arguments to a folder that the stack's own training reads.
 
-Owns what the arguments mean together and what is printed. Making the data is
-`data.encoding`'s.
+Owns the meaning of the arguments, and the output. `data.encoding` makes the data.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from stackyard.system.errors import UsageError
 
 
 def data(terminal: Terminal, typed: DataRequest) -> Answer:
-    """`invoke data STACK --input FILE --out FOLDER [...]`."""
+    """Run `invoke data STACK --input FILE --out FOLDER [...]`."""
     project = load_project()
     if typed.stack not in dataset.STACKS:
         what = f"there is no form of data for a stack {typed.stack!r}"
@@ -52,10 +51,10 @@ def data(terminal: Terminal, typed: DataRequest) -> Answer:
 
 
 def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
-    """What was typed, as one request.
+    """Check the arguments and return them as one request, with the folder to write.
 
     Raises:
-        UsageError: something is missing or does not fit.
+        UsageError: an argument is missing or does not fit.
     """
     if not typed.input or not typed.out:
         missing = "--input" if not typed.input else "--out"
@@ -95,13 +94,13 @@ def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
 
 
 def _usual_key(inputs: Mapping[str, list[str]]) -> str:
-    """`text`, where all files are named as JSON lines."""
+    """Return `text` if all files are named as JSON lines, else an empty key."""
     names = [name for found in inputs.values() for name in found]
     return "text" if all(".jsonl" in Path(name).suffixes for name in names) else ""
 
 
 def _places(inputs: Mapping[str, list[str]]) -> dict[str, str]:
-    """Where each file is in the container; one that has several names is there once."""
+    """Return each name's path in the container; names of one file share a path."""
     by_file: dict[str, str] = {}
     found = {}
     for name in (name for names in inputs.values() for name in names):

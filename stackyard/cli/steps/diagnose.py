@@ -1,6 +1,6 @@
-"""`invoke diagnose`, and what other commands say of the failures that they recognise.
+"""Run `invoke diagnose`, and print the known failures that other commands recognise.
 
-Owns the words; patterns are `images/failures/`, matching is `validate.diagnose`'s.
+Owns the output. The patterns are in `images/failures/`; `validate.diagnose` matches them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stackyard.validate.diagnose import diagnosis_text, diagnosis_value
 
 
 def diagnose(terminal: Terminal, file: str) -> Answer:
-    """Say which known failures a log shows; exit code 1 when nothing was recognised."""
+    """Print the known failures that a log shows; exit code 1 when it shows none."""
     found = recognised(ROOT, _read_log(file))
     show(found["diagnoses"], terminal.text)
     if not found["diagnoses"]:
@@ -33,7 +33,7 @@ def recognised(root: Path, text: str) -> dict[str, Any]:
     """Return the known failures recognised in a text, and how many are known.
 
     Raises:
-        DefinitionError: their definitions are wrong.
+        DefinitionError: the failures' definitions are invalid.
     """
     failures = load_failures(root)
     found = [diagnosis_value(diagnosis) for diagnosis in diagnoses_of(text, failures.values())]
@@ -41,7 +41,7 @@ def recognised(root: Path, text: str) -> dict[str, Any]:
 
 
 def show(found: Iterable[Mapping[str, Any]], say: Callable[[str], None]) -> None:
-    """Say each recognised failure with its cause and remedy."""
+    """Print each recognised failure with its cause and remedy."""
     for value in found:
         say(diagnosis_text(value))
 

@@ -1,6 +1,6 @@
-"""`invoke doctor`: read this machine and say what a run would meet.
+"""Run `invoke doctor`: read this machine's state and print the problems that a run would have.
 
-Owns the reading and the printing; what is right and wrong is `gpu.doctor`'s.
+Owns the reading and the printing; `gpu.doctor` judges.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stackyard.system.errors import StackyardError
 
 
 def examine(terminal: Terminal) -> Answer:
-    """`invoke doctor`; exit code 1 when something is wrong."""
+    """Run `invoke doctor`; exit code 1 when something is wrong."""
     project = load_project(locks_required=False)
     bases = project.definitions.bases
     default = bases.get(project.default_base)
@@ -37,10 +37,10 @@ def examine(terminal: Terminal) -> Answer:
 
 
 def read_machine(needed: int) -> Machine:
-    """Everything that `doctor` looks at; what cannot be read is told, not raised.
+    """Read all that `doctor` judges; an error while reading is recorded, not raised.
 
     Args:
-        needed: bytes that a first build on the default base takes.
+        needed: disk space in bytes for a first build on the default base.
     """
     found: dict[str, Any] = {}
     info: dict[str, object] = {}

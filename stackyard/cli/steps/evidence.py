@@ -1,7 +1,7 @@
-"""`invoke evidence`: from what was typed to what is shown.
+"""Run `invoke evidence`, from its arguments to the output.
 
-Owns what its arguments mean: look at a file, sign it, attach it to a standing release. What a
-signature counts for is `report.vouch`'s, what evidence counts for `release.verify`'s.
+Owns the meaning of its arguments: verify a file, sign it, attach it to an existing release.
+`report.vouch` judges signatures; `release.verify` judges evidence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stackyard.system.errors import RegistryError, ReleaseError
 
 
 def show(terminal: Terminal, given: EvidenceRequest) -> Answer:
-    """`invoke evidence FILE [--sign [--key FILE]] [--add --to REGISTRY/NAME [--release NAME]]`."""
+    """Run `invoke evidence FILE [--sign [--key F]] [--add --to REGISTRY/NAME [--release NAME]]`."""
     signed = sign(given, terminal) if given.sign else ""
     signers = find_signers(given.signers)
     if given.add:
@@ -39,10 +39,10 @@ def show(terminal: Terminal, given: EvidenceRequest) -> Answer:
 
 
 def sign(given: EvidenceRequest, terminal: Terminal) -> str:
-    """Sign a file in its place; return the line of the key.
+    """Sign a file in place; return the key's line for allowed signers.
 
     Raises:
-        ReleaseError: it is no evidence, or the key cannot be used.
+        ReleaseError: the file is no evidence, or the key cannot be used.
         UsageError: there is no such file or key.
     """
     path = Path(given.file)
@@ -60,10 +60,10 @@ def sign(given: EvidenceRequest, terminal: Terminal) -> str:
 
 
 def look(given: EvidenceRequest, signers: Path, terminal: Terminal) -> Vouched:
-    """Verify a file and say what it shows.
+    """Verify a file and print what it shows.
 
     Raises:
-        ReleaseError: it is not to be believed, or did not pass.
+        ReleaseError: the evidence cannot be verified, or did not pass.
         UsageError: there is no such file, or no list of signers.
     """
     found = vouch.verified(vouch.read_file(Path(given.file)), given.file, signers)
@@ -75,11 +75,10 @@ def look(given: EvidenceRequest, signers: Path, terminal: Terminal) -> Vouched:
 def add(
     given: EvidenceRequest, registry: Registry, signers: Path, terminal: Terminal
 ) -> dict[str, Any]:
-    """Attach a file to a standing release, when it is of its image.
+    """Attach a file to an existing release, if it is evidence of the release's image.
 
     Raises:
-        ReleaseError: the release or the evidence is not to be believed, or they are not of one
-            image.
+        ReleaseError: the release or the evidence cannot be verified, or their images differ.
         RegistryError: the registry does not answer, or did not keep it.
         UsageError: there is no such file, release or list of signers.
     """

@@ -1,6 +1,6 @@
-"""`invoke run STACK --examples` and `--write FOLDER`: which trainings there are, and a copy of one.
+"""Run `invoke run STACK --examples` and `--write FOLDER`: list trainings, or write a copy of one.
 
-Owns what their arguments mean and what is shown. What is in a copy is `mesh.example_copy`'s.
+Owns the meaning of their arguments, and the output. `mesh.example_copy` makes the files of a copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stackyard.system.errors import UsageError
 
 
 def repeated(given: RunRequest) -> dict[str, str]:
-    """Return the options of the command that the copy's own is to have, by flag."""
+    """Return the options to repeat in the copy's own command, by flag."""
     return {
         "--gpus": "0" if given.gpus == 0 else "",
         "--base": given.base,
@@ -64,7 +64,7 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
 
 
 def list_examples(terminal: Terminal, stack: str) -> Answer:
-    """`invoke run STACK --examples`: what there is, on how many ranks, and from which note."""
+    """Run `invoke run STACK --examples`: list examples with their ranks and notes."""
     project = load_project()
     name = decide(project, stack).stack
     names = example_names(project.root, name)
@@ -99,7 +99,7 @@ def _value(example: Example) -> dict[str, Any]:
 
 
 def write_example(terminal: Terminal, given: RunRequest) -> Answer:
-    """`invoke run STACK --example NAME --write FOLDER`: a copy to edit, for the user's hosts."""
+    """Run `invoke run STACK --example NAME --write FOLDER`: write a copy for the user to edit."""
     unfit = [flag for flag, value in unfit_of(given).items() if value]
     if unfit or not given.example:
         why = ", ".join(unfit) or "no example is named"
@@ -136,10 +136,10 @@ def write_example(terminal: Terminal, given: RunRequest) -> Answer:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder of files: whole, or not at all.
+    """Write a folder of files, whole or not at all.
 
     Raises:
-        UsageError: something of that name is there, or it cannot be made.
+        UsageError: the path exists, or the folder cannot be made.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", hint="another name, or remove it first")

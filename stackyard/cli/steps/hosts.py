@@ -1,7 +1,7 @@
-"""`invoke status`, `logs`, `sync`, `stop`, `down`, `doctor --hosts`: what is done to runs.
+"""Run `invoke status`, `logs`, `sync`, `stop`, `down` and `doctor --hosts`.
 
-Owns which hosts and which run a command means. Starting runs is `cli_fleet`'s; steps are
-`mesh.runs`', drawing is `cli.run_view`'s.
+Owns finding the hosts and the run that a command means. `cli.steps.run` starts runs, `mesh.runs`
+takes the steps, `cli.run_view` draws.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HOSTS_FILE = "hosts.yml"
 
 
 def load_fleet(given: str) -> Fleet:
-    """The hosts of an inventory: a file, names by comma, or `ssh:PATTERN` of ~/.ssh/config.
+    """Load hosts from a file, names by comma, or `ssh:PATTERN` of ~/.ssh/config.
 
     Raises:
-        UsageError: there is none.
-        DefinitionError: it is wrong.
+        UsageError: no inventory was named or found.
+        DefinitionError: the inventory is invalid.
     """
     name = given or HOSTS_FILE
     if name.startswith("ssh:"):
@@ -64,7 +64,7 @@ def load_fleet(given: str) -> Fleet:
 
 
 def status(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """`invoke status`: every run on the hosts, and what runs in it."""
+    """Run `invoke status`: show every run on the hosts, and its job."""
     with reached(load_fleet(asked.hosts)) as hosts:
         there, silent = standing.find(hosts.links)
         rows = [row(r, _state(hosts, r)) for n, r in there.items() if asked.name in ("", n)]
@@ -91,13 +91,13 @@ def _state(hosts: Reached, run: Standing) -> Mapping[str, Any]:
 
 
 def plan_value(plan: StandingPlan) -> dict[str, Any]:
-    """A plan as it is shown to programs."""
+    """Return a plan as JSON."""
     value: dict[str, Any] = json.loads(plan.text())
     return value
 
 
 def row(run: Standing, state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A run as a line of the table; `state` is its supervisor's answer."""
+    """Return a run as a row of the table; `state` is its supervisor's answer."""
     jobs: Sequence[Mapping[str, Any]] = (state or {}).get("jobs", [])
     return {
         "run": run.plan.run,
@@ -115,7 +115,7 @@ def row(run: Standing, state: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
-    """`invoke logs`: what a job's ranks and launcher said, and with `--follow` what they say."""
+    """Run `invoke logs`: print a job's output so far, and with `--follow` until it ends."""
     with reached(load_fleet(asked.hosts)) as hosts:
         run_ = _only_run(hosts, asked.name)
         talk = standing.connect(hosts.links, run_)
@@ -137,7 +137,7 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
 
 
 def _replay(talk: Talk, job: str, view: RunView) -> Ended:
-    """What has been said so far."""
+    """Show the output so far."""
     size = int(talk.ask("follow", "following", job=job, **{"from": 0})["size"])
     for event in talk.events(10.0) if size else ():
         if event["event"] == "log":
@@ -164,7 +164,7 @@ def _only_run(hosts: Reached, name: str) -> Standing:
 
 
 def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
-    """`invoke sync SOURCE... --to FOLDER`, or `--back PATH --to DIR`."""
+    """Run `invoke sync SOURCE... --to FOLDER`, or `--back PATH --to DIR`."""
     sources = [asked.source, *asked.more]
     if not asked.to or (asked.back and len(sources) != 1):
         raise UsageError("say what to copy and where", hint="invoke sync code --to /code, or"
@@ -191,7 +191,7 @@ def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
 
 
 def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """`invoke stop`: end what runs in a mesh, and leave the mesh."""
+    """Run `invoke stop`: end the job in a mesh, and keep the mesh."""
     with reached(load_fleet(asked.hosts)) as hosts:
         run_ = _only_run(hosts, asked.name)
         talk = standing.connect(hosts.links, run_)
@@ -208,7 +208,7 @@ def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
 
 
 def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Answer:
-    """`invoke down`: remove a run, or with `--all` every run on the hosts."""
+    """Run `invoke down`: remove a run, or with `--all` every run on the hosts."""
     with reached(load_fleet(hosts_)) as hosts:
         there, _ = standing.find(hosts.links)
         chosen = list(there.values()) if everything else [_only_run(hosts, name)]
@@ -225,7 +225,7 @@ def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Ans
 
 
 def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
-    """`invoke doctor --hosts FILE`: every host in one table."""
+    """Run `invoke doctor --hosts FILE`: show every host in one table."""
     project = load_project(locks_required=False)
     fleet = load_fleet(asked.hosts)
     chosen = decide(

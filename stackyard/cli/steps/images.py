@@ -1,6 +1,6 @@
-"""`invoke list`, `show`, `render`, `base`, `bundle` and `engine`: from a request to what is shown.
+"""Run `invoke list`, `show`, `render`, `base`, `bundle` and `engine`.
 
-Owns the order of the project's steps for each. What only one of them needs is imported by it.
+Owns the order of the steps of each. A module that only one of them needs is imported there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Say = Callable[[str, str], None]
 
 
 def list_all(project: Project, engine: Engine | None) -> dict[str, Any]:
-    """Stacks and bases, with what the engine holds (if one answers) and the last smoke said."""
+    """Return stacks and bases, with each one's image (if an engine answers) and last smoke."""
     rows = []
     for stack in sorted(project.definitions.stacks.values(), key=lambda s: s.name):
         for base in sorted(project.definitions.bases.values(), key=lambda b: b.name):
@@ -66,7 +66,7 @@ def _row(project: Project, engine: Engine | None, stack: str, base: str) -> dict
 
 
 def load_report(root: Path, stack: str, base: str, kind: str) -> dict[str, Any] | None:
-    """The last report of that kind; None when there is none."""
+    """Return the last report of that kind; None when there is none."""
     path = root / records.path_of(stack, base, kind, "json")
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def load_report(root: Path, stack: str, base: str, kind: str) -> dict[str, Any] 
 
 
 def show_value(project: Project, stack: str, base: str) -> dict[str, Any]:
-    """Everything about one stack on one base: every value and where it came from."""
+    """Return every value of one stack on one base, with its origin."""
     image = catalog.resolve(project.definitions, stack, base)
 
     def table(values: Mapping[str, catalog.Setting]) -> dict[str, dict[str, str]]:
@@ -104,7 +104,7 @@ def show_value(project: Project, stack: str, base: str) -> dict[str, Any]:
 
 
 def render_files(project: Project, stack: str, *, check: bool) -> list[str]:
-    """Write (or with `check` compare) every rendered file; the paths that differ."""
+    """Write (or with `check` compare) rendered files; return the paths that differ."""
 
     files: dict[str, str] = {}
     for name in project.stacks(stack):
@@ -120,11 +120,11 @@ def _read(path: Path) -> str | None:
 
 
 def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str, Any]:
-    """Make (or pull) a base unless the engine holds it as it would be made now.
+    """Make (or pull) a base unless the engine's own is current.
 
     Raises:
-        NothingToRunOn: it cannot be pulled here.
-        EngineError: there is no room for it.
+        NothingToRunOn: this machine cannot pull the base.
+        EngineError: the disk space is too small.
     """
     from stackyard.build import base_host, base_image, buildkit, host, mirrors
     from stackyard.build.builder import cannot_have
@@ -161,7 +161,7 @@ def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str
 def make_bundle(
     project: Project, stack: str, base_name: str, out: Path, say: Say
 ) -> dict[str, Any]:
-    """Fetch what stacks on a base are built from and pack it; what the bundle holds.
+    """Fetch and pack the inputs of builds on a base; return the bundle's contents.
 
     Raises:
         UsageError: a stack has no lock on the base, the base cannot be built offline, or there is
@@ -196,7 +196,7 @@ def make_bundle(
 
 
 def list_images(terminal: Terminal) -> Answer:
-    """`invoke list`."""
+    """Run `invoke list`."""
     with contextlib.ExitStack() as stack:
         held = _engine_or_none(stack)
         found = list_all(load_project(locks_required=False), held)
@@ -219,7 +219,7 @@ def _engine_or_none(stack: contextlib.ExitStack) -> Engine | None:
 
 
 def show(terminal: Terminal, stack: str, base: str) -> Answer:
-    """`invoke show STACK`."""
+    """Run `invoke show STACK`."""
     project = load_project(locks_required=False)
     chosen = decide(project, stack, base)
     found = show_value(project, chosen.stack, chosen.base.name)
@@ -230,7 +230,7 @@ def show(terminal: Terminal, stack: str, base: str) -> Answer:
 
 
 def render(terminal: Terminal, stack: str, *, check: bool) -> Answer:
-    """`invoke render [--check]`."""
+    """Run `invoke render [--check]`."""
     changed = render_files(load_project(locks_required=False), stack, check=check)
     for path in changed:
         terminal.text(f"{'differs' if check else 'written'}: {path}")
@@ -242,7 +242,7 @@ def render(terminal: Terminal, stack: str, *, check: bool) -> Answer:
 
 
 def base(terminal: Terminal, name: str) -> Answer:
-    """`invoke base NAME`."""
+    """Run `invoke base NAME`."""
     project = load_project()
     catalog.choose("base", name, project.definitions.bases)
     with Engine() as held:
@@ -253,7 +253,7 @@ def base(terminal: Terminal, name: str) -> Answer:
 
 
 def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
-    """`invoke bundle [STACK] --base BASE`."""
+    """Run `invoke bundle [STACK] --base BASE`."""
     project = load_project()
     chosen = decide(project, asked.stack, asked.base).base.name
     path = Path(asked.out or f"stackyard-{chosen}.bundle.tar")
@@ -265,7 +265,7 @@ def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
 
 
 def engine(terminal: Terminal) -> Answer:
-    """`invoke engine`: find, install or start a container engine."""
+    """Run `invoke engine`: find, install or start a container engine."""
     from stackyard.build import host
 
     host.ensure_engine(lambda text: terminal.say("engine", text))

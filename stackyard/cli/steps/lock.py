@@ -1,7 +1,7 @@
-"""`invoke lock` and `invoke outdated`: what was typed to what is printed and written.
+"""Run `invoke lock` and `invoke outdated`, from their arguments to the output.
 
-Owns the words on the terminal and the exit codes; the steps are `build.locks.locking`'s and
-`build.locks.outdated`'s.
+Owns the words on the terminal and the exit codes. `build.locks.locking` and
+`build.locks.outdated` take the steps.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from stackyard.system.files import replace_texts
 
 
 def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
-    """`invoke lock [STACK] [--base B] [--check]`: locks, then the files that depend on them.
+    """Run `invoke lock [STACK] [--base B] [--check]`: write locks, then files that need them.
 
-    Exit code 1 with `--check` when something would change; nothing is written then.
+    `--check` writes nothing; its exit code is 1 when something would change.
     """
     project = load_project(locks_required=False)
     made = locking.resolve_all(project, stack, base, terminal.say)
@@ -44,7 +44,7 @@ def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
 
 
 def outdated(terminal: Terminal, stack: str, base: str) -> Answer:
-    """`invoke outdated [STACK] [--base B]`: exit code 1 when a newer release is there."""
+    """Run `invoke outdated [STACK] [--base B]`; exit code 1 when a newer release exists."""
     project = load_project()
     chosen = decide(project, stack, base or _locked_base(project, stack))
     found = upstream.outdated(project, stack, chosen.base.name, terminal.say)
@@ -63,7 +63,7 @@ def outdated(terminal: Terminal, stack: str, base: str) -> Answer:
 
 
 def _locked_base(project: Project, stack: str) -> str:
-    """The base that is asked about unless told otherwise: one that is made here."""
+    """Return the default base of a query: the first that is made here, else a locked one."""
     bases = project.definitions.bases
     made_here = [name for name, base in sorted(bases.items()) if base.bootstrap is not None]
     return (made_here or locking.locked_bases(project, stack) or [project.default_base])[0]

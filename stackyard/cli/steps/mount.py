@@ -1,7 +1,6 @@
-"""`--mount` of `invoke up` and `invoke run`: from what was typed to a view in every node.
+"""Apply `--mount` of `invoke up` and `invoke run`, from its arguments to a view in every node.
 
-Owns what is asked of the nodes before a job, and what is told of it. Where trees go is
-`mesh.mounts`'.
+Owns the requests to nodes before a job, and their output. `mesh.mounts` decides the paths of trees.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ Say = Callable[[str], None]
 
 
 def parse_all(project: Project, stack: str, texts: Sequence[str], fleet: Fleet) -> list[Mount]:
-    """Every `--mount` of a command.
+    """Parse every `--mount` of a command.
 
     Raises:
-        UsageError: one is not understood.
+        UsageError: one cannot be parsed.
     """
     found = project.definitions.stacks[stack]
     main = next(iter(found.packages))
@@ -57,11 +56,11 @@ def lay(
     despite: Sequence[str],
     say: Say,
 ) -> Job:
-    """Lay every tree over its package in all nodes; the job that will use them.
+    """Lay every tree over its package in all nodes; return the job that will use them.
 
     Raises:
-        UsageError: a fix does not fit a tree, or is to be left out and is none of a tree's.
-        MeshError: a tree is not the same on all nodes, or not there.
+        UsageError: a fix does not fit a tree, or `despite` names a fix of no tree's package.
+        MeshError: a tree is missing, or differs between nodes.
     """
     if not mounts:
         if despite:
@@ -98,7 +97,7 @@ def lay(
 
 
 def _fixes(project: Project, hosts: Reached, run: Standing, node: str) -> list[Fix]:
-    """The fixes that the run's image has."""
+    """Return the fixes in the run's image."""
     info = hosts.links[run.plan.node(node).host].engine.image(run.plan.image)
     image = catalog.resolve(project.definitions, run.plan.stack, run.plan.base)
     fork = fork_of(project.definitions, info.labels) if info else None
@@ -108,7 +107,7 @@ def _fixes(project: Project, hosts: Reached, run: Standing, node: str) -> list[F
 def _ask(
     hosts: Reached, run: Standing, nodes: tuple[str, ...], mount: Mount, folder: str
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Have every node lay a tree; their answers, by host and node."""
+    """Have every node lay a tree; return the answers by host and node."""
     words = ["python3", f"{folder}/own/own_code.py", mount.package, mount.place, f"{folder}/view",
              f"{folder}/own/{mount.package}.json"]  # fmt: skip
 
@@ -138,10 +137,10 @@ def _judge(
     despite: Sequence[str],
     say: Say,
 ) -> str:
-    """What is recorded of a tree; tells what became of the fixes.
+    """Print each fix's result on a tree; return the record of the tree.
 
     Raises:
-        StackyardError: it is not the same everywhere, not there, or does not fit.
+        StackyardError: the tree is missing, differs between nodes, or does not fit.
     """
     for node, answer in said.items():
         if "unfit" in answer:

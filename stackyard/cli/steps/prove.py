@@ -1,6 +1,6 @@
-"""`invoke prove`: from what was typed to one line a proof, a table, and a report.
+"""Run `invoke prove`, from its arguments to one line per proof, a table, and a report.
 
-Owns what its arguments mean and what is printed. Playing proofs is `validate.prove.play`'s.
+Owns the meaning of its arguments, and the output. `validate.prove.play` runs the proofs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
 def prove_all(
     project: Project, stack: str, fix: str, base: str, terminal: Terminal, *, record_them: bool
 ) -> tuple[dict[str, Any], int]:
-    """Prove everything of the stacks named; the answer of the command, and its exit code.
+    """Prove all fixes and limits of some stacks; return the command's result and exit code.
 
     Raises:
-        UsageError: nothing of that name, or a fix or limit that applies nowhere any more.
+        UsageError: no fix has that name, or a fix or limit no longer applies anywhere.
     """
     definitions = project.definitions
     plan.require_known(definitions, fix)
@@ -193,7 +193,7 @@ def _record(
 
 
 def recorded(project: Project, base: str) -> dict[str, Any]:
-    """The proofs that were recorded on a base; empty when there are none."""
+    """Return the proofs recorded on a base; empty when there are none."""
     path = project.root / recorded_path(base)
     if not path.is_file():
         return {}
@@ -206,7 +206,7 @@ def recorded(project: Project, base: str) -> dict[str, Any]:
 
 
 def replace_record(project: Project, base: str, found: Mapping[str, Any]) -> list[str]:
-    """Write recorded proofs and the page that shows them; the paths that changed."""
+    """Write recorded proofs and their page; return the paths that changed."""
     files = {recorded_path(base): text(found)}
     if base == BASE:
         files[PAGE] = render_page(project.definitions, found)

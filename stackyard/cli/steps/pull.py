@@ -1,6 +1,6 @@
-"""`invoke pull` and `invoke prune`: from what was typed to what is shown.
+"""Run `invoke pull` and `invoke prune`, from their arguments to the output.
 
-Owns what their arguments mean. Steps are `release.pull`'s and `release.prune`'s.
+Owns the meaning of their arguments. `release.pull` and `release.prune` take the steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VIAS = ("hosts", "registry")
 
 
 def pull(terminal: Terminal, given: PullRequest) -> Answer:
-    """`invoke pull STACK`: a release onto all hosts, or onto this machine where there are none."""
+    """Run `invoke pull STACK`: pull a release onto all hosts, or onto this machine without any."""
     project = load_project()
     chosen = decide(project, given.stack, given.base)
     name, base = chosen.stack, chosen.base.name
@@ -79,7 +79,7 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
 def _pull_here(
     registry: Registry, found: Verified, given: PullRequest, terminal: Terminal
 ) -> tuple[Any, int]:
-    """Onto this machine's engine, by digest."""
+    """Pull the release into this machine's engine, by digest."""
     entry, place = found.release, str(registry.repository)
     started = time.monotonic()
     with Engine() as engine:
@@ -93,18 +93,18 @@ def _pull_here(
 
 
 def _tags(engine: Engine, place: str) -> list[str]:
-    """The tags of a repository that an engine holds."""
+    """Return the tags of a repository that an engine holds."""
     names = [name for image in engine.held_images() for name in image.tags]
     return [name.removeprefix(f"{place}:") for name in names if name.startswith(f"{place}:")]
 
 
 def _require_no_way_back(held: Mapping[str, list[str]], name: str) -> None:
-    """See that the newest release is not older than what somebody holds.
+    """Check that no engine holds a later release than the registry's newest.
 
-    Whoever may write to a registry can move a tag back to an older release: its signature is good.
+    A user who may push can move a tag back to an older release, whose signature is still valid.
 
     Raises:
-        ReleaseError: it is.
+        ReleaseError: an engine does.
     """
     for who, tags in held.items():
         later = later_revision(name, tags)
@@ -117,7 +117,7 @@ def _require_no_way_back(held: Mapping[str, list[str]], name: str) -> None:
 
 
 def _take(engine: Engine, reference: str, found: Verified, place: str) -> None:
-    """Have an engine pull by digest; see that it is the image, and name it."""
+    """Have an engine pull by digest, check the image, and tag it."""
     entry = found.release
     image = engine.pull(reference)
     held = engine.image(entry.image_id)
@@ -165,7 +165,7 @@ def _pull_hosts(
 
 
 def prune(terminal: Terminal, hosts_: str, keep: int, *, dry: bool) -> Answer:
-    """`invoke prune`: old releases off all hosts."""
+    """Run `invoke prune`: remove old releases from all hosts."""
     with reached(load_fleet(hosts_)) as hosts:
         found, failed = pruning.prune(hosts.links, keep, really=not dry)
     for host, images in sorted(found.items()):
@@ -184,7 +184,7 @@ def prune(terminal: Terminal, hosts_: str, keep: int, *, dry: bool) -> Answer:
 def _each_pulls(
     registry: Registry, found: Verified, hosts: Reached, given: PullRequest, terminal: Terminal
 ) -> dict[str, Progress]:
-    """Every host pulls by itself, from the registry or a mirror of it (which is warmed first)."""
+    """Have every host pull by itself, from the registry or a mirror, which is warmed first."""
     entry, place = found.release, str(registry.repository)
     origin = f"{given.mirror}/{registry.repository.name}" if given.mirror else place
     progress = {name: Progress() for name in hosts.links}

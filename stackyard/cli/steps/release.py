@@ -1,6 +1,6 @@
-"""`invoke publish`, `releases`, `bundle --images`: from what was typed to what is shown.
+"""Run `invoke publish`, `releases` and `bundle --images`, from their arguments to the output.
 
-Owns what their arguments mean. Steps are `release.publish`'s, `verify`'s and `airgap`'s.
+Owns the meaning of their arguments. `release.publish`, `verify` and `airgap` take the steps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SIGNERS = "allowed_signers"
 
 
 def open_registry(project: Project, given: str, flag: str) -> Registry:
-    """The repository that was named, or the project's, with our login.
+    """Open the given repository, or the project's, with the user's login.
 
     Raises:
-        UsageError: none was named.
+        UsageError: neither names one.
     """
     text = given or project.registry
     if not text:
@@ -53,7 +53,7 @@ def open_registry(project: Project, given: str, flag: str) -> Registry:
 
 
 def publish(terminal: Terminal, given: PublishRequest) -> Answer:
-    """`invoke publish STACK --to REGISTRY/NAME [--evidence FILE ...] [--image TAG_OR_ID]`."""
+    """Run `invoke publish STACK --to REGISTRY/NAME [--evidence F ...] [--image TAG_OR_ID]`."""
     project = load_project()
     chosen = decide(project, given.stack, given.base)
     name, base_name = chosen.stack, chosen.base.name
@@ -70,7 +70,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
             project, engine, name, base_name, unproven=given.unproven, tag=given.image,
             vouched=vouched, without_gpus=given.without_gpu_evidence,
         )  # fmt: skip
-        registry.tags()  # whether we may, before the work
+        registry.tags()  # fails early without access
         store = Spool(cache_folder(os.environ))
         read = candidate.read(project, engine, store, found, say)
         candidate.require_saved(vouched, read.saved)
@@ -104,12 +104,12 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
 
 
 def signer_name() -> str:
-    """Return what this user's key is called in the line that is printed of it."""
+    """Return the name of this user's key in its printed line."""
     return f"{os.environ.get('USER') or 'publisher'}@{os.uname().nodename}"
 
 
 def find_signers(given: str) -> Path:
-    """The allowed-signers file: the given one, the project's, or the user's own."""
+    """Return the allowed-signers file: the given one, the project's, or the user's own."""
     if given:
         return Path(given)
     own = Path.home() / ".config" / "stackyard" / SIGNERS
@@ -117,7 +117,7 @@ def find_signers(given: str) -> Path:
 
 
 def releases(terminal: Terminal, from_: str, signers: str) -> Answer:
-    """`invoke releases --from REGISTRY/NAME`: what there is, and whether it can be believed."""
+    """Run `invoke releases --from REGISTRY/NAME`: list releases, and verify each."""
     project = load_project()
     allowed = find_signers(signers)
     rows = []
@@ -153,7 +153,7 @@ def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
 
 
 def seen_value(registry: Registry, found: verify.Verified, signers: Path) -> dict[str, Any]:
-    """Return on which hardware a release was seen and by whose key, as JSON."""
+    """Return the evidence of a release as JSON: what it needs, and what was verified."""
     beside = verify.evidence_beside(registry, found, signers)
     return {
         "needs_gpus": found.release.needs_gpus,
@@ -163,7 +163,7 @@ def seen_value(registry: Registry, found: verify.Verified, signers: Path) -> dic
 
 
 def carry(terminal: Terminal, given: BundleRequest) -> Answer:
-    """`invoke bundle STACK --images`: releases as a folder for a site without a network."""
+    """Run `invoke bundle STACK --images`: write releases for a site without a network."""
     project = load_project()
     chosen = decide(project, given.stack, given.base)
     folder = Path(given.out or "stackyard-images")

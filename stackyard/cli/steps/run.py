@@ -1,7 +1,6 @@
-"""`invoke up` and `invoke run` on hosts: from what was typed to what is shown.
+"""Run `invoke up` and `invoke run` on hosts, from their arguments to the output.
 
-Owns what their arguments mean. Steps are `mesh.runs`', drawing is
-`cli.run_view`'s.
+Owns the meaning of their arguments. `mesh.runs` takes the steps, `cli.run_view` draws.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from stackyard.system.errors import UsageError
 
 
 def work_of(asked: JobRequest) -> Work:
-    """Return what is to run, as jobs are made of it."""
+    """Return the work that a job is made of."""
     return Work(
         example=asked.example, words=asked.words, launcher=asked.launcher, settings=asked.set,
         save=asked.save, folder=asked.folder,
@@ -44,7 +43,7 @@ def work_of(asked: JobRequest) -> Work:
 
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
-    """`invoke up STACK`."""
+    """Run `invoke up STACK`."""
     project = load_project()
     fleet = load_fleet(arguments.hosts)
     wanted = wanted_of(project, arguments, fleet)
@@ -61,10 +60,10 @@ def up(terminal: Terminal, arguments: UpRequest) -> Answer:
 
 
 def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
-    """What a mesh of this stack asks of its hosts.
+    """Return the requirements of a mesh of this stack on its hosts.
 
     Raises:
-        UsageError: there is no such stack or base, or the name cannot be one.
+        UsageError: there is no such stack or base, or the run's name is invalid.
     """
     typed = f"invoke up {arguments.stack}"
     chosen = decide(
@@ -92,7 +91,7 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
 
 
 def run(terminal: Terminal, wanted: RunRequest) -> Answer:
-    """`invoke run STACK --example NAME` or `-- COMMAND`."""
+    """Run `invoke run STACK --example NAME` or `-- COMMAND`."""
     project = load_project()
     fleet = load_fleet(wanted.hosts)
     asked = wanted_of(project, wanted.mesh, fleet)
@@ -107,7 +106,7 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
 
 
 def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunRequest, hosts: Reached) -> None:
-    """See that a mesh that is up is of this stack, and that one is up where it is needed."""
+    """Check that a running mesh is of this stack, and that one is up where it is needed."""
     if mesh is not None:
         again = f"invoke up {asked.stack} --name {asked.run}"
         require_there(asked.mounts, mesh.plan.mounts, asked.run, f"{again} --mount ...")
@@ -140,7 +139,7 @@ def _attempts(
     wanted: RunRequest,
     terminal: Terminal,
 ) -> Ended:
-    """Run; and while nodes are lost and restarts are left, again on the nodes that are left."""
+    """Run the job; after a loss of nodes, restart it on the others while restarts are left."""
     lost = set[str]()
     for attempt in range(wanted.restarts + 1):
         mesh = up_already
@@ -171,7 +170,7 @@ def _attempts(
 def make_job(
     plan: StandingPlan, example: Example | None, wanted: RunRequest, nodes: int, per_node: int
 ) -> Job:
-    """What is to run in a mesh, from an example or from the user's own command.
+    """Make a mesh's job from an example or from the user's own command.
 
     Raises:
         UsageError: the example does not fit.
@@ -217,7 +216,7 @@ def _run(
     follower = None
     try:
         if not wanted.detach:
-            talk.send("attach")  # a mesh of our own hears of us from here on
+            talk.send("attach")  # the lease of a new mesh now needs beats of this command
         job = mount.lay(
             project, hosts, mesh, job, selection.nodes, together(asked.mounts, plan.mounts),
             wanted.despite, terminal.note,
@@ -244,12 +243,12 @@ def _run(
 
 
 def fused_warnings(job: Event) -> list[str]:
-    """Return a warning for each fused part that is on and does not run; old images tell of none."""
+    """Return a warning for each fused part that is on but does not run; old images list none."""
     said = {int(rank): found.get("fused", {}) for rank, found in job.get("ranks", {}).items()}
     try:
         return fused.warnings({rank: fused.read_parts(parts) for rank, parts in said.items()})
     except (KeyError, TypeError, AttributeError):
-        return []  # the training is over: what a rank wrote does not fail it now
+        return []  # a rank's wrong file does not fail a finished training
 
 
 def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:

@@ -1,6 +1,6 @@
-"""`invoke smoke`: from what was typed to verdicts on the terminal.
+"""Run `invoke smoke`, from its arguments to verdicts on the terminal.
 
-Owns what a smoke's arguments mean and what is printed of it. Running it is `report.smokes`'.
+Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
 
 
 def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int:
-    """Return the containers of a run: 2 on CPU ranks; on GPUs one, unless told otherwise.
+    """Return a run's number of containers: 2 on CPU ranks; on GPUs 1 unless given.
 
     Raises:
-        UsageError: the numbers fit no smoke; says what to type.
+        UsageError: the numbers fit no smoke.
     """
     if gpus == 0:
         if nodes_ not in (None, 2):
@@ -88,10 +88,10 @@ def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int
 
 
 def require_smokes(project: Project, names: list[str], device: str) -> None:
-    """See that each stack has a smoke on ranks of this device.
+    """Check that each stack has a smoke on ranks of this device.
 
     Raises:
-        UsageError: one has none.
+        UsageError: a stack has none.
     """
     for name in names:
         if project.definitions.stacks[name].smoke_on(device) is None:

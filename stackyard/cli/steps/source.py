@@ -1,7 +1,7 @@
-"""`invoke build --source`, and images named by `--image`: from what was typed to what is shown.
+"""Run `invoke build --source`, from its arguments to the output.
 
-Owns what these arguments mean. Trees are `build.source.reading`'s, whether they fit
-`build.source.fit`'s, what an image becomes `build.source.fork`'s.
+Owns the meaning of these arguments. `build.source.reading` reads trees, `build.source.fit` checks
+them, `build.source.fork` changes the image's plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _APPLY = INSIDE / "apply_fixes.py"
 
 
 def typed_again(given: BuildRequest) -> str:
-    """Return the command as it could be typed again, without its tag."""
+    """Return the command to type again, without its tag."""
     words = [f"--source {shown(text)}" for text in given.source]
     words += [f"--despite {name}" for name in given.despite]
     based = [f"--base {given.base}"] if given.base else []
@@ -44,10 +44,10 @@ def typed_again(given: BuildRequest) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Sources that were read and looked at.
+    """Hold sources that were read and checked.
 
     Attributes:
-        repaired: fixes that each tree has already, by package.
+        repaired: fixes that each tree contains already, by package.
     """
 
     fork: Fork
@@ -56,7 +56,7 @@ class Prepared:
 
 
 def build(terminal: Terminal, given: BuildRequest) -> Answer:
-    """`invoke build STACK --source [PACKAGE=]PATH_OR_GIT[@REV]`."""
+    """Run `invoke build STACK --source [PACKAGE=]PATH_OR_GIT[@REV]`."""
     project = load_project()
     require_one(given)
     chosen = decide(project, given.stack, given.base or base_of_smoke())
@@ -74,7 +74,7 @@ def build(terminal: Terminal, given: BuildRequest) -> Answer:
 
 
 def require_one(given: BuildRequest) -> None:
-    """See that sources go with one stack, and that what only they have is not given without.
+    """Check that sources come with one stack, and that their options come with a source.
 
     Raises:
         UsageError: they do not.
@@ -90,10 +90,10 @@ def require_one(given: BuildRequest) -> None:
 
 
 def prepare(project: Project, given: BuildRequest, terminal: Terminal) -> Prepared:
-    """Read the sources and see that they fit, as far as that shows before a build.
+    """Read the sources and check that they fit, as far as possible before a build.
 
     Raises:
-        UsageError: one is not there, is not the package's, or does not fit.
+        UsageError: a source is missing, is of another package, or does not fit.
     """
     known = fork.buildable(project.definitions, given.stack)
     image = catalog.resolve(project.definitions, given.stack, given.base)
@@ -128,15 +128,15 @@ def prepare(project: Project, given: BuildRequest, terminal: Terminal) -> Prepar
 
 
 def all_fixes(image: ResolvedImage) -> list[Fix]:
-    """Every fix that a build of an image applies."""
+    """Return every fix that a build of an image applies."""
     return [*image.fixes, *(fix for wheel in image.wheels for fix in wheel.fixes)]
 
 
 def check_fixes(fixes: Sequence[Fix], package: str, tree: Tree, typed: str) -> list[str]:
-    """See that a package's fixes fit its tree, where the tree can tell; those it has already.
+    """Check that a package's fixes fit its tree; return those that it contains already.
 
     Raises:
-        UsageError: with every one that does not fit.
+        UsageError: lists every fix that does not fit.
     """
     rules, _ = fit.fix_rules(fixes, package, tree)
     with cleanup.folder("fit") as folder:
@@ -159,7 +159,7 @@ def check_fixes(fixes: Sequence[Fix], package: str, tree: Tree, typed: str) -> l
 
 
 def explained(error: BuildError, prepared: Prepared, given: BuildRequest) -> Exception:
-    """A build's failure, in the words of what a user's tree can do about it."""
+    """Convert a build's failure to an error that names the user's remedy in the tree."""
     package = prepared.fork.sources[0].package
     wrong = fit.conflict(
         error.why, all_fixes(prepared.image), f"your {package}", typed_again(given)
