@@ -191,7 +191,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Fix(Recorded):
-    """One recorded repair."""
+    """Hold one recorded repair."""
 
     remedy: Remedy
     places: tuple[Place, ...] = ()

@@ -131,12 +131,12 @@ def apply_all(fixes: list[dict[str, Any]], stage: str, root: Path) -> list[dict[
 
 
 def answer(fix: dict[str, Any], file: str, outcome: str) -> dict[str, str]:
-    """What became of one file of a fix."""
+    """Return the outcome of a fix in one file."""
     return {"fix": fix["id"], "file": file, "outcome": outcome}
 
 
 def lines(answers: list[dict[str, str]]) -> str:
-    """Answers as they are written: one JSON object a line."""
+    """Return answers as text, one JSON object a line."""
     return "\n".join(json.dumps(one) for one in answers)
 
 

@@ -1,4 +1,4 @@
-"""The record of a bench: one JSON object (docs/bench.md), and its page.
+"""Make the record of a bench, one JSON object (docs/bench.md), and its page.
 
 Owns the schema. Pure: the clock, the image and the machine are arguments.
 """
@@ -51,13 +51,13 @@ def bench_report(
     gpus: Mapping[str, Any],
     failures: Iterable[Failure],
 ) -> dict[str, Any]:
-    """The record of one bench.
+    """Return the record of one bench.
 
     Args:
         started: UTC time in ISO 8601.
         seconds: wall time of the bench, without the build.
         gpus: driver, settings and devices; empty on CPU ranks.
-        failures: the known ones, to recognise in trainings that failed.
+        failures: known failures, to recognise in trainings that failed.
     """
     peak, no_mfu = flops.find_peak(seen.devices, peaks)
     size = plan.size
@@ -132,7 +132,7 @@ def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> dict[str, Any]:
 
 
 def _start(first: float | None, tenth: float | None) -> dict[str, float | None]:
-    """Seconds from the launch to the end of an update, by its number."""
+    """Return seconds from the launch to the end of an update, by its number."""
     return {"1": _rounded(first, 2), str(START): _rounded(tenth, 2)}
 
 
@@ -169,7 +169,7 @@ def _pause(training: Training) -> dict[str, Any] | None:
 
 
 def render_page(value: Mapping[str, Any]) -> str:
-    """The page of one bench."""
+    """Return the page of one bench."""
     values: dict[str, object] = {
         "report": value,
         "headings": headings(value),
@@ -185,7 +185,7 @@ def render_page(value: Mapping[str, Any]) -> str:
 def curves(
     value: Mapping[str, Any], kind: str = "losses", after: int = 0
 ) -> dict[str, list[tuple[int, float]]]:
-    """Points by side, of its first training on the most ranks: the losses, or the speeds."""
+    """Return losses or speeds as points, by side, of its first training on the most ranks."""
     most = max(value["counts"])
     return {
         f"{run['side']} on {run['ranks']}": [
@@ -199,7 +199,7 @@ def curves(
 
 
 def rows(value: Mapping[str, Any]) -> list[list[str]]:
-    """The results as text, under `headings`."""
+    """Return the results as text, under `headings`."""
     return [
         [
             entry["side"],
@@ -227,7 +227,7 @@ def _text(number: float | None, form: str) -> str:
 
 
 def headings(value: Mapping[str, Any]) -> list[str]:
-    """Headings of the columns of `rows`."""
+    """Return the headings of the columns of `rows`."""
     return [
         "side",
         "ranks",

@@ -1,7 +1,7 @@
-"""Two smokes of one stack, an earlier and a later one: the same training still, and what moved?
+"""Compare two smokes of one stack, an earlier and a later one: losses, resume, speed, packages.
 
-Owns when loss curves part, what counts as a broken resume, when two speeds may be held against each
-other, and which packages are suspects. Pure: it sees two records (docs/report.md) and nothing else.
+Owns when loss curves part, what counts as a broken resume, when two speeds may be compared, and
+which packages are suspects. Pure: it sees only the two records (docs/report.md).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from stackyard.validate.checks import FAILED, NOT_RUN, PASSED
 from stackyard.validate.trainings import gaps, largest_gap
 
 Report = Mapping[str, Any]
-# A layout this much slower or faster is pointed out. It fails nothing: CPU ranks share their cores.
+# A layout this much slower or faster is reported. It fails nothing: CPU ranks share their cores.
 SPEED_MARGIN = 0.1
-# What makes two machines the same kind, for speeds.
+# Speeds are compared only between machines that agree in these.
 _KIND = ("cpus", "architecture", "memory_gib", "smokes_at_once")
 _RESUME = "resume_equal"
 
 
 def compare(before: Report, after: Report) -> dict[str, Any]:
-    """Everything that can be held against each other, judged; ready for JSON.
+    """Compare and judge two records; return the result, ready for JSON.
 
     `outcome` is `failed` when a curve parts or the resume broke, `not run` when no layout was
     trained in both, else `passed`. The tolerance is the later report's own (its check `parity`).
@@ -66,7 +66,7 @@ def _said(report: Report) -> dict[str, Any]:
 
 
 def tolerance_of(report: Report, curve: str) -> float:
-    """The most that two losses of a layout may differ: what the report's own `parity` expected."""
+    """Return how far two losses of a layout may differ, as the report's `parity` expected."""
     expected = _check(report, "parity").get("expected") or {}
     layout = curve.partition(",")[0]
     match expected.get(layout, expected.get("largest_difference")):
@@ -120,7 +120,7 @@ def _curve(name: str, before: Report, after: Report) -> dict[str, Any]:
 
 
 def _updates(report: Report) -> int:
-    """The last judged update; a training that is killed goes on past it, as long as it happens."""
+    """Return the last judged update; a training that is killed goes on past it for a while."""
     expected = _check(report, "parity").get("expected") or {}
     found = expected.get("updates", 0)
     return found if isinstance(found, int) else 0
@@ -174,7 +174,7 @@ def _speeds(before: Report, after: Report) -> dict[str, Any]:
 
 
 def _rates(report: Report) -> dict[str, float]:
-    """Updates per second by layout, and on GPUs tokens per second of GPT-2 small."""
+    """Return updates per second by layout, and on GPUs tokens per second of GPT-2 small."""
     found = {
         name: float(speed["updates_s"])
         for name, speed in report.get("speeds", {}).items()
@@ -193,7 +193,7 @@ def _speed_word(ratio: float) -> str:
 
 
 def _other_machine(before: Report, after: Report) -> str:
-    """Why speeds may not be held against each other; empty where the machines are of one kind."""
+    """Return why speeds may not be compared; empty if the machines are of one kind."""
     old, new = _machine(before), _machine(after)
     other = [f"{key} {old.get(key)} and {new.get(key)}" for key in new if old.get(key) != new[key]]
     return f"not the same kind of machine: {', '.join(other)}" if other else ""
@@ -207,7 +207,7 @@ def _machine(report: Report) -> dict[str, Any]:
     return {**kind, "nodes": len(report["nodes"])}
 
 
-# What moved
+# Changes
 
 
 def _size(before: Report, after: Report) -> dict[str, int]:
@@ -216,7 +216,7 @@ def _size(before: Report, after: Report) -> dict[str, int]:
 
 
 def _packages(before: Report, after: Report) -> dict[str, Any]:
-    """Packages that moved between the images: as found in both, else as both were locked."""
+    """Return the packages that moved between the images, as found in both, else as locked."""
     found = [report["image"].get("installed") for report in (before, after)]
     if all(found):
         kinds = {
@@ -225,7 +225,7 @@ def _packages(before: Report, after: Report) -> dict[str, Any]:
         }
         return {"from": "installed", "why": "", **kinds}
     which = [w for w, f in (("earlier", found[0]), ("later", found[1])) if not f]
-    # What a base brings by itself is locked without a version: nothing is known of it.
+    # A base's own packages are locked without a version: nothing is known of them.
     locked = [report["image"].get("packages", {}) for report in (before, after)]
     unknown = {name for packages in locked for name, version in packages.items() if not version}
     old, new = ({n: v for n, v in one.items() if n not in unknown} for one in locked)
@@ -239,14 +239,14 @@ def _packages(before: Report, after: Report) -> dict[str, Any]:
 
 
 def _which(lacking: Sequence[str]) -> str:
-    """The start of a sentence about reports that lack something."""
+    """Return the start of a sentence about reports that lack something."""
     if len(lacking) == 1:
         return f"the {lacking[0]} report does not tell"
     return "the reports do not tell"
 
 
 def moves(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, Any]:
-    """Which names came and went, and which versions moved which way."""
+    """Return the names that were added or removed, and the versions that moved, with direction."""
     both = [name for name in sorted(new) if name in old and old[name] != new[name]]
     return {
         "added": {name: new[name] for name in sorted(set(new) - set(old))},
@@ -259,7 +259,7 @@ def moves(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _changed(before: Report, after: Report) -> list[str]:
-    """What else is not as it was: base, fixes, recipe, commands, machine."""
+    """Return what else changed: base, fixes, recipe, commands, machine."""
     found = []
     if before["base"] != after["base"]:
         found.append(f"the base: {before['base']} before, {after['base']} now")
@@ -279,13 +279,13 @@ def _changed(before: Report, after: Report) -> list[str]:
 
 
 def _suspects(packages: Mapping[str, Any], changed: Sequence[str]) -> list[str]:
-    """What may be why, the likeliest first: Python packages, then everything else that moved."""
+    """Return possible causes, the likeliest first: Python packages, then all else that moved."""
     found = [line for kind in ("python", "debian") for line in move_lines(packages[kind])]
     return [*found, *changed]
 
 
 def move_lines(found: Mapping[str, Any] | None) -> list[str]:
-    """Moves in words, one a package."""
+    """Return moves in words, one per package."""
     if not found:
         return []
     return [

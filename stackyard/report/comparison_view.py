@@ -1,6 +1,6 @@
-"""A comparison of two smokes for people: rows and lines, for a terminal and for the page.
+"""Turn a comparison of two smokes into rows and lines, for a terminal and for the page.
 
-Owns the words; the verdict is `report.comparison`'s. It must not print.
+Owns the words; `report.comparison` owns the verdict. It must not print.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SHOWN = 12
 
 
 def curve_rows(value: Mapping[str, Any]) -> list[dict[str, str]]:
-    """One row a layout: outcome, updates, largest difference, where it parts, speed."""
+    """Return one row per layout: outcome, updates, largest difference, where it parts, speed."""
     speeds = {row["layout"]: row for row in value["speeds"]["layouts"]}
     rows = []
     for curve in value["curves"]:
@@ -51,7 +51,7 @@ def _speed(row: Mapping[str, Any] | None) -> str:
 
 
 def comparison_lines(value: Mapping[str, Any]) -> list[str]:
-    """What is beside the curves: speed, size, packages, other changes, and who is suspected."""
+    """Return lines on speed, size, packages, other changes and suspects: all but the curves."""
     size, packages = value["size"], value["packages"]
     lines = []
     if value["speeds"]["why"]:

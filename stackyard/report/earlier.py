@@ -1,4 +1,4 @@
-"""An earlier smoke's record, read again to be held against a later one.
+"""Read an earlier smoke's record, to compare it with a later one.
 
 Owns finding the file and refusing what is no such record. It must not compare:
 `report.comparison` does.
@@ -17,7 +17,7 @@ from stackyard.report import records
 from stackyard.system.errors import UsageError, shown
 
 _WHERE = "reports/<stack>/<base>/smoke.json is what a smoke writes"
-# What a comparison reads, with the type that each must have.
+# Keys that a comparison reads, each with its type.
 _NEEDED = {
     "stack": str, "base": str, "outcome": str, "started": str, "run": str, "image": dict,
     "host": dict, "nodes": list, "checks": list, "curves": dict, "commands": dict,
@@ -28,14 +28,14 @@ _IMAGE = {"id": str, "recipe": str, "size_bytes": int, "fixes": list}
 def read_report(
     path: Path, *, stack: str = "", base: str = "", kind: str = "smoke"
 ) -> dict[str, Any]:
-    """A smoke's record.
+    """Read a smoke's record.
 
     Args:
         path: the file; or a folder laid out as `reports`, where `stack`, `base` and `kind` choose.
         stack: the stack that it must be of; empty for any.
 
     Raises:
-        UsageError: it is not there, not such a record, a newer one than is known here, or of
+        UsageError: it is missing, not such a record, of a newer schema than is known here, or of
             another stack.
     """
     if path.is_dir() and stack:
@@ -64,7 +64,7 @@ def read_report(
 
 
 def _problem(value: Any) -> str:
-    """Why a value is no record that can be compared; empty when it is one."""
+    """Return why a value is no record that can be compared; empty if it is one."""
     if not isinstance(value, dict):
         return "it is not an object"
     schema = str(value.get("schema", ""))

@@ -1,4 +1,4 @@
-"""Evidence: the record of a smoke or bench of one image, as an in-toto test result in an envelope.
+"""Write and read evidence: a record of a smoke or bench as an in-toto test result in an envelope.
 
 Owns the statement, the envelope (DSSE) and the rules by which evidence counts for an image
 (docs/evidence.md). Pure: it must not read files, sign or ask a registry; `report.vouch` does.
@@ -29,11 +29,11 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 EXTENSION = "https://stackyard.example/evidence/v1"
 SUFFIX = "intoto.jsonl"
 LONGEST = 4 * 2**20
-# Each costs two processes, before anybody is known to have signed.
+# Verifying each one costs two processes, before any signer is known.
 MOST_SIGNATURES = 16
 KINDS = ("smoke", "bench")
 RESULTS = {PASSED: "PASSED", NOT_RUN: "WARNED", FAILED: "FAILED"}
-# Checks of a smoke on GPUs that prove something only beside the bare host.
+# Checks of a smoke on GPUs that prove something only with a ratio to the bare host.
 COMPARED = ("bandwidth", "throughput")
 # Checks that every smoke on GPUs has, and one that stacks with fused kernels have.
 ALWAYS = ("transport", "memory")
@@ -89,7 +89,7 @@ class Evidence:
         outcome: as in the report.
         gpus: names of the GPUs that were trained on; none for CPU ranks.
         driver: the GPU driver's version.
-        ratios: what `bandwidth` and `throughput` made of the bare host, where they passed.
+        ratios: ratios to the bare host of `bandwidth` and `throughput`, where they passed.
         unmet: the checks that did not pass, each with its reason.
         report: the whole report: every check and figure.
     """
@@ -116,10 +116,10 @@ class Evidence:
 
     @property
     def on_gpus(self) -> bool:
-        """Return whether it shows that the image trains on GPUs.
+        """Return whether the evidence shows that the image trains on GPUs.
 
         Only a passed smoke does, with a ratio to the bare host: `bandwidth` and `throughput` prove
-        nothing without one. Transport, memory and, where there are some, fused kernels passed.
+        nothing without one. Transport, memory and any fused kernels must have passed, too.
         """
         smoke = self.kind == "smoke" and self.outcome == PASSED and bool(self.gpus)
         return smoke and set(self.ratios) == set(COMPARED) and not self.lacking
@@ -234,7 +234,7 @@ def _unreadable(name: str, error: Exception) -> ReleaseError:
 
 
 def read_evidence(envelope: Envelope, name: str) -> Evidence:
-    """Read an envelope's statement. It is believed only after its signature was verified.
+    """Read an envelope's statement; callers trust it only once its signature is verified.
 
     Raises:
         ReleaseError: it is no test result of one image, or it contradicts itself.
@@ -288,7 +288,7 @@ def _evidence(report: Mapping[str, Any], diff_ids: Sequence[Any]) -> Evidence:
 
 
 def _ratio(check: Mapping[str, Any]) -> float | None:
-    """Return a check's ratio to the bare host; None where it did not pass by one.
+    """Return a check's ratio to the bare host; None if it has none or did not pass.
 
     Raises:
         ValueError: it is not finite.
@@ -308,7 +308,7 @@ def require_signed(envelope: Envelope, name: str) -> None:
     """Require at least one signature.
 
     Raises:
-        ReleaseError: nobody did.
+        ReleaseError: there is none.
     """
     if not envelope.signatures:
         raise ReleaseError(
@@ -319,7 +319,7 @@ def require_signed(envelope: Envelope, name: str) -> None:
 
 
 def require_passed(found: Evidence, name: str) -> None:
-    """Check that everything in it passed.
+    """Require that every check of the evidence passed.
 
     Raises:
         ReleaseError: a check failed or was not run, or there is none.
@@ -342,7 +342,7 @@ def _again(found: Evidence, image_id: str = "") -> str:
 
 
 def require_image(found: Evidence, name: str, image_id: str, diff_ids: Sequence[str]) -> None:
-    """Check that it is of this very image.
+    """Require that the evidence is of this image.
 
     Raises:
         ReleaseError: it is of another one.
@@ -366,10 +366,10 @@ def require_image(found: Evidence, name: str, image_id: str, diff_ids: Sequence[
 def require_on_gpus(
     found: Sequence[Evidence], name: str, stack: str, base: str, *, without: bool
 ) -> None:
-    """Check that an image for GPUs was seen to train on some.
+    """Require evidence that an image for GPUs trains on GPUs.
 
     Args:
-        without: it is to be released all the same.
+        without: whether it may be released without such evidence.
 
     Raises:
         ReleaseError: no piece of evidence shows it.

@@ -1,4 +1,4 @@
-"""A report as one self-contained page: checks, phases, and the loss curves drawn.
+"""Render a report as one self-contained page: checks, phases, and the loss curves drawn.
 
 Owns the geometry of the drawing; the words come from the report, the look from the template.
 """
@@ -16,12 +16,12 @@ from stackyard.system import template
 
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 34
-# Okabe and Ito's palette: told apart by most colour-blind readers.
+# Okabe and Ito's palette: most colour-blind readers can distinguish its colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """The page of one smoke report."""
+    """Return the page of one smoke report."""
     curves = {name: _numbers(points) for name, points in report["curves"].items()}
     total = sum(phase["seconds"] for phase in report["phases"]) or 1.0
     values: dict[str, object] = {
@@ -64,7 +64,7 @@ def _in_words(value: Any) -> Any:
 
 
 def speeds(gpus: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What was measured of the GPUs, beside the bare host: one row each, as text."""
+    """Return rows of text with the GPUs' measurements beside the bare host's."""
     here, bare = gpus.get("measured", {}), gpus.get("bare", {})
     rows = []
     for size, entry in here.get("allreduce", {}).items():
@@ -96,7 +96,7 @@ def _numbers(points: Sequence[Sequence[Any]]) -> list[tuple[int, float]]:
 
 
 def chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, Any]:
-    """Coordinates of axes, ticks and lines, in the units of the drawing.
+    """Return coordinates of axes, ticks and lines, in the units of the drawing.
 
     Curves that lie on each other are the expected case: each is drawn thinner than the one
     before, so that all stay visible.

@@ -1,7 +1,7 @@
-"""The record of a proving: one JSON object an image (docs/fixes.md), and what is kept of it.
+"""Make the record of proofs, one JSON object per image (docs/fixes.md), and what is kept of it.
 
-Owns both schemas: the report of one command, and `images/<base>.proofs.json`, the last time each
-proof was recorded. Pure: the clock and the machine are arguments.
+Owns both schemas: the report of one command, and `images/<base>.proofs.json`, the last record of
+each proof. Pure: the clock and the machine are arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE = 300  # characters of a line that is kept
 
 
 def recorded_path(base: str) -> str:
-    """Where the recorded proofs of a base lie, from the project's root."""
+    """Return the path of a base's recorded proofs, from the project's root."""
     return f"images/{base}.proofs.json"
 
 
@@ -38,7 +38,7 @@ def prove_report(
     seconds: float,
     host: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The record of all proofs of one image.
+    """Return the record of all proofs of one image.
 
     Args:
         elsewhere: why declared fixes and limits have no proof on this base.
@@ -86,7 +86,7 @@ def _tail(output: str) -> str:
 
 
 def definition(definitions: Definitions, proof_id: str) -> Fix | Limit:
-    """The fix or limit of a proof."""
+    """Return the fix or limit of a proof."""
     name = proof_id.partition("#")[0]
     return definitions.fixes[name] if name in definitions.fixes else definitions.limits[name]
 
@@ -98,12 +98,12 @@ def record(
     *,
     whole: bool,
 ) -> dict[str, Any]:
-    """The recorded proofs with those of some reports in their place.
+    """Return the recorded proofs, updated with those of some reports.
 
     Args:
-        before: what was recorded so far.
+        before: the proofs recorded so far.
         played: images with their reports.
-        whole: every proof of these images was played: others of theirs are forgotten.
+        whole: whether every proof of these images ran; if so, their other records are dropped.
     """
     found = {stack: dict(proofs) for stack, proofs in before.items()}
     for image, value in played:
@@ -126,5 +126,5 @@ def record(
 
 
 def text(value: Mapping[str, Any]) -> str:
-    """A record as a file holds it."""
+    """Return a record as the text of its file."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

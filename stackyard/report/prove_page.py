@@ -1,6 +1,6 @@
-"""The ledger page: every fix and limit with its symptom, cause, remedy and recorded proof.
+"""Render the page of all fixes and limits: symptom, cause, remedy and recorded proof of each.
 
-Owns the text of `docs/fixes.md`. Pure: definitions and recorded proofs in, Markdown out.
+Owns the text of `docs/fixes.md`. Pure: it turns definitions and recorded proofs into Markdown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SPECIAL = re.compile(r"([\\*{}\[\]<>|#~$]|(?<!\w)_|_(?!\w))")
 
 
 def render_page(definitions: Definitions, recorded: Mapping[str, Any]) -> str:
-    """The page. `recorded` are proofs by stack and id, as `images/cpu.proofs.json` has them."""
+    """Return the page; `recorded` holds proofs by stack and id, as in `images/cpu.proofs.json`."""
     fixes = sorted(definitions.fixes.values(), key=lambda fix: (fix.package, fix.id))
     limits = sorted(definitions.limits.values(), key=lambda limit: (limit.package, limit.id))
     values: dict[str, object] = {
@@ -99,12 +99,12 @@ def _proofs(name: str, recorded: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def plain(text: str) -> str:
-    """One line of text that Markdown takes as it is."""
+    """Return text as one line, with Markdown's special characters escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """Text as code, in a table, too."""
+    """Return text as Markdown code that is valid in a table, too."""
     body = " ".join(text.split()).replace("|", "\\|")
     marks = "``" if "`" in body else "`"
     return f"{marks} {body} {marks}" if "`" in body else f"{marks}{body}{marks}"

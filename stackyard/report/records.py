@@ -1,4 +1,4 @@
-"""Reports: one JSON object a run, the record for machines; the page is made from it.
+"""Make the record of a run: one JSON object for machines, from which the page is made.
 
 Owns the schema (docs/report.md). Pure: the clock, the image and the machine are arguments.
 """
@@ -24,19 +24,19 @@ CPU_RANKS = "cpu-ranks"
 
 
 def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
-    """Where a report lies, from the project's root; the newest run replaces the one before."""
+    """Return a report's path, from the project's root; the newest run replaces the one before."""
     return f"reports/{stack}/{base}/{kind}.{suffix}"
 
 
 def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
-    """Where a record lies: one file for each placement of GPUs, `smoke` where there is one only.
+    """Return a record's path: one file per placement of GPUs, without suffix for `together`.
 
-    CPU ranks in an image for GPUs never take the place of a report of GPUs.
+    A report of CPU ranks in an image for GPUs never replaces a report of GPUs.
     """
     name = value.get("gpus", {}).get("placement", "together")
     name = CPU_RANKS if value.get("ranks") == "cpu" else name
     kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
-    # An image of users' own code has records of its own: the stack's would be lost.
+    # An image of users' own code has records of its own, so that it never replaces the stack's.
     short = "-".join(source["short"] for source in value["image"].get("sources", ()))
     kind = f"{kind}-src-{short}" if short else kind
     return path_of(value["stack"], value["base"], kind, suffix)
@@ -54,14 +54,14 @@ def smoke_report(
     build_seconds: float,
     failures: Iterable[Failure],
 ) -> dict[str, Any]:
-    """The record of one smoke.
+    """Return the record of one smoke.
 
     Args:
         started: UTC time in ISO 8601.
         seconds: wall time of the smoke, without the build.
         ranks: the device that was trained on, `cpu` or `cuda`.
-        build_seconds: wall time spent on having the image (near 0 when it was there).
-        failures: the known ones, to recognise in a smoke that did not pass.
+        build_seconds: wall time spent on building the image (near 0 if it existed).
+        failures: known failures, to recognise in a smoke that did not pass.
     """
     seen = outcome.observation
     return {
@@ -103,12 +103,12 @@ def smoke_report(
 
 
 def _installed(found: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """What was found in the image; nothing where nobody looked."""
+    """Return the versions found in the image; nothing if they were not read."""
     return {"installed": {kind: dict(found[kind]) for kind in found}} if found else {}
 
 
 def _gpus(seen: GpuObservation) -> dict[str, Any]:
-    """The GPUs of a run, how they are spread over containers, and what they were measured to do."""
+    """Return a run's GPUs, how they are spread over containers, and their measurements."""
     placement = seen.placement
     return {
         "placement": placement.name,
@@ -128,14 +128,14 @@ def _gpus(seen: GpuObservation) -> dict[str, Any]:
 
 
 def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, Any]]:
-    """Known failures in what trainings and checks said; nothing is looked for where all passed."""
+    """Return known failures in the output of trainings and checks; none if all passed."""
     if outcome.verdict == "passed":
         return []
     seen = outcome.observation
     texts = {
         name: training.tail
         for name, training in seen.everything.items()
-        if not training.killed  # what SIGKILL left of it was meant
+        if not training.killed  # SIGKILL ended it on purpose
     }
     # A check gives its reasons on one line: each is evidence by itself.
     texts |= {check.name: check.why.replace("; ", "\n") for check in outcome.checks if check.why}
@@ -143,7 +143,7 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
 
 
 def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
-    """What an image is, as data; `sources` and `despite` only where there are some."""
+    """Return an image as data; `sources` and `despite` only if there are any."""
     sources, despite = sources_of(info.labels), despite_of(info.labels)
     return {
         "id": info.id,
@@ -161,7 +161,7 @@ def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
 
 
 def check_value(check: Check) -> dict[str, Any]:
-    """A check as data; `why` only where there is something to say."""
+    """Return a check as data; `why` only if there is a reason."""
     value = {
         "name": check.name,
         "outcome": check.outcome,
@@ -172,7 +172,7 @@ def check_value(check: Check) -> dict[str, Any]:
 
 
 def figure(check: Mapping[str, Any]) -> str:
-    """The one figure of a check that says most; empty where nothing was measured."""
+    """Return a check's most important figure; empty if nothing was measured."""
     measured = check["measured"]
     read = _FIGURES.get(check["name"])
     if not measured or read is None:
@@ -242,7 +242,7 @@ def as_json(value: Any) -> Any:
 
 
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several reports as one answer of a command."""
+    """Return several reports as one answer of a command."""
     outcomes = {report["outcome"] for report in reports}
     outcome = next((o for o in ("failed", "not run") if o in outcomes), None)
     outcome = outcome or ("passed" if reports else "not run")

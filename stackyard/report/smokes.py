@@ -1,7 +1,7 @@
-"""Several smokes at the same time, and their records.
+"""Run several smokes at the same time, and write their records.
 
-Owns how many run at once, that all of them end when one command is interrupted, and the writing of
-reports. One smoke is `validate.smoke`'s.
+Owns how many run at once, that all of them end when the command is interrupted, and the writing of
+reports. `validate.smoke` runs each smoke.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stackyard.validate.gpu_run import GpuPlan
 
 
 def at_once(facts: Mapping[str, str], wanted: int) -> int:
-    """How many smokes a machine carries at the same time.
+    """Return how many smokes a machine can run at the same time.
 
     Starting a rank is single-threaded work with waits in between: one more smoke than cores keeps
     these busy. A smoke's ranks and launchers take up to 3 GiB.
@@ -44,13 +44,13 @@ def smoke_all(
     watchers: Sequence[smoke.Watcher],
     plan: GpuPlan | None = None,
 ) -> list[dict[str, Any]]:
-    """Smoke several images, some at the same time; their records, in the order given.
+    """Run the smokes of several images, some at the same time; return the records in order.
 
     Args:
         plan: the GPUs they run on, one smoke after another; None for CPU ranks.
 
     Raises:
-        StackyardError: the first one that came to no verdict, once every other one has ended.
+        StackyardError: the first that left a smoke without a verdict, once all others have ended.
     """
     facts = engine.facts()
     count = at_once(facts, len(images)) if plan is None else 1
@@ -80,7 +80,7 @@ def smoke_all(
                 watcher.stop.set()
                 job.cancel()
             for run in runs:
-                # What cannot be removed now its own smoke tries again, and then the warden.
+                # If removal fails here, the smoke itself tries again, and then the warden.
                 with contextlib.suppress(EngineError):
                     nodes.remove(engine, run)
             raise
@@ -98,7 +98,7 @@ def smoke_one(
     host: Mapping[str, str],
     plan: GpuPlan | None = None,
 ) -> dict[str, Any]:
-    """Smoke one image, write its reports and evidence, return the record."""
+    """Run the smoke of one image, write its reports and evidence, return the record."""
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
@@ -138,7 +138,7 @@ def smoke_one(
 
 
 def recorded_curve(root: Path, stack: str) -> dict[int, float]:
-    """Losses of a stack's reference layout as CPU ranks had them; empty when nobody recorded them.
+    """Return the losses of a stack's reference layout on CPU ranks; empty if none are recorded.
 
     `scripts/record-curve STACK` writes them from a passed smoke.
     """
@@ -150,7 +150,7 @@ def recorded_curve(root: Path, stack: str) -> dict[int, float]:
 
 
 def write_reports(root: Path, value: dict[str, Any]) -> None:
-    """The JSON record and the page, each written whole."""
+    """Write the JSON record and the page, each as a whole."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     files = {records.path_of_report(value, "json"): text}
     files[records.path_of_report(value, "html")] = page.render_page(value)

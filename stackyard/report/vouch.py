@@ -1,7 +1,7 @@
-"""Evidence as files and artifacts: written beside a report, signed, verified.
+"""Write evidence beside a report, sign it and verify it.
 
-Owns who vouches: whose key signs, and whose signature counts. What evidence says and what it
-counts for is `report.evidence`'s.
+Owns who vouches: whose key signs, and whose signature counts. `report.evidence` owns what evidence
+says and what it counts for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Vouched:
     """Hold a piece of evidence that somebody vouches for.
 
     Attributes:
-        name: of its file, or what it is called beside an image.
+        name: name of its file, or its name beside an image.
         signer: the names in the allowed-signers file of all who signed.
         data: the envelope, as it travels.
     """
@@ -35,7 +35,7 @@ class Vouched:
     data: bytes
 
     def value(self) -> dict[str, Any]:
-        """Return it as JSON, without the report."""
+        """Return the evidence as data for JSON, without the report."""
         found = self.evidence
         return {
             "kind": found.kind, "outcome": found.outcome, "hardware": found.hardware,
@@ -64,7 +64,7 @@ def sign(envelope: Envelope, key: Path, *, unattended: bool = False) -> Envelope
 def verified(data: bytes, name: str, signers: Path) -> Vouched:
     """Verify an envelope; return its evidence and accepted signers.
 
-    Others may have signed it, too: their signatures are passed over.
+    Signatures of others are ignored.
 
     Raises:
         ReleaseError: it is no evidence, is unsigned, or is signed by nobody who may.
@@ -111,12 +111,12 @@ def load(paths: Sequence[str], signers: Path, own: str) -> list[Vouched]:
     """Read and verify files of evidence.
 
     Args:
-        signers: whose signatures count; there need be no such file.
+        signers: file of those whose signatures count; it may be missing.
         own: the line of the publisher's own key, which counts, too.
 
     Raises:
-        UsageError: a file is not there.
-        ReleaseError: one is not to be believed.
+        UsageError: a file is missing.
+        ReleaseError: a file cannot be trusted.
     """
     if not paths:
         return []
@@ -133,7 +133,7 @@ def load(paths: Sequence[str], signers: Path, own: str) -> list[Vouched]:
 
 
 def words(found: Vouched) -> str:
-    """Say what was seen, where, and who vouches for it."""
+    """Describe a piece of evidence: its outcome, hardware, ratios and signers."""
     one = found.evidence
     ratios = ", ".join(f"{name} {ratio:.3f} of the bare host" for name, ratio in one.ratios.items())
     told = f" ({ratios})" if ratios else ""
@@ -142,15 +142,15 @@ def words(found: Vouched) -> str:
 
 
 def path_of(value: Mapping[str, Any]) -> str:
-    """Return where the evidence of a report lies: beside it."""
+    """Return the path of a report's evidence, which lies beside it."""
     return records.path_of_report(value, evidence.SUFFIX)
 
 
 def write(root: Path, value: Mapping[str, Any], diff_ids: Sequence[str], home: Path) -> None:
     """Write the evidence of a report beside it, signed where a key is at hand.
 
-    A run that took minutes of GPUs is not lost for a key: without one that signs by itself the
-    evidence is unsigned, and somebody who saw the run signs it later.
+    A missing key must not lose a run that took minutes of GPUs: without a key that
+    signs by itself the evidence is unsigned, and a user who saw the run can sign it later.
 
     Args:
         home: where ssh keys are looked for, as `invoke publish` does.
@@ -170,7 +170,7 @@ def save(path: Path, envelope: Envelope) -> None:
 
 
 def told(root: Path, value: Mapping[str, Any]) -> str:
-    """Say where the evidence of a report lies, and what it still needs."""
+    """Say where the evidence of a report lies, and who signed it or how to sign it."""
     path = path_of(value)
     signatures = evidence.read_envelope(read_file(root / path), path).signatures
     if not signatures:

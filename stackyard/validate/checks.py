@@ -1,4 +1,7 @@
-"""A named check and its outcome. Values only; what is checked is `judge`'s and `judge_gpu`'s."""
+"""Define a named check and its outcome.
+
+Values only: it must not know what is checked; `judge`, `judge_gpu` and `judge_mesh` do.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One named check.
+    """Hold one named check and its outcome.
 
     Attributes:
-        measured: plain data; numbers are numbers, also those that JSON lacks, and what they are of
-            is in their names (`left_bytes`, `busbw_gb_s`).
+        measured: plain data; numbers stay numbers, also those that JSON lacks, and their keys name
+            the unit (`left_bytes`, `busbw_gb_s`).
         expected: the same; bounds are `at_most` and `at_least`.
     """
 
@@ -27,17 +30,17 @@ class Check:
 
 
 def at_most(limit: float) -> dict[str, float]:
-    """Return an upper bound, as `expected` has it."""
+    """Return an upper bound for `expected`."""
     return {"at_most": limit}
 
 
 def at_least(limit: float) -> dict[str, float]:
-    """Return a lower bound, as `expected` has it."""
+    """Return a lower bound for `expected`."""
     return {"at_least": limit}
 
 
 def check(name: str, measured: Any, expected: Any, wrong: Sequence[str]) -> Check:
-    """A check that was made: failed for the reasons in `wrong`, passed where there are none."""
+    """Return a check that was made: failed for the reasons in `wrong`, passed without any."""
     return Check(
         name=name,
         outcome=FAILED if wrong else PASSED,
@@ -53,7 +56,10 @@ def not_run(name: str, expected: Any, why: str, measured: Any = None) -> Check:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """`failed` when any check failed, `not run` when any was not run, else `passed`."""
+    """Return `failed` if any check failed, `not run` if any was not run, else `passed`.
+
+    No checks at all are `not run`.
+    """
     outcomes = {check.outcome for check in checks}
     for outcome in (FAILED, NOT_RUN):
         if outcome in outcomes:

@@ -1,7 +1,7 @@
-"""Known failures recognised in what a training or a build printed.
+"""Recognise known failures in the output of a training or a build.
 
-Owns the order of what was found: a cause before what follows from it, the earliest first. Pure;
-what can be recognised is data (`images/failures/`).
+Owns the order of the results: a cause before its consequences, the earliest first. Pure; the
+failures that it recognises are data (`images/failures/`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _Line = tuple[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """A failure that was recognised.
+    """Describe a failure that was recognised.
 
     Attributes:
-        evidence: the line that gave it away, cut where it is very long.
+        evidence: the line that shows it, cut where it is very long.
         line: that line's number in its text, from 1.
-        where: which text it was found in.
+        where: name of the text that it was found in.
     """
 
     failure: Failure
@@ -37,15 +37,15 @@ class Diagnosis:
 
 
 def diagnose(text: str, failures: Iterable[Failure]) -> tuple[Diagnosis, ...]:
-    """What is recognised in one text: causes first, a few at most."""
+    """Return the failures recognised in one text: causes first, at most `MOST`."""
     return diagnose_all({"": text}, failures)
 
 
 def diagnose_all(texts: Mapping[str, str], failures: Iterable[Failure]) -> tuple[Diagnosis, ...]:
-    """What is recognised in several texts of one run, by name; each failure once.
+    """Return the failures recognised in several named texts of one run, each failure once.
 
-    What another one brings about is left out, also where they are in different texts: the rank
-    that ran out of memory and the one that lost its peer seldom write to the same log.
+    Failures that another one brings about are left out, also if they are in different texts: the
+    rank that ran out of memory and the one that lost its peer seldom write to the same log.
     """
     known = tuple(failures)
     found: dict[str, tuple[int, Diagnosis]] = {}
@@ -73,7 +73,7 @@ def _find(text: str, failures: Sequence[Failure], where: str) -> list[Diagnosis]
 
 
 def _evidence(failure: Failure, text: str, lines: Sequence[_Line]) -> tuple[int, str, int] | None:
-    """The first line that shows a failure; None when it is not there."""
+    """Return the first line that shows a failure (number, text, column); None if no line does."""
     needed = [_first(pattern, text, lines) for pattern in failure.all_of]
     either = [_first(pattern, text, lines) for pattern in failure.any_of]
     shown = [seen for seen in (*either, *needed) if seen is not None]
@@ -84,7 +84,7 @@ def _evidence(failure: Failure, text: str, lines: Sequence[_Line]) -> tuple[int,
 
 def _first(pattern: str, text: str, lines: Sequence[_Line]) -> tuple[int, str, int] | None:
     compiled = re.compile(pattern, re.MULTILINE)
-    if compiled.search(text) is None:  # one look at all of it is much quicker than many at lines
+    if compiled.search(text) is None:  # one search of all text is much faster than many of lines
         return None
     for number, line in lines:
         match = compiled.search(line)
@@ -94,7 +94,7 @@ def _first(pattern: str, text: str, lines: Sequence[_Line]) -> tuple[int, str, i
 
 
 def _cut(line: str, start: int) -> str:
-    """A part of a very long line that shows where the pattern was found."""
+    """Return the part of a very long line around the place where the pattern was found."""
     if len(line) <= EVIDENCE_LENGTH:
         return line.strip()
     first = max(0, min(start - 60, len(line) - EVIDENCE_LENGTH))
@@ -103,7 +103,7 @@ def _cut(line: str, start: int) -> str:
 
 
 def diagnosis_value(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A diagnosis as data, for reports and `--json`."""
+    """Return a diagnosis as data, for reports and `--json`."""
     failure = diagnosis.failure
     return {
         "id": failure.id,
@@ -119,7 +119,7 @@ def diagnosis_value(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def diagnosis_text(value: Mapping[str, Any]) -> str:
-    """A diagnosis (as data) for people, in a few lines."""
+    """Return a diagnosis (as data) as a few lines of text."""
     place = f"{value['where']}, line {value['line']}" if value["where"] else f"line {value['line']}"
     mark = "" if value["kind"] == "cause" else f" ({value['kind']})"
     lines = [

@@ -1,7 +1,7 @@
-"""One run on GPUs: the machine, the placement, and what is seen of both while it goes on.
+"""Prepare a run on GPUs, and observe the GPUs while it goes on.
 
-Owns putting together what `gpus` reads, `placement` decides and `access` hands over; and the two
-observations that no training makes: what the GPUs do, and that their memory is free again.
+Owns combining what `gpus` reads, `placement` decides and `access` hands over; and the two
+observations that no training makes: the GPUs' bandwidth and speed, and that their memory is freed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, GpuObservat
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPlan:
-    """What a command decided once, for all of its runs on GPUs.
+    """Hold the decisions that a command makes once, for all of its runs on GPUs.
 
     Attributes:
-        chosen: the GPUs of the runs, which follow each other.
+        chosen: the GPUs of every run; runs follow each other.
         way: how they get into containers (`access.choose_way`).
-        settings: the caller's own of NCCL.
-        bare: what the bare host measured on these GPUs; empty where it could not.
+        settings: the caller's own NCCL settings.
+        bare: measurements of the bare host on these GPUs; empty where it could not measure.
     """
 
     host: GpuHost
@@ -49,8 +49,8 @@ def make_plan(engine: Engine, wanted: int, nodes: int, name: str, command: str) 
     """Decide about GPUs before anything is built or started.
 
     Raises:
-        NothingToRunOn: not enough GPUs are here, free and allowed, or the driver is not whole.
-        UsageError: they cannot be placed like that; says why.
+        NothingToRunOn: too few GPUs are present, free and allowed, or the driver is incomplete.
+        UsageError: the GPUs cannot be placed as asked; says why.
     """
     host = gpus.read_host(command)
     chosen = placement.choose_gpus(host, wanted, gpus.allowed(os.environ))
@@ -70,20 +70,20 @@ def make_plan(engine: Engine, wanted: int, nodes: int, name: str, command: str) 
 
 
 def require_fit(plan: GpuPlan, base: str, bases: Mapping[str, Base]) -> None:
-    """See that images on a base run on the plan's GPUs under this driver, as far as is known.
+    """Check that images on a base run on the plan's GPUs with this driver, as far as is known.
 
     Raises:
-        NothingToRunOn: naming what does not fit, and a base that does.
+        NothingToRunOn: they do not; names what does not fit, and a base that does.
     """
-    if base in bases:  # the builder says which bases there are
+    if base in bases:  # the builder reports an unknown base
         doctor.require_fit(plan.host.driver, plan.chosen, bases[base], bases.values())
 
 
 def place(plan: GpuPlan, run: str) -> tuple[Placement, tuple[str, ...]]:
-    """The placement of one run, and what is slow about it.
+    """Return the placement of one run, and warnings about what slows it down.
 
     Raises:
-        UsageError: it fails with the caller's settings; names the reason.
+        UsageError: the placement fails with the caller's settings; names the reason.
     """
     infiniband = bool(plan.host.infiniband.active)
     found = placement.place(plan.chosen, plan.nodes, name=plan.name, infiniband=infiniband, run=run)
@@ -93,14 +93,14 @@ def place(plan: GpuPlan, run: str) -> tuple[Placement, tuple[str, ...]]:
 
 
 def with_bare_host(plan: GpuPlan) -> GpuPlan:
-    """A plan with what the bare host measures on its GPUs."""
+    """Return a plan with the bare host's measurements on its GPUs."""
     found, why = measure.on_host(plan.chosen, plan.settings)
     return replace(plan, bare=found, no_bare=why)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuRun:
-    """One run's share of a plan.
+    """Hold one run's share of a plan.
 
     Attributes:
         before: bytes in use on each GPU before the run, by UUID.
@@ -113,7 +113,7 @@ class GpuRun:
     used: Callable[[Sequence[Gpu]], Mapping[str, int]] = gpus.used_bytes
 
     def observed(self) -> GpuObservation:
-        """What is known before the run."""
+        """Return the observation as known before the run."""
         return GpuObservation(
             placement=self.placement,
             driver=self.plan.host.driver,
@@ -123,11 +123,11 @@ class GpuRun:
         )
 
     def takes(self, nodes: int, per_node: int) -> tuple[tuple[int, ...], ...]:
-        """Indexes of the GPUs that the ranks of a layout compute on, by node."""
+        """Return the indexes of the GPUs that the ranks of a layout compute on, by node."""
         return tuple(node.takes[:per_node] for node in self.placement.nodes[:nodes])
 
     def measured(self, running: Mesh, seen: GpuObservation | None, port: int) -> GpuObservation:
-        """Bandwidth and speed in this placement; a failure is an observation, too."""
+        """Measure bandwidth and speed in this placement; a failure is an observation, too."""
         seen = seen or self.observed()
         try:
             per_node = len(self.placement.nodes[0].takes)
@@ -150,7 +150,7 @@ class GpuRun:
 
 
 def start_run(plan: GpuPlan, run: str, path: str) -> GpuRun:
-    """A run of a plan.
+    """Place one run of a plan, and read the memory in use before it.
 
     Args:
         path: LD_LIBRARY_PATH of the image.

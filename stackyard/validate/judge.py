@@ -1,7 +1,7 @@
-"""The verdict on a smoke: named checks, each with what was measured and what was expected.
+"""Judge a smoke by named checks, each with what was measured and what was expected.
 
-Owns every threshold and every sentence of failure. Pure: it sees only what was recorded. A
-check that could not be made says so (`not run`) and the verdict then says so too.
+Owns every threshold and every failure message. Pure: it sees only what was recorded. A check that
+could not be made is `not run`; so is the verdict, unless another check failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOSS_RATIO = 0.7
 
 
 def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
-    """All checks, in a fixed order."""
+    """Return all checks, in a fixed order."""
     checks: Sequence[Callable[[Smoke, Observation], Check]] = (
         mesh, world_size, loss_falls, ranks_agree, parity, resume_equal, no_strays,
     )  # fmt: skip
@@ -46,7 +46,7 @@ def _not_run(name: str, expected: Any, seen: Observation, missing: str) -> Check
 
 
 def world_size(smoke: Smoke, seen: Observation) -> Check:
-    """Every rank took part, and by its own view: launchers can start lone jobs and exit 0."""
+    """Check that all ranks joined one world: launchers can start lone jobs and exit 0."""
     expected = {layout.name: layout.ranks for layout in smoke.layouts}
     if not seen.trainings:
         return _not_run("world_size", expected, seen, "nothing was trained")
@@ -65,7 +65,7 @@ def world_size(smoke: Smoke, seen: Observation) -> Check:
 
 
 def loss_falls(smoke: Smoke, seen: Observation) -> Check:
-    """Every layout trains to its end, in finite numbers, and learns."""
+    """Check that every layout trains to its end, with finite losses that fall."""
     expected = {"updates": at_least(MIN_UPDATES), "last/first": at_most(LOSS_RATIO)}
     meshed = bool(seen.reach and seen.refusals)
     if not seen.trainings and not (seen.broken and meshed):
@@ -97,7 +97,7 @@ def loss_falls(smoke: Smoke, seen: Observation) -> Check:
 
 
 def ranks_agree(smoke: Smoke, seen: Observation) -> Check:
-    """Ranks that hold the same parameters hold the same bits, at every recorded update."""
+    """Check that ranks with the same parameters hold the same bits at every recorded update."""
     expected = "one hash for each update and group of replicated parameters"
     if not seen.trainings:
         return _not_run("ranks_agree", expected, seen, "nothing was trained")
@@ -129,7 +129,7 @@ def ranks_agree(smoke: Smoke, seen: Observation) -> Check:
 
 
 def parity(smoke: Smoke, seen: Observation) -> Check:
-    """The same global batch gives the same loss in every layout, at every update."""
+    """Check that the same global batch gives the same loss in every layout, at every update."""
     limits = {layout.name: smoke.tolerance_of(layout.name) for layout in smoke.layouts}
     expected: dict[str, Any] = {
         "largest_difference": at_most(smoke.tolerance),
@@ -158,7 +158,7 @@ def parity(smoke: Smoke, seen: Observation) -> Check:
 def _compared(
     one: Mapping[int, float], other: Mapping[int, float], against: str
 ) -> tuple[dict[str, Any], float, int, int]:
-    """Return the figures of two curves, their largest difference, where it is, and the updates."""
+    """Return two curves' figures, their largest difference, its update, and the count compared."""
     found = gaps(one, other)
     worst, where = largest_gap(found)
     figures = {
@@ -173,7 +173,7 @@ def _compared(
 def _against_cpu(
     smoke: Smoke, reference: Training, recorded: Mapping[int, float], measured: dict[str, Any]
 ) -> list[str]:
-    """GPUs give what CPU ranks gave: the same program, data and seed, in fp32."""
+    """Compare losses on GPUs with those on CPU ranks: same program, data and seed, in fp32."""
     measured[smoke.reference], worst, where, count = _compared(
         reference.losses, recorded, "the curve recorded on CPU ranks"
     )
@@ -185,7 +185,7 @@ def _against_cpu(
 
 
 def resume_equal(smoke: Smoke, seen: Observation) -> Check:
-    """Saved, killed and resumed is the same training as one that was never interrupted."""
+    """Check that a training saved, killed and resumed equals one that was never interrupted."""
     expected = {
         "resumed_from": smoke.save_at,
         "updates": smoke.updates - smoke.save_at,
@@ -224,6 +224,6 @@ def resume_equal(smoke: Smoke, seen: Observation) -> Check:
 
 
 def no_strays(smoke: Smoke, seen: Observation) -> Check:
-    """However a training ended, nothing of it is left on any node."""
+    """Check that no process is left on any node, however a training ended."""
     trainings = seen.everything if seen.trainings else {}
     return left_behind({name: [one] for name, one in trainings.items()}, seen.broken)

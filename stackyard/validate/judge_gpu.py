@@ -1,6 +1,6 @@
-"""The checks that only GPUs have: transport, bandwidth, throughput, memory, fused parts.
+"""Make the checks that only GPUs have: transport, bandwidth, throughput, memory, fused parts.
 
-Owns their thresholds and sentences, as `validate.judge` owns those of every smoke. Pure.
+Owns their thresholds and messages, as `validate.judge` owns those of every smoke. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stackyard.gpu.placement import Placement
 from stackyard.validate.checks import Check, at_least, at_most, check, not_run
 from stackyard.validate.record import Training
 
-# Against the bare host, measured in the same smoke: what a container may cost.
+# Least ratio to the bare host, measured in the same smoke: a container may cost the rest.
 BANDWIDTH_RATIO = 0.95
 TRAINING_RATIO = {1: 0.99}
 SEVERAL_RATIO = 0.98
@@ -26,15 +26,15 @@ NOTHING: Mapping[str, Sequence[str]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class GpuObservation:
-    """What a smoke on GPUs saw beside its trainings.
+    """Hold what a smoke on GPUs observed beside its trainings.
 
     Attributes:
-        measured: what `images/measure/gpu_measure.py` found in this placement; empty when it did
-            not run.
-        bare: the same on the bare host; empty where that was not measured.
+        measured: result of `images/measure/gpu_measure.py` in this placement; empty if it did not
+            run.
+        bare: the same on the bare host; empty if that was not measured.
         no_bare: why the bare host was not measured.
         used_before, used_after: bytes in use on each GPU of the run, by UUID.
-        freed_seconds: how long after the last training it took until they were free.
+        freed_seconds: seconds from the last training until that memory was free again.
     """
 
     placement: Placement
@@ -67,7 +67,7 @@ def judge_gpu(
 def transport(
     seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str
 ) -> Check:
-    """Every channel between two ranks takes the best that the placement allows, on its own GPU."""
+    """Check that every channel takes the placement's best transport, and every rank its own GPU."""
     placement = seen.placement
     expected = {"placement": placement.name, "transport": placement.transport}
     several = [(name, found) for name, found in trainings if found.wanted > 1]
@@ -136,7 +136,7 @@ def bandwidth(seen: GpuObservation, broken: str) -> Check:
         "torch": _torch(seen),
     }
     own, reference = float(found[LARGEST]["busbw_gb_s"]), bare.get(LARGEST, {}).get("busbw_gb_s")
-    if seen.placement.transport == "NET":  # nothing to hold it against: docker's own default
+    if seen.placement.transport == "NET":  # nothing to compare it with: docker's own default
         return check("bandwidth", measured, {"1 GiB": "measured"}, [])
     if not reference:
         return not_run("bandwidth", expected, _no_reference(seen), measured)
@@ -158,7 +158,7 @@ def _no_reference(seen: GpuObservation) -> str:
 
 
 def _torch(seen: GpuObservation) -> dict[str, Any]:
-    """Return both torch versions: a ratio between two versions is not the container's alone."""
+    """Return both torch versions: a ratio between two does not measure the container alone."""
     return {"image": seen.measured.get("torch"), "bare_host": seen.bare.get("torch")}
 
 
@@ -198,7 +198,7 @@ def throughput(
 
 
 def updates_a_second(training: Training) -> float | None:
-    """Updates a second of a smoke's training, from its tenth update on; None when it has fewer."""
+    """Return a smoke training's updates per second, from the tenth on; None if it has fewer."""
     for rank in training.ranks.values():
         times = [at for step, at in sorted(rank.times.items()) if step >= 10]
         if len(times) > 1 and times[-1] > times[0]:
@@ -207,7 +207,7 @@ def updates_a_second(training: Training) -> float | None:
 
 
 def still_held(seen: GpuObservation) -> tuple[dict[str, int], list[str]]:
-    """Bytes held on each GPU beyond those before the run, by UUID; and which are too many."""
+    """Return the bytes held on each GPU (by UUID) beyond those before the run, and the failures."""
     left = {
         uuid: max(0, seen.used_after.get(uuid, 0) - before)
         for uuid, before in seen.used_before.items()
@@ -220,7 +220,7 @@ def still_held(seen: GpuObservation) -> tuple[dict[str, int], list[str]]:
 
 
 def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str) -> Check:
-    """Every rank tells its peak, and once all is over the GPUs are as they were."""
+    """Check that every rank reports its peak, and that GPUs are freed after the run."""
     expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
     if not trainings or not seen.used_after:
         return not_run("memory", expected, broken or "nothing was trained")
@@ -248,10 +248,10 @@ def fused(
     broken: str,
     parts: Mapping[str, Sequence[str]] = NOTHING,
 ) -> Check:
-    """Require every fused part that is on and has something to do to run, on all ranks.
+    """Check that every fused part that is on and has work runs, on all ranks.
 
     Args:
-        parts: by layout, required on every rank unless switched off; an unused one fails.
+        parts: by layout, those required on every rank unless switched off; an unused one fails.
     """
     required = {name: list(names) for name, names in parts.items() if names}
     expected = {"parts": required or "all that are on", "ranks": "all"}

@@ -1,6 +1,6 @@
-"""The check of a mesh: every node logs in to every other, and strangers are refused.
+"""Check a mesh: every node logs in to every other, and strangers are refused.
 
-Owns what a refusal must say to count. Pure: it sees only what the logins answered.
+Owns the text that makes a refusal count. Pure: it sees only the answers of logins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stackyard.validate.outcome import Observation
 _PER_SESSION = {"HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM",
                 "USER", "_", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY",
                 "STACKYARD_CONTROL"}  # fmt: skip
-# What a refused login must say, so that it was refused for this reason and no other.
+# Text of a refused login: a refusal for any other reason does not count.
 _REFUSALS = {
     "password": "Permission denied (publickey)",
     "foreign_key": "Permission denied (publickey)",
@@ -26,7 +26,7 @@ _CONTROLS = ("control", "impostor_control")
 
 
 def mesh(smoke: Smoke, seen: Observation) -> Check:
-    """Every pair logs in, sees the same environment as an exec, and strangers are refused."""
+    """Check that all pairs log in with an exec's environment, and that strangers are refused."""
     expected = {
         "logins": [f"{a}>{b}" for a, b in seen.pairs],
         "same_environment": True,

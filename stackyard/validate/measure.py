@@ -1,6 +1,7 @@
-"""Measure what a placement's GPUs do, and the same on the bare host.
+"""Measure bandwidth and speed of a placement's GPUs, in the mesh and on the bare host.
 
-Owns starting `images/measure/gpu_measure.py` in both places and bounding it. It must not judge.
+Owns starting `images/measure/gpu_measure.py` in both places, and its time limit. It must not
+judge.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _HAS_TORCH = "import torch; assert torch.cuda.is_available(); print(torch.__vers
 
 
 def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
-    """Measure with one process a GPU on every node.
+    """Measure with one process per GPU on every node.
 
     Raises:
         EngineError: it failed or did not end in time; carries its last lines.
@@ -66,7 +67,7 @@ def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
 
 
 def _copy_between_all(running: Mesh) -> float | None:
-    """A plain copy by one process that sees every GPU of its node; None when it sees only one."""
+    """Measure a copy by one process that sees every GPU of its node; None if it sees only one."""
     words = ["env", "-u", "CUDA_VISIBLE_DEVICES", "python3", PROGRAM, "--only-copy"]
     done = running.engine.exec(running.first, words, seconds=60, folder=SMOKE_FOLDER, control=False)
     try:
@@ -77,13 +78,13 @@ def _copy_between_all(running: Mesh) -> float | None:
 
 
 def reason(output: str) -> str:
-    """Why it failed, of all that ranks and their launcher said: NCCL's own warnings, if any."""
+    """Return why measuring failed: NCCL's warnings in the output if any, else its last lines."""
     warned = dict.fromkeys(nccl.read_log(output.splitlines()).warnings)
     return "\n".join(list(warned)[:5]) or last_lines(output, 40)
 
 
 def host_python(environment: Mapping[str, str]) -> tuple[str, str]:
-    """A Python of this host that has torch and sees GPUs; empty, and why, when there is none."""
+    """Return a Python of this host with torch that sees GPUs; empty, with the reason, if none."""
     own = str(Path(sys.prefix) / "bin")
     path = os.pathsep.join(p for p in environment.get("PATH", "").split(os.pathsep) if p != own)
     python = environment.get("STACKYARD_HOST_PYTHON") or shutil.which("python3", path=path)
@@ -97,10 +98,10 @@ def host_python(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def on_host(gpus: Sequence[Gpu], settings: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Measure on the bare host, on the same GPUs; empty, and why, where that cannot be done.
+    """Measure on the bare host, on the same GPUs; empty, with the reason, if that is impossible.
 
     Args:
-        settings: of NCCL, as the containers have them from the caller.
+        settings: the caller's NCCL settings, as containers get them.
     """
     python, why = host_python(os.environ)
     if not python:

@@ -1,4 +1,7 @@
-"""A finished smoke: what was seen, how it was judged, how long each part took. Values only."""
+"""Define a finished smoke: its observations, its checks, and the time of each phase.
+
+Values only.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from stackyard.validate.record import Training
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Everything a smoke saw.
+    """Hold everything that a smoke observed.
 
     Attributes:
-        environment: what every node's containers were started with.
-        own: settings of single nodes, beyond those.
-        gpu: what only a smoke on GPUs sees; None on CPU ranks.
-        recorded: losses of the reference layout as CPU ranks had them, to compare GPUs with.
+        environment: variables that every node's containers were started with.
+        own: further variables of single nodes, by node.
+        gpu: observations that only a smoke on GPUs makes; None on CPU ranks.
+        recorded: losses of the reference layout on CPU ranks, to compare GPUs with.
         reach: answers of the logins that must work, by source and target node.
-        refusals: answers of the logins that must not, by name.
+        refusals: answers of the logins that must fail, by name.
         trainings: the uninterrupted training of each layout.
         installed: versions by name, of `python` and `debian`, as found in node 1's image.
-        broken: what kept the smoke from going on; empty when it went to its end.
+        broken: why the smoke could not go on; empty if it ran to its end.
     """
 
     nodes: tuple[str, ...]
@@ -44,7 +47,7 @@ class Observation:
 
     @property
     def everything(self) -> dict[str, Training]:
-        """Every training by name: the layouts', the killed one if it is none of them, resumed."""
+        """Return all trainings by name: the layouts', the killed one if not among them, resumed."""
         found = dict(self.trainings)
         if self.killed and self.killed not in self.trainings.values():
             found[f"{self.killed.layout}, killed"] = self.killed
@@ -55,7 +58,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One timed part of a smoke."""
+    """Hold one timed part of a smoke."""
 
     name: str
     seconds: float
@@ -63,7 +66,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A finished smoke."""
+    """Hold a finished smoke."""
 
     run: str
     checks: tuple[Check, ...]
@@ -72,5 +75,5 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """`passed`, `failed` or `not run`."""
+        """Return `passed`, `failed` or `not run`."""
         return verdict(self.checks)

@@ -1,6 +1,6 @@
-"""What the ranks of one training said, as values.
+"""Read the records of one training's ranks into values.
 
-Owns reading the record lines that `inside/stackyard_record.py` writes; it draws no conclusion.
+Owns reading the lines that `inside/stackyard_record.py` writes. It must not judge them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from stackyard.gpu.nccl import NcclLog
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Some updates of one rank between two looks at the clock.
+    """Hold the speed and memory of one rank over some updates.
 
     Attributes:
         seconds: wall time, with the device synchronised at both ends.
         tokens: tokens of this rank.
         peak_bytes: the most GPU memory that tensors took since the training began; 0 on a CPU rank.
-        updates: seconds of each update; empty in records of before they were told.
-        time: when it ended, in seconds since the epoch; 0 where that was not told.
+        updates: seconds of each update; empty in older records, which lack them.
+        time: when it ended, in seconds since the epoch; 0 in older records, which lack it.
     """
 
     seconds: float
@@ -35,16 +35,16 @@ class Window:
 
 @dataclass
 class RankRecord:
-    """One rank, in its own words.
+    """Hold what one rank recorded of itself.
 
     Attributes:
         gpu: UUID of the physical GPU; empty on a CPU rank.
         times: when each update was done, in seconds since the epoch.
-        memory: peak bytes of GPU memory: `allocated` to tensors, `reserved` of the driver.
+        memory: peak bytes of GPU memory: `allocated` to tensors, `reserved` from the driver.
         losses: mean loss over the global batch, by update number.
         params: hash of the parameters, by update number and group.
         windows: in a bench: speed and memory, by the last update of each window.
-        fused: what became of the fused parts, by name; empty where the process has none.
+        fused: state of the fused parts, by name; empty where the process has none.
     """
 
     rank: int
@@ -66,23 +66,23 @@ class RankRecord:
 
     @property
     def last(self) -> int:
-        """The last update this rank spoke of (0 when none)."""
+        """Return the last update that this rank recorded (0 if none)."""
         return max([0, *self.losses, *(step for step, _ in self.params)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One launch, finished: everything that judging needs.
+    """Hold one finished launch, with everything that judging needs.
 
     Attributes:
-        ranks: by rank number; a rank that never spoke is missing.
-        wanted: how many ranks were to take part.
-        nodes: the nodes they were to run on.
+        ranks: records by rank number; a rank that recorded nothing is missing.
+        wanted: number of ranks that should have taken part.
+        nodes: the nodes that they should have run on.
         code: the launcher's exit code (None when it was killed on purpose).
         stopped: why the controller stopped it; empty when it ended by itself.
-        strays: processes left on each node once it was over (after a grace).
-        command: what node 1 ran.
-        nccl: what NCCL said about its channels; None on CPU ranks.
+        strays: processes left on each node after the launch ended (and a grace period).
+        command: the command that node 1 ran.
+        nccl: NCCL's log of its channels; None on CPU ranks.
         began: when it was launched, in seconds since the epoch; 0 where that is not known.
     """
 
@@ -102,12 +102,12 @@ class Training:
 
     @property
     def failed(self) -> bool:
-        """Whether it came to another end than it was to."""
+        """Return whether the launch ended in another way than intended."""
         return bool(self.stopped) or (not self.killed and self.code != 0)
 
     @property
     def losses(self) -> dict[int, float]:
-        """Loss by update, from the first rank that recorded any."""
+        """Return the loss by update, from the first rank that recorded any."""
         for rank in sorted(self.ranks):
             if self.ranks[rank].losses:
                 return self.ranks[rank].losses
@@ -115,9 +115,9 @@ class Training:
 
     @property
     def updates_s(self) -> float:
-        """Updates per second of the first rank, from its first to its last; 0 where unknown.
+        """Return the first rank's updates per second, from its first to its last; 0 if unknown.
 
-        Starting and ending are left out, the times between updates (checkpoints, too) are not.
+        Start-up and shutdown are left out; time between updates (checkpoints, too) counts.
         """
         for rank in sorted(self.ranks):
             times = self.ranks[rank].times

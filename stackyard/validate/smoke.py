@@ -1,7 +1,7 @@
-"""The smoke of one image: mesh, trainings, kill and resume, observed and judged.
+"""Run the smoke of one image: mesh, trainings, kill and resume.
 
-Owns the order of phases and their timing. The verdict is `validate.judge`'s, the running of a
-single training `validate.training`'s.
+Owns the order of phases and their timing. `validate.judge` owns the verdict, `validate.training`
+runs each training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stackyard.validate.watchdog import TrainingPlan
 
 _PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
 MESH_SECONDS = 6 * 3600
-# Data loaders and NCCL hand tensors over through it; it takes memory only when used.
+# Data loaders and NCCL pass tensors through shared memory; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
 # Ranks on CPUs share the cores, and see no GPU, whatever the image and the host have.
 CPU_RANKS = {
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Watcher:
-    """Where a smoke tells what it is doing, and is told to stop."""
+    """Report the progress of a smoke, and carry the request to stop it."""
 
     phase: Say = lambda name: None
     loss: Callable[[str, int, float], None] = lambda label, step, loss: None
@@ -48,7 +48,7 @@ class Watcher:
 
 @contextlib.contextmanager
 def timed(phases: list[Phase], name: str) -> Iterator[None]:
-    """Add what happens inside to the phases, however it ends."""
+    """Time the block, and add it to the phases however it ends."""
     started = time.monotonic()
     try:
         yield
@@ -57,12 +57,12 @@ def timed(phases: list[Phase], name: str) -> Iterator[None]:
 
 
 class Stopped(StackyardError):
-    """A smoke that was told to stop: it has no verdict."""
+    """Report that a smoke was stopped on request, without a verdict."""
 
 
 @dataclass
 class _Progress:
-    """Gathers an Observation while phases run."""
+    """Gather an Observation while phases run."""
 
     watcher: Watcher
     phases: list[Phase] = field(default_factory=list)
@@ -80,7 +80,7 @@ class _Progress:
 def node_settings(
     image: str, smoke: Smoke, files: Mapping[str, bytes], gpu: GpuRun | None = None
 ) -> nodes.NodeSettings:
-    """What the containers of a smoke are started with."""
+    """Return the settings that a smoke's containers are started with."""
     # Both lie beside the workload, which is on the path that Python imports from.
     beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
     probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
@@ -102,7 +102,7 @@ def node_settings(
 
 
 def workload_files(folder: Path) -> dict[str, bytes]:
-    """The files of a workload folder, by relative path."""
+    """Return the files of a workload folder, by relative path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -125,7 +125,7 @@ def run_smoke(
     """Run a smoke to its verdict; everything of the run is removed however it ends.
 
     Raises:
-        Stopped: the watcher said so.
+        Stopped: the watcher asked for it.
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
     progress = _Progress(watcher=watcher or Watcher())
@@ -223,8 +223,8 @@ def _train_all(
             )
 
     for layout in smoke.layouts:
-        # The layout that is resumed goes on past its last judged update, until it is killed: it
-        # is both the training that was cut off and the one that was not, up to there.
+        # The layout that is resumed goes on past its last judged update, until it is killed: up to
+        # that update it is the uninterrupted training, too.
         end = smoke.updates if layout.name == smoke.resume else None
         found = one(layout.name, layout.name, _checkpoints(layout.name), end)
         progress.trainings[layout.name] = found

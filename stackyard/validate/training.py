@@ -1,8 +1,8 @@
-"""Run one training in a mesh: launch it, follow its ranks, bound its silence, see it end.
+"""Run trainings in a mesh: launch them, follow their ranks, and stop those that hang or fail.
 
-Owns when launches are stopped, for the reasons that `validate.watchdog` gives, and that launches at
-the same time do not take each other's processes for their own. It must not judge: it returns a
-`Training` with what was seen of each.
+Owns when launches are stopped, for the reasons that `validate.watchdog` gives, and that processes
+left behind are looked for only once all launches at the same time are over. It must not judge: it
+returns a `Training` with the observations of each.
 
 Over 300 lines: a launch and all that bounds it, which share one queue.
 """
@@ -32,7 +32,7 @@ from stackyard.validate.watchdog import DEATH_SECONDS, OnLoss, TrainingPlan, Wat
 
 TEXT = "/usr/local/share/stackyard/text"
 DATA = f"{SHARED}/data"
-# A launcher's own traceback fills 40 lines; why the rank died stands before it.
+# A launcher's own traceback fills 40 lines; the reason for a rank's death stands before it.
 TAIL_LINES = 200
 NCCL_LINES = 60
 _Found = Mapping[str, Sequence[Mapping[str, object]]]
@@ -40,10 +40,10 @@ _Found = Mapping[str, Sequence[Mapping[str, object]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One of several launches at the same time.
+    """Describe one of several launches at the same time.
 
     Attributes:
-        port: where its ranks meet; nobody else's.
+        port: the port at which its ranks, and no others, meet.
     """
 
     smoke: Smoke
@@ -57,16 +57,16 @@ def fill(words: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...
 
 
 def spread(ranks: int, nodes: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """The nodes that a layout's ranks are spread over, and the ranks on each: as many as can be.
+    """Return the nodes that a layout's ranks are spread over, and the most ranks on each.
 
-    A layout with fewer ranks than there are nodes leaves the last ones idle.
+    Uses as many nodes as possible; a layout with fewer ranks than nodes leaves the last ones idle.
     """
     used = tuple(nodes[:ranks])
     return used, -(-ranks // len(used))
 
 
 def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
-    """The values of a launch's placeholders."""
+    """Return the values of a launch's placeholders."""
     return {
         "text": TEXT,
         "data": DATA,
@@ -80,7 +80,7 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
 
 
 def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> Launch:
-    """The exact command for node 1, by the layout's launcher."""
+    """Return the exact command for node 1, by the layout's launcher."""
     values = placeholders(smoke, plan)
     request = LaunchRequest(
         nodes=plan.nodes,
@@ -99,21 +99,21 @@ def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> L
 
 
 def launch_env(smoke: Smoke, plan: TrainingPlan) -> dict[str, str]:
-    """Environment of a launch's processes: the smoke's own, and where NCCL writes its log."""
+    """Return the environment of a launch: the smoke's own, and the folder of NCCL's logs."""
     if smoke.device == "cpu":
         return dict(smoke.env)
     return {"NCCL_DEBUG": "INFO", "STACKYARD_NCCL_LOGS": plan.folder, **smoke.env}
 
 
 def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
-    """What NCCL wrote on all nodes; the folder is shared."""
+    """Return the lines of NCCL's logs on all nodes; the folder is shared."""
     script = 'cat "$1"/nccl.* 2> /dev/null | tail -c 2000000'
     done = mesh.engine.exec(mesh.first, ["sh", "-c", script, "nccl", plan.folder], seconds=20)
     return done.output.splitlines()
 
 
 def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
-    """Make the data on node 1, by the stack's own tools.
+    """Make the data on node 1, with the stack's own tools.
 
     Raises:
         EngineError: it failed; carries its last lines.
@@ -131,16 +131,16 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
 
 
 class _Lines(queue.Queue["tuple[_Running, str, str]"]):
-    """What all launches and their records say, in one queue: whose, what kind, the line."""
+    """Queue the output and records of all launches: launch, kind of line, line."""
 
 
 class _Running:
-    """One launch while it lasts: its launcher's thread, and what became of it so far.
+    """Run one launch in a thread, and hold its state so far.
 
     Attributes:
         code: the launcher's exit code; None until it has ended.
-        stopped: why it is to be stopped (`kill`: on purpose); empty while it is not.
-        ended: when it was over, well or not; 0 while it is not.
+        stopped: why it must stop (`kill`: on purpose); empty while it need not.
+        ended: time of its end, whatever the reason; 0 while it runs.
     """
 
     def __init__(
@@ -182,33 +182,33 @@ class _Running:
 
     @property
     def killed(self) -> bool:
-        """Whether it was stopped on purpose."""
+        """Return whether the launch was stopped on purpose."""
         return self.stopped == "kill"
 
     @property
     def failed(self) -> bool:
-        """Whether it is over, and not by itself or not well."""
+        """Return whether the launch is over after being stopped or with an error."""
         return bool(self.ended) and (bool(self.stopped) or self.code != 0)
 
     def take(self, kind: str, line: str) -> None:
-        """One line of it, or that its launcher has ended."""
+        """Take one line of the launch, or the end of its launcher."""
         if kind == "over" and not self.ended:
             self.ended = time.monotonic()
         else:
             self.watch.take(kind, line)
 
     def look(self, mesh: Mesh) -> None:
-        """Stop it when there is a reason to."""
+        """Stop the launch if there is a reason to."""
         if not self.ended:
             self.stop(self.watch.due() or _broken(mesh, self.watch) or self.watch.silence())
 
     def stop(self, why: str) -> None:
-        """It is over, unless there is no reason."""
+        """Mark the launch as over, if a reason is given."""
         if why and not self.ended:
             self.stopped, self.ended = why, time.monotonic()
 
     def explain(self, mesh: Mesh, alive: _Found) -> None:
-        """Add what only shows once all is stopped: a node that is gone, ranks that are."""
+        """Add reasons known only after the stop: a lost node, ranks that are gone."""
         if not self.failed:
             return
         self.stopped = self.stopped or mesh.lease.lost or mesh.lease.orphaned
@@ -216,12 +216,12 @@ class _Running:
             self.stopped = "; ".join([self.stopped, *_who_is_gone(alive, self.watch.ranks)])
 
     def result(self, mesh: Mesh, started: float, left: _Found) -> Training:
-        """What was seen of it."""
+        """Return the observations of the launch."""
         said, log = self.watch.said, None
         if self.smoke.device != "cpu" and not mesh.lease.lost:
             lines = nccl_lines(mesh, self.plan)
             log = nccl.read_log(lines)
-            if self.failed and not self.killed:  # a hang is explained there, if anywhere
+            if self.failed and not self.killed:  # only NCCL may explain a hang
                 warned = [line for line in lines if " NCCL WARN " in line]
                 said = [*said, *(warned or lines)[-NCCL_LINES:]]
         return Training(
@@ -242,7 +242,7 @@ class _Running:
 
 
 def _with_files(plan: TrainingPlan, launch: Launch) -> tuple[str, bytes]:
-    """A shell script that unpacks the launch's files from its input and becomes the launcher."""
+    """Return a script that unpacks the launch's files and becomes the launcher; and its input."""
     scratch = f"{SCRATCH}/{plan.label}"
     files = {path.removeprefix(f"{scratch}/"): text.encode() for path, text in launch.files.items()}
     folders = f"{scratch} {plan.folder}/record {plan.save}"
@@ -251,7 +251,7 @@ def _with_files(plan: TrainingPlan, launch: Launch) -> tuple[str, bytes]:
 
 
 def _records(mesh: Mesh) -> Records:
-    """The run's records, followed from its first training on."""
+    """Return the run's records; follow them from its first training on."""
     if mesh.records is None:
         program = f"{PROBE_FOLDER}/follow.py"
         mesh.records = Records(mesh.engine, mesh.first, program, f"{SHARED}/runs")
@@ -261,7 +261,7 @@ def _records(mesh: Mesh) -> Records:
 def train(
     mesh: Mesh, smoke: Smoke, plan: TrainingPlan, *, port: int, on_loss: OnLoss | None = None
 ) -> Training:
-    """Run one launch to its end, bounded in every way it can be silent.
+    """Run one launch to its end, with a limit on every kind of silence.
 
     Raises:
         EngineError: the engine refused (a rank's own failure is not an error but a result).
@@ -273,11 +273,11 @@ def train(
 def train_all(
     mesh: Mesh, starts: Sequence[Start], *, on_loss: OnLoss | None = None
 ) -> tuple[Training, ...]:
-    """Run launches at the same time, each to its end, bounded as `train` is; in their order.
+    """Run launches at the same time, with the limits of `train`; return the results in order.
 
-    When one fails, the others are stopped: what they would show is not what was asked for. Which
-    processes belong to which launch cannot be told: what is left behind is looked for once all
-    are over, and stands with each of them.
+    When one fails, the others are stopped: they no longer run under the load that was asked for.
+    Processes cannot be assigned to launches: those left behind are looked for once all launches
+    are over, and are listed with each of them.
 
     Raises:
         EngineError: the engine refused (a rank's own failure is not an error but a result).
@@ -291,14 +291,14 @@ def train_all(
     failed = any(one.failed for one in group)
     left: _Found = {}
     if failed:
-        # Over, and not as it was to be: what is left would only hold on to what others need.
+        # After a failure, processes left behind only hold resources that others need.
         alive = mesh.strays(kill=True)
         for one in group:
             one.explain(mesh, alive)
         if all(one.watch.all_ended() for one in group):
-            left = alive  # the ranks are through: whatever still runs was left behind
+            left = alive  # all ranks have ended: what still runs was left behind
     left = left or _left_over(mesh, 0.0 if failed else GRACE_SECONDS)
-    records.catch_up()  # what ranks wrote to the end
+    records.catch_up()  # the ranks' last lines
     while not lines.empty():
         one, kind, line = lines.get()
         one.watch.take(kind, line)
@@ -310,7 +310,7 @@ def train_all(
 def _until_over(mesh: Mesh, group: Sequence[_Running], lines: _Lines) -> None:
     """Wait until every launch has ended by itself, or has a reason to be stopped.
 
-    One that fails is a reason to stop the others; they have a moment to fail for its reason.
+    A failure stops the others, after `DEATH_SECONDS` in which they may fail for the same reason.
     """
     while any(not one.ended for one in group):
         with contextlib.suppress(queue.Empty):
@@ -325,12 +325,12 @@ def _until_over(mesh: Mesh, group: Sequence[_Running], lines: _Lines) -> None:
 
 
 def _broken(mesh: Mesh, watch: Watch) -> str:
-    """Why a training is not worth waiting for; empty while it is."""
+    """Return why waiting for a training is useless; empty while it is not."""
     return mesh.lease.lost or mesh.lease.orphaned or watch.died(mesh.lease.gone)
 
 
 def _who_is_gone(alive: _Found, ranks: Mapping[int, RankRecord]) -> list[str]:
-    """Ranks whose process no longer existed when the training was stopped."""
+    """Name the ranks whose process no longer existed when the training was stopped."""
     pids = {(node, process["pid"]) for node, found in alive.items() for process in found}
     return [
         f"rank {r.rank} ({r.host}) is gone since update {r.last}"

@@ -1,6 +1,6 @@
-"""Judging one training, whatever ran it: its end, its losses, its curve, what it left behind.
+"""Judge one training, whatever ran it: its end, losses, curve, and processes left behind.
 
-Owns the sentences that smokes, benches and comparisons share. Pure: it sees only what was recorded.
+Owns the messages that smokes, benches and comparisons share. Pure: it sees only what was recorded.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from stackyard.validate.checks import Check, check, not_run
 from stackyard.validate.record import Training
 
-# Processes have this long to be gone once their training is over (`validate.training` waits).
+# Processes may take this long to end once their training is over (`validate.training` waits).
 GRACE_SECONDS = 10.0
-# Of each node so many processes are named.
+# At most this many processes of each node are named.
 _NAMED = 5
 
 
 def never_joined(training: Training) -> list[str]:
-    """Name the ranks that never spoke, each with its node."""
+    """Name the ranks that recorded nothing, each with its node."""
     nodes, wanted = training.nodes, training.wanted
     return [
         f"rank {rank} ({nodes[rank * len(nodes) // wanted]}) never joined"
@@ -29,7 +29,7 @@ def never_joined(training: Training) -> list[str]:
 
 def unfinished(training: Training, updates: int) -> list[str]:
     """Say why a training did not end as it should; names the rank and its node."""
-    if training.killed:  # on purpose, and not before every rank had got there
+    if training.killed:  # on purpose, once every rank had got there
         return [
             f"rank {r.rank} ({r.host}) was killed after update {r.last} already"
             for r in training.ranks.values()
@@ -87,9 +87,9 @@ def left_behind(groups: Mapping[str, Sequence[Training]], broken: str) -> Check:
     """Check that no process of any training is left on any node.
 
     Args:
-        groups: trainings by name. Of those that ran at the same time nobody can tell whose process
-            it is: they are one group, and have the same processes.
-        broken: what kept trainings from being started; empty where nothing did.
+        groups: trainings by name. Those that ran at the same time are one group and list the same
+            processes, as a process cannot be assigned to one of them.
+        broken: why trainings could not be started; empty if they could.
     """
     expected = {"processes_left": 0, "within_seconds": GRACE_SECONDS}
     if not groups:

@@ -1,7 +1,7 @@
-"""One launch of a training as it is seen: who is silent, who is gone, when it is to be killed.
+"""Watch one launch of a training: silent ranks, dead ranks, and the moment to kill it.
 
-Owns the time limits on what ranks and launchers say. It must not stop anything:
-`validate.training` does, for the reasons that it gives.
+Owns the time limits on ranks and launchers. It must not stop anything: `validate.training` does,
+for the reasons returned here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from stackyard.validate.record import RankRecord, take_line
 
 # A launcher may take this long to notice that its ranks have ended (torchrun's exit barrier).
 LAUNCHER_SECONDS = 25.0
-# A rank that is gone has said its last by then, and its launcher why.
+# This long after a rank's death its last lines, and its launcher's reason, have arrived.
 DEATH_SECONDS = 2.5
 OnLoss = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """One launch of a layout.
+    """Describe one launch of a layout.
 
     Attributes:
         nodes: the nodes that take part, in rank order.
@@ -32,7 +32,7 @@ class TrainingPlan:
         label: name of this launch, unique in its run; its records go to a folder of that name.
         save: folder of checkpoints; a resumed run shares it with the killed one.
         kill_after: SIGKILL everything once every rank has made this update and saved; until
-            then the training is one that would go on.
+            then the training runs as if it would go on.
     """
 
     layout: Layout
@@ -45,12 +45,12 @@ class TrainingPlan:
 
     @property
     def folder(self) -> str:
-        """Where this launch's records go."""
+        """Return the folder of this launch's records."""
         return f"{SHARED}/runs/{self.label}"
 
 
 class Watch:
-    """Takes lines as they come and notices silence, absence and the moment to kill."""
+    """Take lines as they come; notice silence, dead ranks and the moment to kill."""
 
     def __init__(self, smoke: Smoke, plan: TrainingPlan, on_loss: OnLoss | None) -> None:
         self.ranks: dict[int, RankRecord] = {}
@@ -59,15 +59,15 @@ class Watch:
         self._started = self._heard = time.monotonic()
 
     def all_ended(self) -> bool:
-        """Whether every rank said that it is through."""
+        """Return whether every rank has recorded its end."""
         ended = [rank for rank in self.ranks.values() if rank.ended is not None]
         return len(ended) >= self._plan.layout.ranks
 
     def died(self, gone: Mapping[tuple[str, int], float]) -> str:
-        """Which rank is gone without having said that it is through; the first one, by name.
+        """Name the first rank that died without recording its end; empty if none did.
 
-        Launchers notice as well, but some take their time; what the rank and they have to say
-        until then is waited for.
+        Launchers notice, too, but some are slow. Their messages and the rank's last lines have
+        `DEATH_SECONDS` to arrive.
         """
         silent = [
             (gone[rank.host, rank.pid], rank)
@@ -82,7 +82,7 @@ class Watch:
         return f"rank {first.rank} ({first.host}) died after update {first.last}"
 
     def take(self, kind: str, line: str) -> None:
-        """One line that was said, by the launcher or in a record."""
+        """Take one line of the launcher's output or of a record."""
         if kind == "said":
             self.said.append(line)
         elif kind == "record":
@@ -95,7 +95,7 @@ class Watch:
                     self._on_loss(self._plan.label, step, record.losses[step])
 
     def due(self) -> str:
-        """`kill` once every rank is where it is to be killed; empty before."""
+        """Return `kill` once every rank has made update `kill_after` and saved; empty before."""
         at = self._plan.kill_after
         if at is None or len(self.ranks) < self._plan.layout.ranks:
             return ""
@@ -105,7 +105,7 @@ class Watch:
         return "kill" if there else ""
 
     def silence(self) -> str:
-        """Who is silent for too long; empty while nobody is."""
+        """Name the ranks or the launcher that are silent for too long; empty if none is."""
         now, smoke = time.monotonic(), self._smoke
         missing = [n for n in range(self._plan.layout.ranks) if n not in self.ranks]
         if missing and now - self._started > smoke.start_seconds:

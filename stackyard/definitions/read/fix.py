@@ -64,7 +64,7 @@ def read_fix(top: Mapping, name: str, added: TextByName[str, str]) -> Fix:
 
 
 def _read_recorded(top: Mapping, name: str) -> dict[str, Any]:
-    """What fixes and limits have in common."""
+    """Read the keys that fixes and limits have in common."""
     applies = read_applies(top)
     return {
         "id": named(top, "id", name),

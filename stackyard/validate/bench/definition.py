@@ -1,4 +1,4 @@
-"""What a bench is made of: sides, sizes, a model's dimensions, the peaks of GPUs. Values only."""
+"""Define a bench: sides, sizes, a model's dimensions, the peaks of GPUs. Values only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Dimensions of a decoder-only transformer, as far as its FLOPs depend on them.
+    """Hold the dimensions of a decoder-only transformer that its FLOPs depend on.
 
     Attributes:
         inner: width of the feed-forward part.
@@ -26,7 +26,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far two sides' losses may lie apart, in the unit in which the bench records them.
+    """Limit the difference between two sides' losses, in the unit that the bench records.
 
     Attributes:
         curve: at any update after the warm-up.
@@ -39,20 +39,20 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSize:
-    """What is trained on one kind of device.
+    """Describe the training on one kind of device.
 
     Attributes:
         device: `cpu` or `cuda`.
-        what: what it is, in words, after the bench's own.
-        rows: documents of the made-up text; trainings that need more begin again.
+        what: description, which follows the bench's own.
+        rows: documents of the made-up text; trainings that need more start over.
         batch: sequences of one rank in one update.
         updates: optimizer updates of one training.
         warm: updates at its beginning that are not counted.
-        window: updates between two synchronised looks at the clock.
+        window: updates between two synchronised readings of the clock.
         args: arguments of every side on this device.
         env: environment of every side on this device.
-        tolerance: how far losses may lie apart.
-        wider: the same for sides, by name, that compute in another precision.
+        tolerance: how far losses may differ.
+        wider: tolerances, by name, of sides that compute in another precision.
     """
 
     device: str
@@ -69,21 +69,21 @@ class BenchSize:
     wider: Mapping[str, Tolerance]
 
     def bounds(self, side: str) -> Tolerance:
-        """How far that side's losses may lie from those that it is held against."""
+        """Return how far a side's losses may differ from those they are compared with."""
         return self.wider.get(side, self.tolerance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One way of doing the same training.
+    """Describe one way of doing the same training.
 
     Attributes:
-        what: what it is, in words.
-        program: what runs in place of the bench's own program; empty for that.
-        against: the side that speed and losses are held against; empty for the first of all. A
+        what: description of the side.
+        program: command in place of the bench's own program; empty for that one.
+        against: the side that speed and losses are compared with; empty for the first side. A
             side that trains something else (another dropout) names itself.
-        asked: whether it is played only when it is named.
-        fused: parts that must run on every rank on GPUs, unless its environment has them off.
+        asked: whether it runs only when it is named.
+        fused: parts that must run on every rank on GPUs, unless its environment turns them off.
     """
 
     name: str
@@ -98,14 +98,14 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A stack's bench: `images/<stack>/bench.yml`.
+    """Describe a stack's bench (`images/<stack>/bench.yml`).
 
     Attributes:
-        what: what is trained, and what differs between the sides where that is not the point.
-        unit: what a token is called in tables (`tokens`, `words`).
-        prepare: makes the data on the first node, from nothing but the image.
-        launcher: starts the ranks; `one_launcher` where there is a single one.
-        sides: the first one is what others are held against.
+        what: description of the training, and of incidental differences between the sides.
+        unit: name of a token in tables (`tokens`, `words`).
+        prepare: command that makes the data on the first node, from nothing but the image.
+        launcher: starts the ranks; `one_launcher` starts a single rank.
+        sides: others are compared with the first one, unless they name another.
     """
 
     stack: str
@@ -122,21 +122,21 @@ class Bench:
     stall_seconds: int
 
     def side(self, name: str) -> Side:
-        """The side of that name (reading and choosing made sure that it exists)."""
+        """Return the side of this name (reading and choosing have checked that it exists)."""
         return next(side for side in self.sides if side.name == name)
 
     def against(self, side: Side) -> str:
-        """The side that another is held against; itself, for the first one."""
+        """Return the name of the side that a side is compared with; its own for the first one."""
         return side.against or self.sides[0].name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """What a GPU can do at most in dense half precision.
+    """Hold a GPU's peak in dense half precision.
 
     Attributes:
-        names: what the driver calls it: words that must all be in its name.
-        flops: floating-point operations a second.
+        names: words that must all be in the driver's name of the GPU.
+        flops: floating-point operations per second.
     """
 
     names: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""How much work a token is, and how much of a GPU's peak a speed amounts to.
+"""Count the FLOPs of a token, and compute the share of a GPU's peak that a speed reaches.
 
-Owns the formula. Model FLOPs are what the training needs, not what a program happens to compute:
-work that is done twice (recomputed activations) or for nothing (masked halves of attention) is no
-credit.
+Owns the formula. Model FLOPs are those that the training needs, not those that a program computes:
+work that is done twice (recomputed activations) or for nothing (masked halves of attention) does
+not count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stackyard.validate.bench.definition import Model, Peak
 
 
 def multiplied(model: Model) -> int:
-    """Parameters that every token is multiplied with: attention, feed-forward, output projection.
+    """Count the parameters that multiply a token: attention, feed-forward, output projection.
 
     The input embedding is a look-up and is left out, also where it shares its values with the
     output; so are biases and norms (less than 0.1 % of the rest).
@@ -23,7 +23,7 @@ def multiplied(model: Model) -> int:
 
 
 def flops_per_token(model: Model) -> float:
-    """Model FLOPs of one token, forward and backward: 6 N + 6 L d T.
+    """Return the model FLOPs of one token, forward and backward: 6 N + 6 L d T.
 
     N (`multiplied`) parameters cost a multiplication and an addition forward and twice that
     backward. Attention multiplies each of L layers' queries with T keys and the result with T
@@ -34,17 +34,17 @@ def flops_per_token(model: Model) -> float:
 
 
 def mfu(model: Model, tokens_s: float, ranks: int, peak: Peak | None) -> float | None:
-    """Model FLOPs of all ranks a second over what their GPUs can do; None without a known peak."""
+    """Return model FLOPs of all ranks per second over their GPUs' peak; None if that is unknown."""
     if peak is None:
         return None
     return tokens_s * flops_per_token(model) / (ranks * peak.flops)
 
 
 def find_peak(names: Sequence[str], peaks: Sequence[Peak]) -> tuple[Peak | None, str]:
-    """The peak of a run's GPUs; None, and why, where they have none in common that is known.
+    """Return the peak of a run's GPUs; None, with the reason, if they share no known one.
 
     Args:
-        names: what the driver calls each of them; empty on CPU ranks.
+        names: the driver's name of each GPU; empty on CPU ranks.
     """
     if not names:
         return None, "the ranks compute on CPUs: there is no MFU"

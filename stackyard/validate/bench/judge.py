@@ -1,7 +1,7 @@
-"""The verdict on a bench: whether what was timed is the same training, done to its end.
+"""Judge a bench: all sides must do the same training, each to its end.
 
-Owns every sentence of failure. Pure. Speed itself is measured, not judged: no bound holds on all
-machines; that two sides do the same work is what their comparison stands on.
+Owns every failure message. Pure. It must not judge speed, as no bound holds on all machines; two
+speeds can be compared only if both sides do the same work.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stackyard.validate.trainings import (
     unfinished,
 )
 
-# A later update that takes so many seconds more than its neighbours has compiled something again.
+# A later update that takes this many seconds more than its neighbours has compiled code again.
 PAUSE_SECONDS = 1.0
 
 
 def judge(plan: BenchPlan, seen: Seen) -> tuple[Check, ...]:
-    """All checks, in a fixed order.
+    """Return all checks, in a fixed order.
 
-    `same_loss` only where there is something to compare; `steady`, `fused` and `freed` only on
+    `same_loss` is made only if there is something to compare; `steady`, `fused` and `freed` only on
     GPUs: the tiny size of CPU ranks says nothing about speed, and fused parts are for GPUs.
     """
     checks: list[Callable[[BenchPlan, Seen], Check]] = [trained, own_device]
@@ -44,7 +44,7 @@ def judge(plan: BenchPlan, seen: Seen) -> tuple[Check, ...]:
 
 
 def trained(plan: BenchPlan, seen: Seen) -> Check:
-    """Every turn was played to its last update, with finite losses that fall, and was timed."""
+    """Check that every turn ran to its last update, with finite losses that fall, and was timed."""
     turns = plan.turns()
     expected = {"trainings": len(turns), "updates": plan.size.updates}
     wrong = [seen.broken] if seen.broken else []
@@ -81,9 +81,9 @@ def _unfinished(training: Training, updates: int) -> list[str]:
 
 
 def own_device(plan: BenchPlan, seen: Seen) -> Check:
-    """Every rank sees the whole world, and on GPUs computes on one of its own.
+    """Check that every rank sees the whole world, and on GPUs computes on one of its own.
 
-    Its own: no other rank of all the trainings that run at the same time computes on it.
+    No other rank of the trainings that run at the same time may compute on it.
     """
     wrong: list[str] = []
     measured: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def own_device(plan: BenchPlan, seen: Seen) -> Check:
 
 
 def _shared_gpus(group: Sequence[Played]) -> list[str]:
-    """What is wrong with the GPUs of trainings that ran at the same time."""
+    """Return what is wrong with the GPUs of trainings that ran at the same time."""
     wrong: list[str] = []
     users: dict[str, list[str]] = {}
     for played in group:
@@ -127,10 +127,10 @@ def _shared_gpus(group: Sequence[Played]) -> list[str]:
 
 
 def same_loss(plan: BenchPlan, seen: Seen) -> Check:
-    """Every side has the losses of the one it is held against, on as many ranks, within bounds.
+    """Check that every side has the losses of the side it is compared with, within bounds.
 
-    How far the first side's own trainings lie apart stands beside it: no side can be nearer than
-    that by anything but luck.
+    Both run on the same number of ranks. The check also lists how far trainings of one and the same
+    side differ: another side can differ less than that only by luck.
     """
     expected = {side.name: _said(plan.size.bounds(side.name)) for side in plan.sides}
     wrong: list[str] = []
@@ -183,7 +183,7 @@ def steady(plan: BenchPlan, seen: Seen) -> Check:
 
 
 def all_fused(plan: BenchPlan, seen: Seen) -> Check:
-    """Require every fused part that is on and has something to do to run, on all ranks."""
+    """Check that every fused part that is on and has work runs, on all ranks."""
     expected = {side.name: list(side.fused) or "all that are on" for side in plan.sides}
     found = [
         fused(
@@ -205,9 +205,9 @@ def _said(bound: Tolerance) -> dict[str, Any]:
 
 
 def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
-    """What a training is held against: the other side's in the same round, else its first one.
+    """Return the training to compare with: the other side's in the same round, else its first one.
 
-    Of several at the same time, the one on the same GPUs.
+    Of several at the same time, it is the one on the same GPUs.
     """
     against = plan.bench.against(plan.bench.side(played.turn.side))
     if against == played.turn.side or played.training.failed:
@@ -219,7 +219,7 @@ def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
 
 
 def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float]:
-    """By side and ranks: the largest difference between any two of its own trainings."""
+    """Return the largest difference between two trainings of one side, by side and ranks."""
     found = {}
     for name in {plan.bench.against(side): None for side in plan.sides}:
         for ranks in plan.counts:
@@ -236,7 +236,7 @@ def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float]:
 
 
 def no_strays(plan: BenchPlan, seen: Seen) -> Check:
-    """However a training ended, no process of it was left behind."""
+    """Check that no process is left behind, however a training ended."""
     groups = {
         ", ".join(played.turn.label for played in group): [played.training for played in group]
         for group in seen.groups()
@@ -245,7 +245,7 @@ def no_strays(plan: BenchPlan, seen: Seen) -> Check:
 
 
 def freed(plan: BenchPlan, seen: Seen) -> Check:
-    """Once all is over, GPUs hold no more than before."""
+    """Check that GPUs hold no more memory than before the bench."""
     expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
     if seen.gpu is None or not seen.gpu.used_after:
         return not_run("freed", expected, seen.broken or "what GPUs hold could not be asked")

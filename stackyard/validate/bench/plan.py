@@ -1,7 +1,7 @@
-"""Which trainings a bench plays, in which order, and each of them as a smoke's training.
+"""Plan the trainings of a bench and their order, and express each as a smoke's training.
 
-Owns the order of turns and the filling of a bench's own placeholders. Pure: nothing is started
-here.
+Owns the order of turns and the filling of a bench's own placeholders. Pure: it must not start
+anything.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from stackyard.system.errors import UsageError
 from stackyard.validate.bench.definition import Bench, BenchSize, Side
 from stackyard.validate.bench.read import counting_problem
 
-# Windows of this many updates are looked at by the clock; the ranks read it from their environment.
+# Environment variable from which the ranks read the number of updates in a timed window.
 WINDOW = "STACKYARD_BENCH_WINDOW"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One training of a bench: a side, on some ranks, in one round.
+    """Describe one training of a bench: a side, on some ranks, in one round.
 
     Attributes:
-        group: which of the same trainings that run at the same time, from 1.
-        groups: how many these are.
+        group: number, from 1, among the same trainings that run at the same time.
+        groups: how many of them there are.
     """
 
     side: str
@@ -36,20 +36,20 @@ class Turn:
 
     @property
     def name(self) -> str:
-        """What it shares with those beside it, and with no others of its run."""
+        """Return the name that only the same trainings at the same time share."""
         return f"{self.side}-{self.ranks}-{self.round}"
 
     @property
     def label(self) -> str:
-        """Its name, unique in its run."""
+        """Return the training's name, unique in its run."""
         return f"{self.name}.{self.group}" if self.groups > 1 else self.name
 
     def gpus(self, available: int) -> tuple[int, ...]:
-        """Indexes of the GPUs that its ranks compute on, and nobody beside it does.
+        """Return the indexes of the GPUs that only this training's ranks compute on.
 
-        GPUs of one host differ by a few per cent, and many ranks go as fast as the slowest of
-        theirs: what few ranks make is to be seen on all GPUs. Where groups leave some free, they
-        move on in every round.
+        GPUs of one host differ by a few per cent, and many ranks are as fast as the slowest of
+        their GPUs: a training on few ranks must be measured on all GPUs. Where groups leave some
+        free, they move on in every round.
         """
         first = (self.round - 1) * self.groups * self.ranks + (self.group - 1) * self.ranks
         return tuple(sorted((first + rank) % available for rank in range(self.ranks)))
@@ -57,12 +57,12 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """A bench as it will be played.
+    """Describe a bench as it will run.
 
     Attributes:
-        sides: those that are played, each behind the one it is held against.
+        sides: those that run, in the definition's order.
         counts: numbers of ranks, ascending.
-        available: GPUs, or CPU ranks, that there are at the same time.
+        available: number of GPUs, or of CPU ranks, at the same time.
     """
 
     bench: Bench
@@ -73,9 +73,9 @@ class BenchPlan:
     available: int
 
     def groups(self) -> tuple[tuple[Turn, ...], ...]:
-        """What runs at the same time: side after side, at each number of ranks, in every round.
+        """Return the groups that run at the same time, by round, then ranks, then side.
 
-        So what drifts over minutes (clocks, temperature, neighbours) meets all sides alike; and as
+        Drift over minutes (clocks, temperature, neighbours) thus affects all sides alike; and as
         every group takes all GPUs that it can, each number of ranks is measured under one load.
         """
         return tuple(
@@ -93,11 +93,11 @@ class BenchPlan:
         )
 
     def turns(self) -> tuple[Turn, ...]:
-        """Every training, in the order in which they are started."""
+        """Return every training, in the order in which they are started."""
         return tuple(turn for group in self.groups() for turn in group)
 
     def gpus(self, turn: Turn) -> tuple[int, ...]:
-        """Indexes of the GPUs that a training's ranks compute on; empty for CPU ranks."""
+        """Return the indexes of the GPUs that a training's ranks compute on; empty on CPU ranks."""
         return turn.gpus(self.available) if self.size.device == "cuda" else ()
 
 
@@ -111,12 +111,12 @@ def make_plan(
     named: Sequence[str],
     counts: Sequence[int] = (),
 ) -> BenchPlan:
-    """Decide what is played.
+    """Decide which trainings run.
 
     Args:
         ranks: the most ranks at the same time.
         updates: of one training; 0 for the definition's own number.
-        named: sides by name; empty for those that are not only played on request.
+        named: sides by name; empty for all but those that run only on request.
         counts: numbers of ranks, as `read_counts` found them; empty for 1, 2, 4, ... and the most.
 
     Raises:
@@ -141,7 +141,7 @@ def make_plan(
 
 
 def shortened(size: BenchSize, updates: int) -> BenchSize:
-    """A size with that many updates; what ends earlier ends in the middle of the curve."""
+    """Return a size with this many updates; with fewer, the end has the curve's tolerance."""
     if updates >= size.updates:
         return replace(size, updates=updates)
     wider = {name: replace(bounds, end=bounds.curve) for name, bounds in size.wider.items()}
@@ -150,7 +150,7 @@ def shortened(size: BenchSize, updates: int) -> BenchSize:
 
 
 def choose_sides(bench: Bench, named: Sequence[str]) -> tuple[Side, ...]:
-    """The sides to play, in the definition's order; with each comes what it is held against."""
+    """Return the sides to run, in the definition's order, and the sides they are compared with."""
     known = [side.name for side in bench.sides]
     for name in named:
         if name not in known:
@@ -164,7 +164,7 @@ def choose_sides(bench: Bench, named: Sequence[str]) -> tuple[Side, ...]:
 
 
 def rank_counts(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and the most."""
+    """Return the numbers of ranks to measure: 1, 2, 4, ... and the most."""
     found, count = [], 1
     while count < most:
         found.append(count)
@@ -173,13 +173,13 @@ def rank_counts(most: int) -> tuple[int, ...]:
 
 
 def read_counts(text: str, most: int) -> tuple[int, ...]:
-    """Numbers of ranks as they are typed, `1,4`; ascending, and none for an empty text.
+    """Read numbers of ranks as typed (`1,4`); return them ascending, none for an empty text.
 
     Args:
-        most: ranks that there can be at the same time.
+        most: the most ranks at the same time.
 
     Raises:
-        UsageError: one is no number, is said twice, or is more than there can be.
+        UsageError: one is not a number, is given twice, or is more than `most`.
     """
     found: list[int] = []
     for word in text.split(",") if text.strip() else ():
@@ -199,7 +199,7 @@ def read_counts(text: str, most: int) -> tuple[int, ...]:
 
 
 class _Kept(dict[str, object]):
-    """Placeholders that are somebody else's stay as they are."""
+    """Leave placeholders that others fill in unchanged."""
 
     def __missing__(self, name: str) -> str:
         return f"{{{name}}}"
@@ -210,7 +210,7 @@ def _fill(words: Sequence[str], values: Mapping[str, object]) -> tuple[str, ...]
 
 
 def as_smoke(plan: BenchPlan, side: Side, ranks: int) -> Smoke:
-    """One side's training as `validate.training` takes it: one layout, nothing saved."""
+    """Return one side's training for `validate.training`: one layout, nothing saved."""
     bench, size = plan.bench, plan.size
     values: dict[str, object] = {
         **vars(size.model), "rows": size.rows, "batch": size.batch,

@@ -1,7 +1,7 @@
-"""A bench, played: one container, the data, then every turn, and nothing left at the end.
+"""Run a bench: start one container, make the data, run every turn, and remove everything.
 
-Owns the order of phases. Containers, launches and time limits are a smoke's own (`nodes`,
-`training`); what it means is `validate.bench.judge`'s.
+Owns the order of phases. Containers, launches and time limits are those of a smoke (`nodes`,
+`training`). It must not judge: `validate.bench.judge` does.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from stackyard.validate.outcome import Phase
 from stackyard.validate.watchdog import TrainingPlan
 
 NODE = "node1"
-# What all stacks' benches use: the clock, the made-up text, the plain loop.
+# Folder that all stacks' benches use: the clock, the made-up text, the plain loop.
 COMMON = "bench"
 
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Where a bench tells what it is doing.
+    """Report the progress of a bench.
 
     Attributes:
-        played: told of those that ran at the same time.
-        so_far: told what there is, whenever that is more: for when the rest is never seen.
+        played: called with the trainings that ran at the same time.
+        so_far: called with all results so far whenever there are more, as the rest may never come.
     """
 
     phase: Callable[[str], None] = lambda name: None
@@ -58,9 +58,9 @@ class _Phases:
 
 
 def files(root: Path, stack: str) -> dict[str, bytes]:
-    """What lies beside the programs of a stack's bench, by relative path.
+    """Return the files beside the programs of a stack's bench, by relative path.
 
-    They may use parts of the stack's smoke; where names are the same, the bench's own hold.
+    They include the stack's smoke; of files with the same name, the bench's own is taken.
     """
     images = root / "images"
     shared = smoke.workload_files(images / COMMON)
@@ -74,7 +74,7 @@ def files(root: Path, stack: str) -> dict[str, bytes]:
 def settings(
     image: str, plan: BenchPlan, beside: Mapping[str, bytes], gpu: GpuRun | None
 ) -> nodes.NodeSettings:
-    """What the container is started with: the sides' own environments come with their launches."""
+    """Return the container's settings; the sides' own environments come with their launches."""
     neutral = replace(as_smoke(plan, plan.sides[0], 1), env={})
     return smoke.node_settings(image, neutral, beside, gpu)
 
@@ -88,10 +88,10 @@ def run_bench(
     gpu: GpuRun | None = None,
     watcher: Watcher | None = None,
 ) -> Seen:
-    """Play every turn; everything of the run is removed however it ends.
+    """Run every turn; everything of the run is removed however it ends.
 
-    What `plan` puts into one group runs at the same time. A side that fails on some ranks is not
-    played there again; the others go on.
+    Turns of one group of `plan` run at the same time. A side that fails on a number of ranks does
+    not run on that number again; the others go on.
 
     Raises:
         KeyboardInterrupt, SystemExit: after everything was removed.
@@ -110,7 +110,7 @@ def run_bench(
                 nodes.wait_reachable(running)
             with phases.one("prepare data"):
                 training.prepare(running, as_smoke(plan, plan.sides[0], 1))
-            # Step by step: what was played stays, also where an engine refuses in the middle.
+            # Step by step: earlier results stay, also if the engine refuses in the middle.
             for more in _play_all(running, plan, seen, phases):
                 seen = more
                 watcher.so_far(replace(seen, phases=tuple(phases.found)))
@@ -125,7 +125,7 @@ def run_bench(
 
 
 def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases) -> Iterator[Seen]:
-    """What was seen so far, whenever that is more."""
+    """Yield the results so far, whenever there are more."""
     smokes = {
         (side.name, ranks): as_smoke(plan, side, ranks)
         for side in plan.sides
@@ -171,11 +171,11 @@ def _play(
 def start(
     plan: BenchPlan, one: Smoke, turn: Turn, names: Sequence[str], port: int
 ) -> training.Start:
-    """One training as it is launched: on its own GPUs, with a port and folders of its own."""
+    """Return the launch of one training: on its own GPUs, with a port and folders of its own."""
     used, per_node = training.spread(turn.ranks, names)
     taken = plan.gpus(turn)
-    # A lone rank's threads would take all cores, and so would those beside it: each gets what
-    # torchrun gives every one of several ranks.
+    # A lone rank's threads would take all cores, and so would those beside it: each gets one
+    # thread, as torchrun gives each of several ranks.
     threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
     own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))} if taken else {}
     one = replace(one, env={**threads, **one.env, **own})

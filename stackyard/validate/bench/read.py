@@ -1,4 +1,4 @@
-"""A bench's file and the list of peaks, read strictly: every problem at once.
+"""Read a bench's file and the list of peaks strictly, and report every problem at once.
 
 Owns what `images/<stack>/bench.yml` and `images/bench/peaks.yml` may say. As in
 `definitions.read.files`, a wrong value becomes a problem of the mapping being read, never an
@@ -17,17 +17,17 @@ from stackyard.validate.bench.definition import Bench, BenchSize, Model, Peak, S
 
 PEAKS = "images/bench/peaks.yml"
 DIMENSIONS = ("layers", "width", "heads", "inner", "vocabulary", "context")
-# Filled in from the size; the others by `validate.training` for every launch.
+# OWN is filled in from the size; LATER by `validate.training`, for every launch.
 OWN = (*DIMENSIONS, "rows", "batch", "window", "warm")
 LATER = ("text", "data", "save", "record", "updates", "ranks")
 DEVICES = ("cpu", "cuda")
 
 
 def load_bench(root: Path, stack: str) -> Bench:
-    """The bench of a stack.
+    """Load the bench of a stack.
 
     Raises:
-        DefinitionError: with all problems of its file, or because there is none.
+        DefinitionError: its file is missing or wrong; lists all problems.
     """
     file = f"images/{stack}/bench.yml"
     problems: list[Problem] = []
@@ -39,10 +39,10 @@ def load_bench(root: Path, stack: str) -> Bench:
 
 
 def load_peaks(root: Path) -> tuple[Peak, ...]:
-    """The peaks that are known.
+    """Load the known peaks of GPUs.
 
     Raises:
-        DefinitionError: with all problems of the file.
+        DefinitionError: the file is missing or wrong; lists all problems.
     """
     problems: list[Problem] = []
     top = _open(root, PEAKS, problems)
@@ -63,7 +63,7 @@ def _open(root: Path, file: str, problems: list[Problem]) -> Mapping | None:
 
 
 def read_peaks(top: Mapping) -> tuple[Peak, ...]:
-    """`images/bench/peaks.yml`."""
+    """Read `images/bench/peaks.yml`."""
     found = []
     for entry in top.mappings("peaks"):
         peak = Peak(
@@ -82,7 +82,7 @@ def read_peaks(top: Mapping) -> tuple[Peak, ...]:
 
 
 def read_bench(top: Mapping, stack: str) -> Bench:
-    """`images/<stack>/bench.yml`."""
+    """Read `images/<stack>/bench.yml`."""
     launcher = top.one_of("launcher", LAUNCHERS, "torchrun")
     one = top.mapping("one_rank")
     fused = top.texts("fused", ())
@@ -157,7 +157,7 @@ def _size(entry: Mapping, device: str) -> BenchSize:
 
 
 def counting_problem(updates: int, warm: int, window: int) -> str:
-    """Why nothing could be counted with these numbers of updates; empty where something can."""
+    """Return why these numbers leave no update to count; empty if they leave some."""
     if not window or updates % window or warm % window:
         return f"updates and warm must be multiples of the window ({window})"
     if updates < warm + window:
@@ -166,7 +166,7 @@ def counting_problem(updates: int, warm: int, window: int) -> str:
 
 
 def _tolerances(size: Mapping) -> tuple[Tolerance, dict[str, Tolerance]]:
-    """What holds of all sides, and what of some of them."""
+    """Read the tolerance of all sides, and those of some sides."""
     entry = size.mapping("same_loss")
     if entry is None:
         size.problem("required key is missing", key="same_loss")
@@ -213,7 +213,7 @@ def _check_sides(top: Mapping, bench: Bench) -> None:
 
 
 def _check_words(top: Mapping, bench: Bench) -> None:
-    """Every placeholder is known; a program is not empty."""
+    """Check that every placeholder is known, and that the program is not empty."""
     words = {"prepare": bench.prepare, "program": bench.program, "one_rank": bench.one_args}
     words |= {f"sides.{s.name}": (*s.program, *s.args) for s in bench.sides}
     words |= {f"sizes.{name}": size.args for name, size in bench.sizes.items()}

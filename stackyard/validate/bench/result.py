@@ -1,6 +1,6 @@
-"""What was played, as numbers: speed, start-up, memory and losses of every training.
+"""Compute the results of a bench from its trainings: speed, start-up, pauses and memory.
 
-Owns how a speed comes out of what ranks recorded. It must not judge: `validate.bench.judge` does.
+Owns how a speed follows from the ranks' records. It must not judge: `validate.bench.judge` does.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from stackyard.validate.judge_gpu import GpuObservation
 from stackyard.validate.outcome import Phase
 from stackyard.validate.record import Training
 
-# Updates that belong to the start-up: things are compiled, allocators and clocks settle.
+# Updates that belong to the start-up: code is compiled, allocators and clocks settle.
 START = 10
-# An update is held against as many on either side of it.
+# An update is compared with this many on either side of it.
 NEIGHBOURS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """One training that was played."""
+    """Hold one training that ran."""
 
     turn: Turn
     training: Training
@@ -31,13 +31,13 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Everything a bench saw.
+    """Hold everything that a bench observed.
 
     Attributes:
-        left_out: turns that were not played, with why.
-        broken: what kept the bench from going on; empty when it went to its end.
+        left_out: turns that did not run, with the reason.
+        broken: why the bench could not go on; empty if it ran to its end.
         devices: names of the GPUs in rank order; empty on CPU ranks.
-        gpu: what GPUs held before and after; None on CPU ranks.
+        gpu: memory in use on GPUs before and after; None on CPU ranks.
     """
 
     run: str
@@ -49,11 +49,11 @@ class Seen:
     gpu: GpuObservation | None = None
 
     def find(self, side: str, ranks: int) -> list[Played]:
-        """A side's trainings on that many ranks, in the order of rounds."""
+        """Return a side's trainings on this many ranks, in the order of rounds."""
         return [p for p in self.played if (p.turn.side, p.turn.ranks) == (side, ranks)]
 
     def groups(self) -> list[tuple[Played, ...]]:
-        """The trainings that ran at the same time, in the order in which they did."""
+        """Return the groups of trainings that ran at the same time, in the order of their runs."""
         found: dict[str, list[Played]] = {}
         for played in self.played:
             found.setdefault(played.turn.name, []).append(played)
@@ -63,7 +63,7 @@ class Seen:
 def _windows(training: Training) -> dict[int, tuple[float, float]]:
     """Return tokens of all ranks together and seconds, by the last update of each window.
 
-    A window takes as long as it took the slowest rank. One that not all ranks recorded is left out.
+    A window takes as long as its slowest rank. One that not all ranks recorded is left out.
     """
     ranks = list(training.ranks.values())
     if len(ranks) < training.wanted:
@@ -79,12 +79,12 @@ def _windows(training: Training) -> dict[int, tuple[float, float]]:
 
 
 def window_speeds(training: Training) -> dict[int, float]:
-    """Tokens a second of all ranks together, by the last update of each window."""
+    """Return tokens per second of all ranks together, by the last update of each window."""
     return {step: tokens / seconds for step, (tokens, seconds) in _windows(training).items()}
 
 
 def speed(training: Training, warm: int) -> float | None:
-    """The median over the windows after the warm-up; None where there is none."""
+    """Return the median speed of the windows after the warm-up; None if there are none."""
     counted = [value for step, value in window_speeds(training).items() if step > warm]
     return statistics.median(counted) if counted else None
 
@@ -109,10 +109,10 @@ def update_seconds(training: Training) -> dict[int, float]:
 
 
 def longest_pause(training: Training) -> tuple[float, int] | None:
-    """Find the later update that took most longer than its neighbours: the excess, and which.
+    """Return the longest pause after the start-up, in seconds, and its update.
 
-    Its neighbours are the nearest on either side; their median, so that two pauses side by side do
-    not hide each other. None where updates were not timed one by one.
+    A pause is the excess over the median of the nearest updates on either side; a median, so that
+    two pauses side by side do not hide each other. None if updates were not timed one by one.
     """
     seconds = {u: taken for u, taken in update_seconds(training).items() if u > START}
     found = []
@@ -125,7 +125,7 @@ def longest_pause(training: Training) -> tuple[float, int] | None:
 
 
 def started(training: Training, update: int) -> float | None:
-    """Return seconds from the launch to the end of an update on its last rank, where told."""
+    """Return seconds from the launch to an update's end on its last rank; None if unrecorded."""
     found = []
     for rank in training.ranks.values():
         for step, window in rank.windows.items():
@@ -137,26 +137,26 @@ def started(training: Training, update: int) -> float | None:
 
 
 def peak_bytes(training: Training) -> int | None:
-    """The most memory that tensors took on any GPU in the whole training; None on CPU ranks."""
+    """Return the most memory that tensors took on any GPU in the training; None on CPU ranks."""
     peaks = [w.peak_bytes for rank in training.ranks.values() for w in rank.windows.values()]
     return max(peaks, default=0) or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a side made on a number of ranks, over all rounds.
+    """Hold the results of a side on a number of ranks, over all rounds.
 
     Attributes:
-        speed: tokens a second of all ranks of one training: the median of the rounds; None where
+        speed: tokens per second of all ranks of one training: the median of the rounds; None if
             none was measured.
         speeds: of each round: the mean of the trainings that ran at the same time.
-        ratio: to the side it is held against, on as many ranks.
+        ratio: to the side it is compared with, on as many ranks.
         scaling: speed(n) / (n x speed(1)).
         peak_bytes: the most of any GPU in any round.
         mean: as `speed`, over all updates after the start-up.
         mean_ratio: as `ratio`, of `mean`.
         first, tenth: the longest time from a launch to the end of its update 1, and 10, in seconds.
-        pause: by how many seconds an update after that took longer than its neighbours at most.
+        pause: the longest pause after the start-up, in seconds.
     """
 
     side: str
@@ -174,7 +174,7 @@ class Line:
 
 
 def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
-    """One for each side and number of ranks, in the order of numbers."""
+    """Return a line for each side and number of ranks, in the order of numbers."""
     keys = [(side.name, ranks) for ranks in plan.counts for side in plan.sides]
     speeds = {key: _speeds(seen, *key, lambda one: speed(one, plan.size.warm)) for key in keys}
     medians = {key: _median(found) for key, found in speeds.items()}
@@ -208,7 +208,7 @@ def group_speed(group: Sequence[Played], warm: int) -> float | None:
 
 
 def _group(group: Sequence[Played], measure: Callable[[Training], float | None]) -> float | None:
-    """Return the mean of what trainings that ran at the same time measure.
+    """Return the mean of a measure over trainings that ran at the same time.
 
     None unless all of them were timed to their end: fewer are not the load that was asked for.
     """

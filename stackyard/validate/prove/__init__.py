@@ -1,5 +1,5 @@
-"""Fixes and limits that prove themselves: without them the recorded symptom, with them none.
+"""Prove fixes and limits: the recorded symptom appears without them, and not with them.
 
-Which proofs there are is `plan`'s, playing them in containers `play`'s, what was seen `judge`'s;
-`report` and `page` say it.
+`plan` lists the proofs, `play` runs them in containers, and `judge` judges them; `report.prove` and
+`report.prove_page` write the results.
 """

@@ -1,4 +1,4 @@
-"""What was seen of one proof, and what that means.
+"""Judge what was observed of one proof.
 
 Owns the verdicts. It must not run anything.
 """
@@ -20,7 +20,7 @@ _TIMED_OUT = (124, 137)
 
 @dataclass(frozen=True, kw_only=True)
 class Witnessed:
-    """A witness that was run: its exit code, both streams, seconds."""
+    """Hold the run of a witness: its exit code, both streams, seconds."""
 
     code: int
     output: str
@@ -29,13 +29,13 @@ class Witnessed:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A proof, judged.
+    """Hold the verdict on a proof.
 
     Attributes:
         word: `proven`, or what is wrong.
         why: what is wrong in a sentence; empty when it is proven.
         symptom: the line of the output that shows the recorded symptom; empty when none does.
-        without: what was seen; None when the fix could not be left out.
+        without: the run without the fix; None if it could not be left out.
     """
 
     proof: Proof
@@ -47,12 +47,12 @@ class Verdict:
 
     @property
     def seconds(self) -> float:
-        """Of both runs."""
+        """Return the seconds of both runs."""
         return self.with_.seconds + (self.without.seconds if self.without else 0.0)
 
 
 def judge(proof: Proof, with_: Witnessed, without: Witnessed | str) -> Verdict:
-    """The verdict on one proof; `without` is a text when the fix could not be left out."""
+    """Return the verdict on one proof; `without` is a reason if the fix could not be left out."""
     seen = None if isinstance(without, str) else without
     symptom = "" if seen is None else symptom_line(proof.witness.fails_with, seen.output)
     word, why = _verdict(proof, with_, without, symptom)
@@ -90,7 +90,7 @@ def _ended(proof: Proof, seen: Witnessed) -> str:
 
 
 def symptom_line(pattern: str, output: str) -> str:
-    """The last line of what a pattern finds in an output, whole; empty when it finds nothing."""
+    """Return the whole last line of a pattern's match in an output; empty without a match."""
     match = re.search(pattern, output)
     if match is None:
         return ""

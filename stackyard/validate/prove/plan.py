@@ -1,7 +1,7 @@
-"""Which proofs there are for one image, and what each leaves out: values, before anything runs.
+"""List the proofs of one image, and what each leaves out.
 
 Owns how a fix is left out: changed files go back to what was installed and every other fix is
-applied again; a variable is taken out of the environment; a wheel is built, or other versions are
+applied again; a variable is removed from the environment; a wheel is built, or other versions are
 installed, as they would be without it. It must not start anything: `validate.prove.play` does.
 """
 
@@ -26,18 +26,18 @@ BACK_LOCK = "back.lock"
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """One thing to be seen twice: it fails without the fix (or the wrong way), and passes with it.
+    """Describe a proof: a witness fails without the fix (or the wrong way), and passes with it.
 
     Attributes:
-        id: the fix's or the limit's; with `#N` for a place of its own, replacement N alone.
+        id: the fix's or the limit's; with `#N`, only replacement N of the fix is left out.
         kind: `fix` or `limit`.
         with_: the command that must pass.
         without: the command that must fail with the symptom.
         fixes: the fixes that are applied for `without`, as `apply_fixes.py` reads them; None where
             the image stays as it is.
-        unset: variables that are taken out of the environment.
+        unset: variables that are removed from the environment.
         wheel: a package that is built without the fix.
-        back: wheels that are installed, as a lock has them.
+        back: lines of a lock; their wheels are installed.
     """
 
     id: str
@@ -54,7 +54,7 @@ class Proof:
 def proofs(
     image: ResolvedImage, limits: Iterable[Limit], only: str = ""
 ) -> tuple[tuple[Proof, ...], dict[str, str]]:
-    """The proofs of one image, and why declared fixes and limits have none here.
+    """Return the proofs of one image, and why declared fixes and limits have none here.
 
     Args:
         only: the one fix or limit that is asked for; empty for all.
@@ -123,12 +123,12 @@ def _of_limit(limit: Limit) -> Proof:
 
 
 def touched(image: ResolvedImage) -> tuple[str, ...]:
-    """Every installed file that a fix changes, below site-packages."""
+    """Return every installed file that a fix changes, below site-packages."""
     return tuple(sorted({rule.file for fix in image.fixes for rule in fix.remedy.replace}))
 
 
 def without_fix(image: ResolvedImage, fix_id: str) -> ResolvedImage:
-    """The image with its wheels built without one fix."""
+    """Return the image with its wheels built without one fix."""
     wheels = tuple(
         dataclasses.replace(
             wheel,
@@ -146,17 +146,17 @@ def without_fix(image: ResolvedImage, fix_id: str) -> ResolvedImage:
 
 
 def files_stages(image: ResolvedImage) -> str:
-    """Stages after which `files/` holds everything that a fix touches, as installed."""
+    """Return stages after which `files/` holds every file that a fix changes, as installed."""
     return _stages({"files": touched(image)})
 
 
 def wheel_stages(package: str) -> str:
-    """Stages after which `back/` holds a package that is built here, as it is installed."""
+    """Return stages after which `back/` holds a package that is built here, as installed."""
     return _stages({"wheel": package})
 
 
 def back_stages() -> str:
-    """Stages after which `back/` holds what `BACK_LOCK` names, as it is installed."""
+    """Return stages after which `back/` holds the packages of `BACK_LOCK`, as installed."""
     return _stages({"back": BACK_LOCK})
 
 
@@ -166,17 +166,17 @@ def _stages(chosen: Mapping[str, object]) -> str:
 
 
 def require_known(definitions: Definitions, only: str) -> None:
-    """See that there is such a fix or limit.
+    """Require that a fix or limit of this name exists; an empty name stands for all.
 
     Raises:
-        UsageError: naming the nearest one.
+        UsageError: none does; names the nearest one.
     """
     if only:
         choose("fix or limit", only, {**definitions.fixes, **definitions.limits})
 
 
 def require_used(definitions: Definitions, images: Iterable[ResolvedImage]) -> None:
-    """See that every fix and limit still applies to some image that has a lock.
+    """Require that every fix and limit still applies to some image that has a lock.
 
     Args:
         images: every stack on every base.
@@ -207,7 +207,7 @@ def require_used(definitions: Definitions, images: Iterable[ResolvedImage]) -> N
 
 
 def digest(definition: Fix | Limit, image: ResolvedImage) -> str:
-    """What a recorded proof is of: remedy, witnesses and versions, and not the words about them."""
+    """Return the digest of what a proof depends on: remedy, witnesses, versions, but no prose."""
 
     def shown(witness: Witness) -> dict[str, object]:
         return {"command": witness.command, "fails_with": witness.fails_with}
@@ -224,7 +224,7 @@ def digest(definition: Fix | Limit, image: ResolvedImage) -> str:
 
 
 def versions_of(definition: Fix | Limit, image: ResolvedImage) -> dict[str, str]:
-    """The versions that a definition speaks of, of what is in an image; Python's, too."""
+    """Return the versions, in an image, of the packages that a definition names, and Python's."""
     have = {n: s.value for n, s in {**image.provided, **image.packages}.items()}
     named = {compat.canonical(name) for name in (definition.package, *definition.versions)}
     found = {name: have[name] for name in sorted(named) if name in have}

@@ -1,8 +1,8 @@
-"""Play proofs: every witness twice, each in a throw-away container of its own.
+"""Run proofs: every witness twice, each in a throw-away container of its own.
 
-Owns the containers and what is put into them. They start from the finished image; where a fix is
-left out, `take_back.py` makes of it what the image would be without. What a result means is
-`validate.prove.judge`'s.
+Owns the containers and their files. They start from the finished image; where a fix is left out,
+`take_back.py` changes the container to what the image would be without the fix. It must not judge:
+`validate.prove.judge` does.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stackyard.validate.prove.plan import Proof
 
 FOLDER = "run/stackyard/prove"
 HOSTNAME = "node1"
-_GRACE = 120  # seconds for what is around a witness, on a machine that is busy
+_GRACE = 120  # seconds for the steps around a witness, on a busy machine
 
 
 class Exporter(Protocol):
-    """Builds files out of an image's stages and more (`stackyard.builder.Builder`)."""
+    """Build files from an image's stages and further ones (`build.builder.Builder`)."""
 
     def export(self, image: ResolvedImage, stages: str, more: Mapping[str, str], out: Path) -> None:
         """Write the files of the last stage to `out`."""
@@ -41,11 +41,12 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What leaving out fixes of one image takes.
+    """Hold the files that leaving out fixes of one image needs.
 
     Attributes:
-        files: what fixes touch, as installed, by path below site-packages.
-        back: by proof, installed distributions as they are without the fix, by path.
+        all: the image's fixes, as `apply_fixes.py` reads them.
+        files: files that fixes change, as installed, by path below site-packages.
+        back: by proof, files of distributions installed without the fix, by path.
     """
 
     all: str
@@ -54,10 +55,10 @@ class Parts:
 
 
 def parts_of(exporter: Exporter, image: ResolvedImage, proofs: Sequence[Proof]) -> Parts:
-    """Everything that is built for the proofs of one image; no image is made, no name taken.
+    """Build everything that the proofs of one image need, without making or tagging an image.
 
     Raises:
-        BuildError: a wheel cannot be had without a fix.
+        BuildError: a wheel cannot be built without a fix.
     """
     files: dict[str, bytes] = {}
     back: dict[str, Mapping[str, bytes]] = {}
@@ -98,11 +99,11 @@ def play(
     workers: int,
     on_verdict: Callable[[Verdict], None],
 ) -> list[Verdict]:
-    """Run every proof; nothing of it is left afterwards, however it ends.
+    """Run every proof; everything of the run is removed however it ends.
 
     Args:
         workers: containers at the same time.
-        on_verdict: told of each verdict, in the order of `proofs`.
+        on_verdict: called with each verdict, in the order of `proofs`.
     """
     stage = _Stage(engine, image_id, parts, run)
     passing: dict[tuple[str, ...], Future[Witnessed]] = {}
@@ -120,7 +121,7 @@ def play(
             on_verdict(verdict)
             found.append(verdict)
     finally:
-        # Interrupted: what has not begun does not begin, and what runs loses its container.
+        # Interrupted: waiting witnesses never start, and running ones lose their containers.
         stage.closed = True
         pool.shutdown(wait=False, cancel_futures=True)
         if len(found) < len(proofs):
@@ -132,14 +133,14 @@ def play(
 
 
 class _Stage:
-    """The containers of one image's proofs."""
+    """Run the witnesses of one image's proofs in containers."""
 
     def __init__(self, engine: Engine, image_id: str, parts: Parts, run: str) -> None:
         self._engine, self._image, self._parts, self._run = engine, image_id, parts, run
         self.closed = False
 
     def with_(self, proof: Proof) -> Witnessed:
-        """The witness in the image as it is."""
+        """Run the witness in the unchanged image."""
         container = self._start(proof)
         try:
             return self._witness(container, proof, proof.with_, ())
@@ -147,7 +148,7 @@ class _Stage:
             self._engine.remove_container(container)
 
     def without(self, proof: Proof) -> Witnessed | str:
-        """The witness without the fix, or the wrong way; a text when it cannot be left out."""
+        """Run the witness without the fix, or the wrong way; return why if that is impossible."""
         container = self._start(proof)
         try:
             if proof.fixes is not None or proof.wheel:
@@ -174,7 +175,7 @@ class _Stage:
             hosts={HOSTNAME: "127.0.0.1"},
         )
         container = self._engine.start(spec)
-        if self.closed:  # begun while the others were removed: its witness is not waited for
+        if self.closed:  # started while the others were removed: nobody waits for its witness
             self._engine.remove_container(container)
         return container
 
@@ -197,7 +198,7 @@ class _Stage:
     def _witness(
         self, container: str, proof: Proof, command: Sequence[str], unset: Sequence[str]
     ) -> Witnessed:
-        # One stream, so that what was said comes in the order in which it was said.
+        # One stream keeps the lines in their order.
         merged = ["sh", "-c", 'exec "$@" 2>&1', "witness"]
         words = ["env", *(word for name in unset for word in ("-u", name)), *merged, *command]
         started = time.monotonic()
