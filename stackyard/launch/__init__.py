@@ -1,7 +1,10 @@
-"""Turn a job into the exact command of its launcher: torchrun, deepspeed, accelerate or none.
+"""Turn a job into the exact command of its launcher: torchrun, deepspeed, accelerate or another.
 
 Owns the request, the answer, and the table of launchers; each launcher is one module with one
-pure function. It must not run anything: `validate.training` does.
+pure function. `plain` starts ranks without a launcher, `alone` one process, `each` a command on
+every node. Ranks must have RANK in their environment when Python starts: logs, their ends and
+orphans are found by it. What schedulers start is in `schedulers/*_site.py`; over hosts,
+`mesh/jobs.py`. It must not run anything: `validate.training` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """Join nodes by ssh, on this engine or over hosts, and keep runs that live on them.
 
-It must not judge what a training did.
+What ends a run over hosts runs in the nodes (`inside/supervisor.py`). It must not judge what a
+training did.
 """

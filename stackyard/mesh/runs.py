@@ -1,6 +1,6 @@
 """Start runs on hosts, follow them, stop them and take them down.
 
-Owns the order of steps and what is undone when one fails. It must not print: `cli_fleet` does. A
+Owns the order of steps and what is undone when one fails. It must not print: `cli.run_view` does. A
 training that no controller follows is ended by its supervisor (inside/supervisor.py).
 
 Over 300 lines: the steps of one run, each short.
