@@ -158,6 +158,8 @@ def access(way: str, gpus: Sequence[Gpu], driver: DriverFiles, path: str) -> Acc
     nodes = tuple(f"/dev/nvidia{gpu.minor}" for gpu in gpus)
     control = tuple(node for node in CONTROL_NODES if node in driver.nodes)
     binds = {f"{LIBRARIES}/{name}": real for name, real in sorted(driver.libraries.items())}
+    # Triton before 3.5 links its helper with -lcuda, which looks for the name without a version.
+    binds[f"{LIBRARIES}/libcuda.so"] = driver.libraries[REQUIRED[0]]
     binds |= {f"/usr/local/nvidia/bin/{name}": at for name, at in sorted(driver.programs.items())}
     # Triton asks ldconfig for libcuda otherwise, which does not know this folder.
     env = {"TRITON_LIBCUDA_PATH": LIBRARIES}

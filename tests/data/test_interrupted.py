@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from stackyard.definitions.project import ROOT
+from tests.leftovers import labelled
 from tests.shared import until
 
 
@@ -43,14 +44,14 @@ def whole(begin, place):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_and_typed_again(begin, whole, engine, tmp_path, number):
-    before = set(engine.labelled("stackyard.run"))
+    before = set(labelled(engine, "stackyard.run"))
     child = begin(tmp_path / "out")
     until(lambda: len(list(tmp_path.glob(".out.*.partial/shards/*.json"))) > 2, 60)
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == (-number if number == signal.SIGKILL else 130)
     assert not (tmp_path / "out").exists()
-    until(lambda: set(engine.labelled("stackyard.run")) <= before, 30)
+    until(lambda: set(labelled(engine, "stackyard.run")) <= before, 30)
     if number == signal.SIGINT:
         assert "the same command goes on from there" in said
 

@@ -23,6 +23,7 @@ import yaml
 
 from stackyard.definitions.project import ROOT
 from stackyard.system.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
+from tests.leftovers import labelled
 from tests.trees import copy_tree
 
 STACKS = ("accelerate", "fairseq", "megatron")
@@ -198,7 +199,7 @@ class Run:
             except OSError:
                 continue
         files = [f"file {path.name}" for path in self.scratch.rglob("*")]
-        return [*self.engine.labelled(f"{RUN_LABEL}={self.run}"), *processes, *files]
+        return [*labelled(self.engine, f"{RUN_LABEL}={self.run}"), *processes, *files]
 
     def end(self) -> None:
         """Whatever happened: leave the machine as it was."""

@@ -58,7 +58,7 @@ def test_a_build_step_that_fails_is_named_with_its_last_lines(own_stack):
     )  # fmt: skip
     assert done.returncode == 4
     assert f"stackyard/{name}:cpu could not be built: [image" in done.stderr
-    assert "fix deepspeed-numpy-layer-seed" in done.stderr
+    assert '"fix": "deepspeed-numpy-layer-seed"' in done.stderr
     assert "expected 7" in done.stderr
     assert f"invoke build {name} --base cpu" in done.stderr
 

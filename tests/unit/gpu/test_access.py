@@ -42,7 +42,8 @@ def test_a_container_gets_the_device_nodes_of_its_gpus_and_the_drivers_libraries
     assert found.devices == (
         "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
     )  # fmt: skip
-    assert found.binds["/usr/local/nvidia/lib64/libcuda.so.1"].endswith("libcuda.so.580.159.04")
+    for name in ("libcuda.so.1", "libcuda.so"):  # the loader's name, and the linker's
+        assert found.binds[f"/usr/local/nvidia/lib64/{name}"].endswith("libcuda.so.580.159.04")
     assert found.binds["/usr/local/nvidia/bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
     assert found.env == {
         "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/cuda/lib64",
