@@ -100,9 +100,16 @@ class Adapters:
         return tuple(port for port in self.ports if port.active)
 
     @property
+    def usable(self) -> tuple[Port, ...]:
+        """Return the active ports of adapters with a verbs device, by which programs reach them."""
+        there = {Path(node).name for node in self.nodes}
+        reached = {device for name, device in self.verbs.items() if name in there}
+        return tuple(port for port in self.active if port.device in reached)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Return the device nodes for a container: of adapters with an active port, or none."""
-        used = {port.device for port in self.active}
+        used = {port.device for port in self.usable}
         names = {name for name, device in self.verbs.items() if device in used}
         if not names:
             return ()
@@ -190,17 +197,17 @@ def choose(hosts: Mapping[str, Adapters], subnets: Mapping[str, Sequence[str]]) 
     """
     if len(hosts) < 2:
         return Fabric(ports={}, why="nothing leaves the host", gids={})
-    lacking = [host for host, found in hosts.items() if not found.active]
+    lacking = [host for host, found in hosts.items() if not found.usable]
     if lacking:
         return Fabric(
             ports={}, gids={},
-            why=f"no active InfiniBand or RoCE port on {', '.join(sorted(lacking))}: TCP sockets",
+            why=f"no usable InfiniBand or RoCE port on {', '.join(sorted(lacking))}: TCP sockets",
         )  # fmt: skip
-    native = {host: _fastest(found.active) for host, found in hosts.items()}
+    native = {host: _fastest(found.usable) for host, found in hosts.items()}
     if all(native.values()):
         return Fabric(ports=native, why="InfiniBand", gids={})
     common = set.intersection(*(set(subnets.get(host, ())) for host in hosts))
-    routed = {host: _routed(found.active, common) for host, found in hosts.items()}
+    routed = {host: _routed(found.usable, common) for host, found in hosts.items()}
     if not all(routed.values()):
         without = ", ".join(sorted(host for host, found in routed.items() if not found))
         return Fabric(

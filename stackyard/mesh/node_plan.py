@@ -384,9 +384,13 @@ def visible(plan: StandingPlan, node: NodePlan) -> tuple[int, ...]:
 
 
 def fabric_of(plan: StandingPlan, facts: Mapping[str, HostFacts]) -> Fabric:
-    """Choose the InfiniBand or RoCE ports that the plan's hosts use between them."""
+    """Choose the InfiniBand or RoCE ports that the plan's hosts use between them.
+
+    RoCE belongs to a network namespace: nodes on a network of their own do not have the host's.
+    """
     used = {node.host for node in plan.nodes if node.gpus}
-    subnets = {host: [i.subnet for i in facts[host].interfaces] for host in used}
+    on_host = plan.network == HOST_NETWORK
+    subnets = {host: [i.subnet for i in facts[host].interfaces] for host in used if on_host}
     return infiniband.choose({host: facts[host].infiniband for host in used}, subnets)
 
 

@@ -66,7 +66,10 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
     digest = digest_of(data)
     problems: list[str] = []
     found: list[Verified] = []
-    for text, signature in _statements(registry, digest):
+    statements = _statements(registry, digest)
+    for statement, seal in islice(statements, MOST_PIECES):
+        text = registry.blob(statement, LONGEST_STATEMENT)
+        signature = registry.blob(seal, 65536)
         try:
             who = signing.verify(text, signature, signers)
             read = release.read_statement(text)
@@ -78,7 +81,7 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
             continue
         found.append(Verified(release=read, signer=who, statement=text, signature=signature,
                               manifest=data, config=manifest.config))  # fmt: skip
-    if len(problems) == MOST_PIECES:
+    if not found and next(statements, None) is not None:
         problems.append(f"further statements were not read: at most {MOST_PIECES} of an image are")
     if not found:
         raise ReleaseError(
@@ -100,19 +103,12 @@ def _some(tags: list[str]) -> str:
     return ", ".join(shown[:12]) + (" ..." if len(shown) > 12 else "") if shown else "no tags"
 
 
-def _statements(registry: Registry, digest: str) -> list[tuple[bytes, bytes]]:
-    """Return every statement attached to an image, with its signature."""
-    found = []
-    for artifact in islice(_artifacts(registry, digest, release.STATEMENT), MOST_PIECES):
+def _statements(registry: Registry, digest: str) -> Iterator[tuple[Descriptor, Descriptor]]:
+    """Yield the descriptors of each statement beside an image and of its signature."""
+    for artifact in _artifacts(registry, digest, release.STATEMENT):
         blobs = {layer.media_type: layer for layer in artifact.layers}
         if {release.STATEMENT, release.SIGNATURE} <= set(blobs):
-            found.append(
-                (
-                    registry.blob(blobs[release.STATEMENT], LONGEST_STATEMENT),
-                    registry.blob(blobs[release.SIGNATURE], 65536),
-                )
-            )
-    return found
+            yield blobs[release.STATEMENT], blobs[release.SIGNATURE]
 
 
 def _artifacts(registry: Registry, digest: str, kind: str) -> Iterator[Manifest]:

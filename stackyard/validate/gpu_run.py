@@ -85,7 +85,7 @@ def place(plan: GpuPlan, run: str) -> tuple[Placement, tuple[str, ...]]:
     Raises:
         UsageError: the placement fails with the caller's settings; names the reason.
     """
-    infiniband = bool(plan.host.infiniband.active)
+    infiniband = bool(plan.host.infiniband.usable)
     found = placement.place(plan.chosen, plan.nodes, name=plan.name, infiniband=infiniband, run=run)
     env = {**placement.environment_of(found), **plan.settings}
     warnings = placement.require_sound(found, env)

@@ -44,14 +44,9 @@ class Tree:
         self.write(f"dev/infiniband/uverbs{number}", "")
 
     def read(self):
-        at = {
-            "SYSFS": f"{self.root}/sys",
-            "DEVICES": f"{self.root}/dev",
-            "PROC": f"{self.root}/proc",
-        }
         done = subprocess.run(
             ["sh", "-c", infiniband.SCRIPT], capture_output=True, text=True, check=True, timeout=20,
-            env={"PATH": "/usr/bin:/bin", **at},
+            env={"PATH": "/usr/bin:/bin", "STACKYARD_ROOT": str(self.root)},
         )  # fmt: skip
         assert done.stderr == ""
         return infiniband.parse(done.stdout.splitlines())
@@ -125,8 +120,15 @@ def roce(device, *addresses):
     return port(device, rate=100.0, layer="Ethernet", gids=tuple(gids))
 
 
+def adapters(*ports, verbs=True):
+    """A host with these ports, and a verbs device for each adapter."""
+    names = {f"uverbs{n}": one.device for n, one in enumerate(ports)} if verbs else {}
+    nodes = tuple(f"/dev/infiniband/{name}" for name in names)
+    return Adapters(ports=ports, verbs=names, nodes=nodes)
+
+
 def choose(*hosts, subnets=("10.0.0.0/24",)):
-    held = {f"h{n}": Adapters(ports=tuple(ports)) for n, ports in enumerate(hosts)}
+    held = {f"h{n}": adapters(*ports) for n, ports in enumerate(hosts)}
     return infiniband.choose(held, dict.fromkeys(held, subnets))
 
 
@@ -158,8 +160,8 @@ def test_a_gid_index_that_differs_by_port_is_left_to_nccl():
     ("hosts", "why"),
     [
         ([[port()]], "nothing leaves the host"),
-        ([[port()], []], "no active InfiniBand or RoCE port on h1: TCP sockets"),
-        ([[port()], [port(state="DOWN")]], "no active InfiniBand or RoCE port on h1: TCP sockets"),
+        ([[port()], []], "no usable InfiniBand or RoCE port on h1: TCP sockets"),
+        ([[port()], [port(state="DOWN")]], "no usable InfiniBand or RoCE port on h1: TCP sockets"),
         ([[roce("a", "10.0.0.1")], [roce("b", "10.9.0.2")]],
          "no RoCE v2 port of h1 has an address in a subnet of all hosts: TCP"),
         ([[port()], [roce("b", "10.0.0.2")]],
@@ -169,6 +171,15 @@ def test_a_gid_index_that_differs_by_port_is_left_to_nccl():
 def test_where_hosts_have_nothing_in_common_nccl_is_told_nothing(hosts, why):
     found = choose(*hosts)
     assert (found.why, found.settings("h0")) == (why, {})
+
+
+def test_a_port_without_a_verbs_device_is_not_used():
+    """NCCL would fail where it is told to use InfiniBand and containers get no device."""
+    held = {"a": adapters(port()), "b": adapters(port(), verbs=False)}
+    found = infiniband.choose(held, {})
+    assert (found.why, found.settings("a")) == (
+        "no usable InfiniBand or RoCE port on b: TCP sockets", {},
+    )  # fmt: skip
 
 
 def test_hosts_with_both_use_infiniband():

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from stackyard.gpu.access import DriverFiles
-from stackyard.gpu.infiniband import Adapters, Port
+from stackyard.gpu.infiniband import Adapters, Gid, Port
 from stackyard.gpu.placement import MIB, GpuProcess
 from stackyard.mesh.hosts import Folder, Host
 from stackyard.mesh.node_plan import (
@@ -313,8 +313,13 @@ def test_nodes_of_one_host_are_told_apart_by_what_they_see():
 
 
 ACTIVE = Adapters(
-    ports=(Port(device="mlx5_0", number=1, state="ACTIVE", rate=400.0, layer="InfiniBand"),)
-)
+    ports=(Port(device="mlx5_0", number=1, state="ACTIVE", rate=400.0, layer="InfiniBand"),),
+    verbs={"uverbs0": "mlx5_0"}, nodes=("/dev/infiniband/uverbs0",),
+)  # fmt: skip
+IN_SUBNET = Gid(index=3, address="::ffff:10.0.0.1", kind="RoCE v2")
+ROCE = dataclasses.replace(
+    ACTIVE, ports=(dataclasses.replace(ACTIVE.ports[0], layer="Ethernet", gids=(IN_SUBNET,)),)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -326,6 +331,13 @@ def test_nodes_are_told_the_adapters_that_all_hosts_have(b, hosts, over):
     found = {"a": gpu_facts("a", infiniband=ACTIVE), "b": gpu_facts("b", 2, infiniband=b)}
     for one in made.nodes:
         assert node_environment(made, found, one).get("NCCL_IB_HCA") == over
+
+
+@pytest.mark.parametrize(("network", "over"), [("host", "=mlx5_0:1"), ("overlay", None)])
+def test_roce_is_used_on_the_hosts_network_alone(network, over):
+    made = plan(*(node(one, gpus=(0,)) for one in "ab"), network=network)
+    found = {one: gpu_facts(one, n, infiniband=ROCE) for n, one in enumerate("ab", 1)}
+    assert node_environment(made, found, made.nodes[0]).get("NCCL_IB_HCA") == over
 
 
 def test_nodes_log_in_to_each_other_by_address_and_port():
