@@ -12,12 +12,10 @@ from typing import Any
 
 from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, wrong_options
 from stackyard.launch.job import Job
-from stackyard.mesh.node import SCRATCH
+from stackyard.mesh.node import SCRATCH, SITE, rank_environment
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
+from stackyard.mesh.supervisor import GRACE_SECONDS
 from stackyard.system.errors import UsageError, shown
-
-JOBS = "/var/lib/stackyard/jobs"
-SITE = "/srv/stackyard/site"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +168,7 @@ def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str
         UsageError: the GPUs differ between nodes, and the launcher gives all nodes the same.
     """
     site = ":".join(part for part in (SITE, job.env.get("PYTHONPATH", "")) if part)
-    found = {"STACKYARD_LOGS": f"{JOBS}/{job.name}/ranks", "PYTHONPATH": site}
+    found = {**rank_environment(job.name), "PYTHONPATH": site}
     if not takes or _tells_each_node(job, len(takes)):
         return found
     if len({*takes.values()}) > 1:
@@ -212,6 +210,8 @@ def start_request(
         "env": dict(job.env),
         "folder": job.folder,
         "lease": lease,
+        "grace_seconds": GRACE_SECONDS,
+        "restarts": int(job.options.get("restarts") or 0),
         "nodes": list(selection.nodes),
         "shown": {
             "stack": job.stack, "base": job.base, "launcher": job.launcher,

@@ -318,7 +318,8 @@ class Follower:
                 if kind == "log":
                     self._offset = int(event["next"])
                     for entry in event["lines"]:
-                        self.watcher.line(entry)
+                        if "record" not in entry:
+                            self.watcher.line(entry)
                 elif kind == "bar":
                     self.watcher.bar(event)
                 elif kind == "step":

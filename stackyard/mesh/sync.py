@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link
-from stackyard.mesh.standing import PROGRAM_FOLDER, Standing
+from stackyard.mesh.node import PROGRAM_FOLDER
+from stackyard.mesh.standing import Standing
 from stackyard.system import process
 from stackyard.system.errors import EngineError, UsageError, shown
 

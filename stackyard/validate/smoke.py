@@ -16,7 +16,7 @@ from pathlib import Path
 from stackyard.definitions.project import INSIDE
 from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
-from stackyard.mesh.node import MEETING_PORT, SSH_PORT
+from stackyard.mesh.node import MEETING_PORT, SITE, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
@@ -25,7 +25,7 @@ from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.watchdog import TrainingPlan
 
-_PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
+_PROBES = ("mesh_probe.py", "inventory.py")
 MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL pass tensors through shared memory; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
@@ -84,7 +84,7 @@ def node_settings(
     # Both lie beside the workload, which is on the path that Python imports from.
     beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
     probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
-    env = {"PYTHONPATH": nodes.SMOKE_FOLDER, "PYTHONUNBUFFERED": "1", **smoke.env}
+    env = {"PYTHONPATH": f"{SITE}:{nodes.SMOKE_FOLDER}", "PYTHONUNBUFFERED": "1", **smoke.env}
     everything = {**files, **beside}
     if gpu is None:
         env = {**CPU_RANKS, **env}
@@ -157,9 +157,9 @@ def run_smoke(
         except (MeshError, EngineError) as error:
             if progress.watcher.stop.is_set():
                 raise Stopped("the smoke was stopped") from error
-            lost = running.lease.lost if running is not None else ""
+            lost = running.lost if running is not None else ""
             seen = _broken(seen, lost or str(error), progress)
-        if gpu and running is not None and not running.lease.lost:
+        if gpu and running is not None and not running.lost:
             with progress.phase("memory freed"):
                 seen = replace(seen, gpu=gpu.freed(seen.gpu))
         with progress.phase("remove nodes"):

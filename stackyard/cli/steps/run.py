@@ -25,8 +25,9 @@ from stackyard.gpu import fused
 from stackyard.launch.job import Job
 from stackyard.mesh import runs, standing
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.jobs import JOBS, select
+from stackyard.mesh.jobs import select
 from stackyard.mesh.mounts import require_there, together, with_mounts
+from stackyard.mesh.node import JOBS
 from stackyard.mesh.node_plan import StandingPlan, Wanted, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
 from stackyard.mesh.standing import Standing

@@ -148,8 +148,8 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
         seen = replace(seen, played=(*seen.played, *found))
         phases.watcher.played(found)
         yield seen
-        if running.lease.lost:
-            yield replace(seen, broken=running.lease.lost)
+        if running.lost:
+            yield replace(seen, broken=running.lost)
             return
         if any(played.training.failed for played in found):
             failed[key] = first.name
