@@ -80,8 +80,7 @@ class Supervisor:
             if time.monotonic() >= due:
                 due = time.monotonic() + TICK_SECONDS
                 self._tick()
-            for client in list(self._clients):
-                self._serve(client)
+            self._serve_all()
         if self._resting:
             # The agents of nodes that are about to be removed need not end them.
             self._members.tell("rest", self._members.living)
@@ -351,6 +350,10 @@ class Supervisor:
             self._selector.unregister(client.connection)
             client.connection.close()
 
+    def _serve_all(self) -> None:
+        for client in list(self._clients):
+            self._serve(client)
+
     def _serve(self, client: Client) -> None:
         client.serve()
         if client.closed:
@@ -399,9 +402,8 @@ class Supervisor:
             client.say(event="port", port=probe.getsockname()[1])
 
     def _processes(self, client: Client, value: Value) -> None:
-        command, number = str(value["do"]), value.get("id")
         self._members.ask(
-            command, "", lambda found: client.say(event="processes", id=number, nodes=found)
+            str(value["do"]), "", lambda found: client.say(event="processes", nodes=found)
         )
 
     def _rest(self, client: Client, value: Value) -> None:

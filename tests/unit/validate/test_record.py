@@ -9,10 +9,10 @@ from stackyard.validate.record import RankRecord, take_line
 from tests.unit import samples
 
 
-def taken(*events, name="rank1"):
+def taken(*events):
     ranks = {}
     for event in events:
-        take_line(ranks, f"{name}\t{json.dumps(event)}")
+        take_line(ranks, 1, json.dumps(event))
     return ranks
 
 
@@ -46,13 +46,13 @@ def test_the_events_of_a_training_are_taken_together():
 
 def test_a_nan_of_python_is_read():
     ranks = {}
-    take_line(ranks, 'rank0\t{"event": "step", "step": 3, "loss": NaN}')
+    take_line(ranks, 0, '{"event": "step", "step": 3, "loss": NaN}')
     assert ranks[0].losses[3] != ranks[0].losses[3]
 
 
 def test_the_record_that_changed_is_given_back_with_the_kind_of_event():
     ranks = {}
-    record, kind = take_line(ranks, f"rank1\t{json.dumps(START)}")
+    record, kind = take_line(ranks, 1, json.dumps(START))
     assert (record is ranks[1], kind) == (True, "start")
 
 
