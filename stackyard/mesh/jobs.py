@@ -12,9 +12,8 @@ from typing import Any
 
 from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, wrong_options
 from stackyard.launch.job import Job
-from stackyard.mesh.node import SCRATCH, SITE, rank_environment
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, SITE, rank_environment
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
-from stackyard.mesh.supervisor import GRACE_SECONDS
 from stackyard.system.errors import UsageError, shown
 
 

@@ -26,6 +26,8 @@ PROGRAMS = (
     "agent.py", "line.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
     "members.py", "ranks.py", "compare.py", "site/sitecustomize.py",
 )  # fmt: skip
+# Processes that a launcher leaves behind may take this long to end by themselves.
+GRACE_SECONDS = 10.0
 # Each node keeps the files of a job's ranks in a folder of its own.
 JOBS = "/var/lib/stackyard/jobs"
 

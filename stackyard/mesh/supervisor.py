@@ -21,8 +21,6 @@ PROGRAM = f"{PROGRAM_FOLDER}/supervisor.py"
 BEAT_SECONDS = 1.0
 ANSWER_SECONDS = 30.0
 JOIN_SECONDS = 60.0
-# Processes that a launcher leaves behind may take this long to end by themselves.
-GRACE_SECONDS = 10.0
 Event = dict[str, Any]
 Processes = dict[str, list[dict[str, Any]]]
 

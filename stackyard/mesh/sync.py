@@ -24,7 +24,6 @@ from stackyard.system import process
 from stackyard.system.errors import EngineError, UsageError, shown
 
 SECONDS = 6 * 3600.0
-# Never copied: repositories' own data, and what Python writes by itself.
 EXCLUDED = (".git", "__pycache__", "*.pyc")
 Say = Callable[[str], None]
 

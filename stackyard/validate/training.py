@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
-from stackyard.mesh.node import SCRATCH, rank_environment
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
 from stackyard.mesh.nodes import LEASE_SECONDS, SHARED, SMOKE_FOLDER, Mesh
-from stackyard.mesh.supervisor import GRACE_SECONDS, Event, Refused
+from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
 from stackyard.validate.record import Training

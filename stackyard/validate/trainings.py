@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from stackyard.mesh.supervisor import GRACE_SECONDS
+from stackyard.mesh.node import GRACE_SECONDS
 from stackyard.validate.checks import Check, check, not_run
 from stackyard.validate.record import Training
 

@@ -57,7 +57,7 @@ ALONE = {"subprocess": "system.process", "docker": "system.engine", "jinja2": "s
 ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "lease", "job", "client", "launcher", "members", "apply_fixes"}
+BESIDE = {"strays", "line", "job", "client", "launcher", "members", "apply_fixes"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip

@@ -325,7 +325,8 @@ def test_a_rank_is_told_when_it_is_there_and_how_it_ended(node):
     node.rank(0, 50)
     node.rank(1, 51)
     assert node.tick() == [
-        {"job": "demo", "event": "rank", "pid": 50, "rank": 0}, {"job": "demo", "event": "rank", "pid": 51, "rank": 1},
+        {"job": "demo", "event": "rank", "pid": 50, "rank": 0},
+        {"job": "demo", "event": "rank", "pid": 51, "rank": 1},
     ]  # fmt: skip
     assert node.tick() == []
     (node.folder / "rank0.end").write_text("ok")

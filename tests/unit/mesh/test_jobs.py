@@ -124,6 +124,7 @@ def test_ranks_are_told_where_their_words_go_and_keep_their_python_path():
     env = asked(TWO, job(env={"PYTHONPATH": "/code", "A": "1"})).env
     assert env == {
         "A": "1",
+        "STACKYARD_JOB": "demo-1",
         "STACKYARD_LOGS": "/var/lib/stackyard/jobs/demo-1/ranks",
         "PYTHONPATH": "/srv/stackyard/site:/code",
     }
