@@ -21,10 +21,13 @@ SSH_PORT = 2222
 MEETING_PORT = 29500
 # The supervisor, the agents of nodes and what ranks need, beyond the programs of the image.
 PROGRAM_FOLDER = "/srv/stackyard"
-SITE = f"{PROGRAM_FOLDER}/site"
+# Folders with a `sitecustomize`, which Python imports before a program: for ranks, and for smokes.
+SITE = f"{PROGRAM_FOLDER}/rank_site"
+SMOKE_SITE = f"{PROGRAM_FOLDER}/smoke_site"
 PROGRAMS = (
     "agent.py", "line.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
-    "members.py", "ranks.py", "compare.py", "site/sitecustomize.py",
+    "members.py", "ranks.py", "compare.py", "rank_site/sitecustomize.py",
+    "smoke_site/sitecustomize.py",
 )  # fmt: skip
 # Processes that a launcher leaves behind may take this long to end by themselves.
 GRACE_SECONDS = 10.0

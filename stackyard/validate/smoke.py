@@ -16,7 +16,7 @@ from pathlib import Path
 from stackyard.definitions.project import INSIDE
 from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
-from stackyard.mesh.node import MEETING_PORT, SITE, SSH_PORT
+from stackyard.mesh.node import MEETING_PORT, SITE, SMOKE_SITE, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
@@ -81,11 +81,15 @@ def node_settings(
     image: str, smoke: Smoke, files: Mapping[str, bytes], gpu: GpuRun | None = None
 ) -> nodes.NodeSettings:
     """Return the settings that a smoke's containers are started with."""
-    # Both lie beside the workload, which is on the path that Python imports from.
-    beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
+    # It lies beside the workload, which is on the path that Python imports from.
+    recorder = {"stackyard_record.py": (INSIDE / "stackyard_record.py").read_bytes()}
     probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
-    env = {"PYTHONPATH": f"{SITE}:{nodes.SMOKE_FOLDER}", "PYTHONUNBUFFERED": "1", **smoke.env}
-    everything = {**files, **beside}
+    env = {
+        "PYTHONPATH": f"{SITE}:{SMOKE_SITE}:{nodes.SMOKE_FOLDER}",
+        "PYTHONUNBUFFERED": "1",
+        **smoke.env,
+    }
+    everything = {**files, **recorder}
     if gpu is None:
         env = {**CPU_RANKS, **env}
         return nodes.NodeSettings(image=image, env=env, files=everything, probes=probes)

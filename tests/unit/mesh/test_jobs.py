@@ -126,9 +126,9 @@ def test_ranks_are_told_where_their_words_go_and_keep_their_python_path():
         "A": "1",
         "STACKYARD_JOB": "demo-1",
         "STACKYARD_LOGS": "/var/lib/stackyard/jobs/demo-1/ranks",
-        "PYTHONPATH": "/srv/stackyard/site:/code",
+        "PYTHONPATH": "/srv/stackyard/rank_site:/code",
     }
-    assert asked(TWO, job()).env["PYTHONPATH"] == "/srv/stackyard/site"
+    assert asked(TWO, job()).env["PYTHONPATH"] == "/srv/stackyard/rank_site"
 
 
 def test_one_port_of_all_nodes_is_named_and_different_ones_are_left_to_ssh():
