@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from launcher import Launcher  # type: ignore[import-not-found]  # it lies beside this file
+from step import StepProcess  # type: ignore[import-not-found]  # it lies beside this file
 
 JOBS = Path("/var/lib/stackyard/jobs")
 CHUNK_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ class Job:
         self.swept: set[tuple[str, object]] = set()
         self.left: dict[str, list[object]] = {}
         self.killed = False
-        self.launcher: Launcher | None = None
+        self.launcher: StepProcess | None = None
         self.checks, self.checking = 0, False
         self.closing: set[str] = set()
         self.nodes: set[str] = set(value.get("nodes") or ())  # type: ignore[call-overload]

@@ -31,8 +31,8 @@ from typing import ClassVar
 import line  # type: ignore[import-not-found]  # these lie beside this file
 from client import Client, listen, talk  # type: ignore[import-not-found]
 from job import Job, write_files  # type: ignore[import-not-found]
-from launcher import Launcher  # type: ignore[import-not-found]
 from members import Members  # type: ignore[import-not-found]
+from step import StepProcess  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 # Pause between two looks at the clock.
@@ -179,7 +179,7 @@ class Supervisor:
         self._tell(event="step", job=job.name, what=job.step, argv=words)
         try:
             write_files(dict(step.get("files") or {}))
-            job.launcher = Launcher(
+            job.launcher = StepProcess(
                 words, job.folder, env, self._selector,
                 lambda text: self._launcher_line(job, text), lambda: self._look_at(job),
             )  # fmt: skip

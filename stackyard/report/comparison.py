@@ -14,7 +14,7 @@ from typing import Any
 from stackyard.build.locks.change import direction
 from stackyard.report.records import as_json
 from stackyard.validate.checks import FAILED, NOT_RUN, PASSED
-from stackyard.validate.trainings import gaps, largest_gap
+from stackyard.validate.judge_training import gaps, largest_gap
 
 Report = Mapping[str, Any]
 # A layout this much slower or faster is reported. It fails nothing: CPU ranks share their cores.

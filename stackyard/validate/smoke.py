@@ -23,7 +23,7 @@ from stackyard.validate import judge, measure, training
 from stackyard.validate.gpu_run import GpuRun
 from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 
 _PROBES = ("mesh_probe.py", "inventory.py")
 MESH_SECONDS = 6 * 3600

@@ -19,7 +19,7 @@ from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
 from stackyard.validate.record import Training
-from stackyard.validate.watchdog import OnLoss, TrainingPlan, Watch
+from stackyard.validate.training_log import OnLoss, TrainingLog, TrainingPlan
 
 TEXT = "/usr/local/share/stackyard/text"
 DATA = f"{SHARED}/data"
@@ -138,7 +138,7 @@ class _Running:
     def __init__(self, mesh: Mesh, start: Start, on_loss: OnLoss | None) -> None:
         self.smoke, self.plan = start.smoke, start.plan
         self.launch = materialize(start.smoke, start.plan, mesh.plan.port, start.port)
-        self.watch = Watch(start.smoke, start.plan, on_loss)
+        self.log = TrainingLog(start.smoke, start.plan, on_loss)
         self.ended: Event | None = None
         self.when = 0.0
         self._mesh, self._asked = mesh, False
@@ -150,13 +150,13 @@ class _Running:
         """Take one event of this launch."""
         if event["event"] == "log":
             for entry in event["lines"]:
-                self.watch.take(entry)
+                self.log.take(entry)
         elif event["event"] == "ended":
             self.ended, self.when = event["job"], time.monotonic()
 
     def look(self) -> None:
         """Stop the launch where its update has come, or its time has passed."""
-        if self.watch.due():
+        if self.log.due():
             self.stop(KILL)
         elif time.monotonic() > self._limit:
             self.stop("it did not end in time")
@@ -185,7 +185,7 @@ class _Running:
     def result(self, started: float) -> Training:
         """Return the observations of the launch."""
         assert self.ended is not None
-        said, log, mesh = self.watch.said, None, self._mesh
+        said, log, mesh = self.log.said, None, self._mesh
         if self.smoke.device != "cpu" and not mesh.lost:
             lines = nccl_lines(mesh, self.plan)
             log = nccl.read_log(lines)
@@ -196,7 +196,7 @@ class _Running:
         code = self.ended["code"]
         return Training(
             layout=self.plan.layout.name,
-            ranks=self.watch.ranks,
+            ranks=self.log.ranks,
             wanted=self.plan.layout.ranks,
             nodes=self.plan.nodes,
             code=None if self.killed else code,

@@ -9,7 +9,7 @@ from stackyard.launch.job import Job
 from stackyard.schedulers.kubernetes import make_keys, render
 from stackyard.schedulers.kubernetes_site import KubernetesSite, needs_mesh
 from stackyard.validate.training import fill, placeholders, spread
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 from tests.golden.conftest import HERE
 from tests.schemas.kubernetes import problems
 

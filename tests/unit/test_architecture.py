@@ -43,7 +43,7 @@ PURE = [
     "schedulers.slurm_state", "data.dataset", "validate.bench.definition", "validate.bench.flops",
     "validate.bench.judge", "validate.bench.plan", "validate.bench.result", "validate.checks",
     "validate.diagnose", "validate.judge", "validate.judge_gpu", "validate.judge_mesh",
-    "validate.outcome", "validate.trainings", "validate.prove.judge",
+    "validate.outcome", "validate.judge_training", "validate.prove.judge",
     "validate.prove.plan", "validate.record", "report.bench",
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
@@ -57,7 +57,7 @@ ALONE = {"subprocess": "system.process", "docker": "system.engine", "jinja2": "s
 ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "line", "job", "client", "launcher", "members", "apply_fixes"}
+BESIDE = {"strays", "line", "job", "client", "step", "members", "apply_fixes"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip

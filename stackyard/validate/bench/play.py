@@ -23,7 +23,7 @@ from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke
 from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.gpu_run import GpuRun
 from stackyard.validate.outcome import Phase
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 
 NODE = "node1"
 # Folder that all stacks' benches use: the clock, the made-up text, the plain loop.

@@ -184,7 +184,7 @@ class Mesh:
 def make(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["job"], "JOBS", tmp_path / "jobs")
     monkeypatch.setattr(supervisor, "listen", lambda: "server")
-    monkeypatch.setattr(supervisor, "Launcher", Launcher)
+    monkeypatch.setattr(supervisor, "StepProcess", Launcher)
     monkeypatch.setattr(supervisor.selectors, "DefaultSelector", Selector)
     monkeypatch.setattr(Launcher, "started", ())
     monkeypatch.setattr(Launcher, "fails", None)

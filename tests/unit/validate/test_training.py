@@ -2,7 +2,7 @@
 
 from stackyard.validate import training
 from stackyard.validate.training import fill, materialize
-from stackyard.validate.watchdog import TrainingPlan, Watch
+from stackyard.validate.training_log import TrainingLog, TrainingPlan
 from tests.unit import samples
 
 SMOKE = samples.smoke(program=("train.py", "--data={data}", "--save={save}", "--at={save_at}"))
@@ -35,7 +35,7 @@ def test_a_layout_is_launched_with_its_own_nodes_launcher_and_arguments():
 
 
 def watch(*, kill_after=None, ranks=(), on_loss=None):
-    found = Watch(SMOKE, plan(kill_after=kill_after), on_loss)
+    found = TrainingLog(SMOKE, plan(kill_after=kill_after), on_loss)
     found.ranks.update({record.rank: record for record in ranks})
     return found
 

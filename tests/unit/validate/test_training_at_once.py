@@ -7,7 +7,7 @@ import pytest
 from stackyard.mesh.supervisor import Refused
 from stackyard.validate import training
 from stackyard.validate.training import Start
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 from tests.unit import samples
 
 SMOKE = samples.smoke(program=("train.py",))

@@ -44,7 +44,7 @@ class TrainingPlan:
         return rank_folder(self.label)
 
 
-class Watch:
+class TrainingLog:
     """Take the entries of a launch's log as they come; notice the moment to kill it.
 
     Attributes:

@@ -19,7 +19,7 @@ READ_BYTES = 64 * 1024
 LAST_READS = 32
 
 
-class Launcher:
+class StepProcess:
     """Run a command in a process group of its own.
 
     Args:

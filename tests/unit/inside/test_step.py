@@ -10,7 +10,7 @@ import pytest
 from stackyard.inside import strays
 from tests.unit import beside
 
-Launcher = sys.modules["launcher"].Launcher
+StepProcess = sys.modules["step"].StepProcess
 pytestmark = pytest.mark.usefixtures("allow_processes")
 assert beside
 
@@ -22,7 +22,7 @@ def start(tmp_path):
 
     def run(line, words=("sh", "-c"), over=lambda: None):
         said = []
-        child = Launcher([*words, line], str(tmp_path), os.environ, selector, said.append, over)
+        child = StepProcess([*words, line], str(tmp_path), os.environ, selector, said.append, over)
         started.append(child)
         return child, said
 
