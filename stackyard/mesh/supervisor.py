@@ -139,7 +139,10 @@ class Talk:
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            state = self.ask("state", "state")
+            try:
+                state = self.ask("state", "state")
+            except MeshError as error:
+                raise MeshError(self.lost or error.what, why=error.why) from error
             if state["lost"]:
                 node, why = next(iter(state["lost"].items()))
                 raise MeshError(f"node {node} cannot be logged in to from {names[0]}", why=why)
