@@ -24,7 +24,7 @@ from stackyard.system.errors import UsageError
 Group = frozenset[str]
 Round = tuple[Group, ...]
 HOST, GPU, LINK, UNEXPLAINED = "host", "gpu", "link", "unexplained"
-# As many faults at once are told apart. One that is good by itself has at most as many bad partners.
+# So many faults at once are told apart: a good host then has no more bad partners than that.
 FAULTS = 3
 _Rounds = Generator[list[Group], None, None]
 
@@ -217,9 +217,7 @@ class _Search:
                 return self._widened([name, other], there, barred)
         return Group()
 
-    def _widened(
-        self, names: list[str], there: Iterable[str], barred: Mapping[str, int]
-    ) -> Group:
+    def _widened(self, names: list[str], there: Iterable[str], barred: Mapping[str, int]) -> Group:
         held = self.seen.bits(names)
         for name in there:
             if not held & (barred[name] | self.seen.number[name]):
