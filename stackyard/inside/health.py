@@ -21,7 +21,7 @@ VERSION = 1
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER = "/proc/driver/nvidia/version"
 # nvml.h: nvmlReturn_t. Numbers that it does not name here are shown as they are.
-INVALID_ARGUMENT, NOT_SUPPORTED, NO_DRIVER = 2, 3, 9
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_DRIVER, NO_FUNCTION = 2, 3, 9, 13
 ERRORS = {
     1: "NVML is not initialized", 2: "invalid argument", 3: "not supported by this GPU or driver",
     4: "no permission", 6: "not found", 8: "the GPU's external power is not attached",
@@ -104,10 +104,11 @@ class Library:
             if function is not None:
                 function.restype = ctypes.c_int
                 code = function(*arguments)
-                if code:
+                if not code:
+                    return
+                if code != NO_FUNCTION:
                     raise Unread(code)
-                return
-        raise Unread(13)
+        raise Unread(NO_FUNCTION)
 
     def text(self, name: str, handle: Any) -> str:
         """Return a text of a device; empty where it has none."""
@@ -278,7 +279,7 @@ def shared_memory(root: str) -> Any:
 
 
 def read(root: str = "") -> Any:
-    """Read everything."""
+    """Read the machine and all of its GPUs."""
     found: Any = {"version": VERSION, "driver": "", "no_gpus": "", "nvml": "", "gpus": [],
                   "kernel": {}, "shm_bytes": shared_memory(root)}  # fmt: skip
     read_gpus(found)

@@ -48,7 +48,7 @@ def planted(alone=(), joined=(), links=(), gpus=()):
     alone, joined, links = set(alone), set(joined), [frozenset(link) for link in links]
 
     def is_bad(group):
-        group = {name for name in group}
+        group = set(group)
         whole = {name.partition(":")[0] for name in gpus} & group
         return bool(
             alone & group
@@ -123,7 +123,7 @@ def test_every_single_fault_of_a_small_fleet_is_named_within_the_bound(count):
     for case in cases:
         faults, rounds = play(fleet(count), planted(**case))
         (fault,) = faults
-        (kind, names), = ((LINK if k == "links" else HOST, v) for k, v in case.items())
+        ((kind, names),) = ((LINK if k == "links" else HOST, v) for k, v in case.items())
         assert (fault.kind, set(fault.names)) == (kind, {*names[0]} if kind == LINK else {*names})
         assert rounds <= bound(count), case
 
