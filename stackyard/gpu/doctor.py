@@ -33,12 +33,17 @@ _ARCH = re.compile(r"sm_(\d+)(\d)[a-z]?")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Hold the result of one examination, and what to type where it is not `ok`."""
+    """Hold the result of one examination, and what to type where it is not `ok`.
+
+    Attributes:
+        gpu: the GPU that it is about; None for the machine, or where `what` names several.
+    """
 
     name: str
     state: str
     what: str
     hint: str = ""
+    gpu: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

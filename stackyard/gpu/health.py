@@ -143,17 +143,6 @@ class HostHealth:
     shm_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """Hold the result of one check of a machine, or of one of its GPUs."""
-
-    name: str
-    state: str
-    what: str
-    hint: str = ""
-    gpu: int | None = None
-
-
 def parse(said: str) -> HostHealth:
     """Read the program's output; a login may have printed lines around its own."""
     for line in reversed(said.splitlines()):
@@ -211,18 +200,18 @@ def _gpu(found: Mapping[str, Any]) -> GpuHealth:
     )
 
 
-def checks(host: HostHealth) -> tuple[Check, ...]:
-    """Return the results of all checks, in the order of repair.
+def examine(host: HostHealth) -> tuple[Finding, ...]:
+    """Return the findings of all checks, one a GPU, in the order of repair.
 
     A machine without GPUs has those of the machine only.
     """
     if host.unread:
-        return (Check(name="health", state=NOT_RUN, what=host.unread,
+        return (Finding(name="health", state=NOT_RUN, what=host.unread,
                       hint="it needs python3 (3.6 or newer) there"),)  # fmt: skip
     if host.no_gpus and not host.gpus:
         return ()
     if host.nvml or not host.gpus:
-        return (Check(name="health", state=NOT_RUN, what=host.nvml or "NVML names no GPU",
+        return (Finding(name="health", state=NOT_RUN, what=host.nvml or "NVML names no GPU",
                       hint="nvidia-smi must answer first"),)  # fmt: skip
     found = list(_xids(host))
     for check in (_ecc, _rows, _pcie, _clocks, _power):
@@ -231,11 +220,11 @@ def checks(host: HostHealth) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def findings(results: Iterable[Check]) -> tuple[Finding, ...]:
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return one finding for all GPUs with the same result of a check."""
-    merged: dict[tuple[str, str, str, str], list[int]] = {}
-    for one in results:
-        gpus = merged.setdefault((one.name, one.state, one.what, one.hint), [])
+    found: dict[tuple[str, str, str, str], list[int]] = {}
+    for one in findings:
+        gpus = found.setdefault((one.name, one.state, one.what, one.hint), [])
         gpus += [] if one.gpu is None else [one.gpu]
     return tuple(
         Finding(
@@ -244,20 +233,20 @@ def findings(results: Iterable[Check]) -> tuple[Finding, ...]:
             what=f"GPU {', '.join(map(str, gpus))}: {what}" if gpus else what,
             hint=hint.format(gpu=",".join(map(str, gpus))),
         )
-        for (name, state, what, hint), gpus in merged.items()
+        for (name, state, what, hint), gpus in found.items()
     )
 
 
 def host_findings(host: HostHealth) -> tuple[Finding, ...]:
     """Return the findings of a host: those of its GPUs, and its shared memory."""
     own = () if host.unread else (shared_memory(host.shm_bytes),)
-    return (*own, *findings(checks(host)))
+    return (*own, *merged(examine(host)))
 
 
-def _xids(host: HostHealth) -> Iterator[Check]:
+def _xids(host: HostHealth) -> Iterator[Finding]:
     name = "xid errors"
     if host.log:
-        yield Check(name=name, state=NOT_RUN, what=f"the kernel log cannot be read: {host.log}",
+        yield Finding(name=name, state=NOT_RUN, what=f"the kernel log cannot be read: {host.log}",
                     hint="as root, or: sysctl kernel.dmesg_restrict=0; in a container, ask the"
                     " host")  # fmt: skip
         return
@@ -271,12 +260,12 @@ def _xids(host: HostHealth) -> Iterator[Check]:
             meaning, hint = "a program failed on it", "look at that program's own error first"
         what = f"Xid {xid.number}{where}, {xid.count} times: {meaning or 'not known here'}"
         hint = hint.replace("{gpu}", xid.bus) if gpu is None else hint
-        yield Check(name=name, state=state, what=f"{what} ({xid.text[:100]})", hint=hint, gpu=gpu)
+        yield Finding(name=name, state=state, what=f"{what} ({xid.text[:100]})", hint=hint, gpu=gpu)
     if not host.xids and host.whole_log:
-        yield Check(name=name, state=OK, what="none since the host was started")
+        yield Finding(name=name, state=OK, what="none since the host was started")
     elif not host.whole_log:
         state = NOT_RUN if not host.xids else NOTE
-        yield Check(name=name, state=state, what="the kernel log has lost its oldest lines: errors"
+        yield Finding(name=name, state=state, what="the kernel log has lost its oldest lines: errors"
                     " before them are not known", hint="journalctl -k -b | grep Xid")  # fmt: skip
 
 
@@ -286,78 +275,78 @@ def _place(bus: str) -> str:
     return f"{domain[-4:].zfill(4)}:{rest.partition('.')[0]}"
 
 
-def _ecc(gpu: GpuHealth) -> Iterator[Check]:
+def _ecc(gpu: GpuHealth) -> Iterator[Finding]:
     name = "memory errors"
     why = gpu.missing("ecc_mode", "ecc_volatile", "ecc_aggregate")
     if not why and not gpu.values["ecc_mode"]:
-        yield Check(name=name, state=NOTE, gpu=gpu.index, what="ECC is off: errors are neither"
+        yield Finding(name=name, state=NOTE, gpu=gpu.index, what="ECC is off: errors are neither"
                     " corrected nor counted", hint="nvidia-smi -e 1, then reboot")  # fmt: skip
     elif gpu.values.get("ecc_volatile"):
         count = gpu.values["ecc_volatile"]
         what = f"{count} errors that cannot be corrected since the driver was loaded"
-        yield Check(name=name, state=WRONG, what=what, hint=_RESET, gpu=gpu.index)
+        yield Finding(name=name, state=WRONG, what=what, hint=_RESET, gpu=gpu.index)
     elif why:
-        yield Check(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
     elif gpu.values["ecc_aggregate"]:
         what = f"{gpu.values['ecc_aggregate']} errors that cannot be corrected in its life, none"
-        yield Check(name=name, state=NOTE, what=f"{what} since the driver was loaded",
+        yield Finding(name=name, state=NOTE, what=f"{what} since the driver was loaded",
                     hint="watch it: if the count grows, have the GPU replaced",
                     gpu=gpu.index)  # fmt: skip
     else:
-        yield Check(name=name, state=OK, what="none that cannot be corrected", gpu=gpu.index)
+        yield Finding(name=name, state=OK, what="none that cannot be corrected", gpu=gpu.index)
 
 
-def _rows(gpu: GpuHealth) -> Iterator[Check]:
+def _rows(gpu: GpuHealth) -> Iterator[Finding]:
     """Judge the replacement of rows of memory; GPUs before Ampere retire pages instead."""
     name = "memory rows"
     why = gpu.missing("rows_corrected", "rows_uncorrected", "rows_pending", "rows_failed")
     if why and not gpu.missing("pages_pending"):
         pending = gpu.values["pages_pending"]
-        yield Check(name=name, state=WRONG if pending else OK, gpu=gpu.index,
+        yield Finding(name=name, state=WRONG if pending else OK, gpu=gpu.index,
                     what="pages wait to be retired" if pending else "no page waits to be retired",
                     hint=_RESET if pending else "")  # fmt: skip
     elif why:
-        yield Check(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
     elif gpu.values["rows_failed"]:
-        yield Check(name=name, state=WRONG, gpu=gpu.index, hint=_SERVICE,
+        yield Finding(name=name, state=WRONG, gpu=gpu.index, hint=_SERVICE,
                     what="a row with errors could not be replaced")  # fmt: skip
     elif gpu.values["rows_pending"]:
-        yield Check(name=name, state=WRONG, what="rows with errors wait to be replaced",
+        yield Finding(name=name, state=WRONG, what="rows with errors wait to be replaced",
                     hint=_RESET, gpu=gpu.index)  # fmt: skip
     else:
         replaced = gpu.values["rows_corrected"] + gpu.values["rows_uncorrected"]
-        yield Check(name=name, state=OK, what=f"{replaced} replaced, none waits", gpu=gpu.index)
+        yield Finding(name=name, state=OK, what=f"{replaced} replaced, none waits", gpu=gpu.index)
 
 
-def _pcie(gpu: GpuHealth) -> Iterator[Check]:
+def _pcie(gpu: GpuHealth) -> Iterator[Finding]:
     name, values = "pcie", gpu.values
     why = gpu.missing("pcie_width", "pcie_width_max")
     seat = "check the seat, the riser and the slot; a BIOS may split slots (bifurcation)"
     if why:
-        yield Check(name=name, state=NOT_RUN, what=f"width: {why}", gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=f"width: {why}", gpu=gpu.index)
     elif values["pcie_width"] < values["pcie_width_max"]:
         what = f"{values['pcie_width']} of {values['pcie_width_max']} lanes"
-        yield Check(name=name, state=WRONG, what=what, hint=seat, gpu=gpu.index)
+        yield Finding(name=name, state=WRONG, what=what, hint=seat, gpu=gpu.index)
     why = gpu.missing("pcie_generation", "pcie_generation_max")
     if why:
-        yield Check(name=name, state=NOT_RUN, what=f"generation: {why}", gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=f"generation: {why}", gpu=gpu.index)
     elif values["pcie_generation"] < values["pcie_generation_max"]:
         what = f"generation {values['pcie_generation']} of {values['pcie_generation_max']}"
         if not gpu.missing("clocks_event") and not values["clocks_event"] & IDLE:
-            yield Check(name=name, state=WRONG, what=what, hint=seat, gpu=gpu.index)
+            yield Finding(name=name, state=WRONG, what=what, hint=seat, gpu=gpu.index)
         else:
-            yield Check(name=name, state=NOT_RUN, gpu=gpu.index, hint="ask again under load",
+            yield Finding(name=name, state=NOT_RUN, gpu=gpu.index, hint="ask again under load",
                         what=f"{what}: an idle GPU may lower it")  # fmt: skip
     elif "pcie_width" in values and values["pcie_width"] >= values.get("pcie_width_max", 2**31):
         what = f"{values['pcie_width']} lanes of generation {values['pcie_generation']}"
-        yield Check(name=name, state=OK, what=f"{what}, its best", gpu=gpu.index)
+        yield Finding(name=name, state=OK, what=f"{what}, its best", gpu=gpu.index)
 
 
-def _clocks(gpu: GpuHealth) -> Iterator[Check]:
+def _clocks(gpu: GpuHealth) -> Iterator[Finding]:
     name = "clocks"
     why = gpu.missing("clocks_event")
     if why:
-        yield Check(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
         return
     reasons = gpu.values["clocks_event"]
     slowed = [said for bit, said in SLOWDOWNS.items() if reasons & bit]
@@ -366,37 +355,39 @@ def _clocks(gpu: GpuHealth) -> Iterator[Check]:
     if reasons & ~known:
         held.append(f"reasons that are not known here ({reasons & ~known:#x})")
     if slowed:
-        yield Check(name=name, state=WRONG, what="; ".join(slowed), gpu=gpu.index,
+        yield Finding(name=name, state=WRONG, what="; ".join(slowed), gpu=gpu.index,
                     hint="check fans, air flow, power cables and supplies; the host's management"
                     " log names the sensor")  # fmt: skip
     elif held:
-        yield Check(name=name, state=NOTE, what="; ".join(held), gpu=gpu.index)
+        yield Finding(name=name, state=NOTE, what="; ".join(held), gpu=gpu.index)
     else:
         what = "nothing slows it down" + (" (it is idle)" if reasons & IDLE else "")
-        yield Check(name=name, state=OK, what=what, gpu=gpu.index)
+        yield Finding(name=name, state=OK, what=what, gpu=gpu.index)
 
 
-def _power(gpu: GpuHealth) -> Iterator[Check]:
+def _power(gpu: GpuHealth) -> Iterator[Finding]:
     name = "power limit"
     why = gpu.missing("power_limit_mw", "power_default_mw")
     if why:
-        yield Check(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
         return
     limit, default = gpu.values["power_limit_mw"], gpu.values["power_default_mw"]
     what = f"{limit / 1000:.0f} W, {default / 1000:.0f} W by default"
     state = OK if limit >= default else NOTE if limit >= POWER_RATIO * default else WRONG
     hint = f"nvidia-smi -i {{gpu}} -pl {default / 1000:.0f}, if nobody has lowered it on purpose"
-    yield Check(name=name, state=state, what=what, hint="" if state == OK else hint, gpu=gpu.index)
+    yield Finding(
+        name=name, state=state, what=what, hint="" if state == OK else hint, gpu=gpu.index
+    )
 
 
-def _links(gpu: GpuHealth, others: Sequence[GpuHealth]) -> Iterator[Check]:
+def _links(gpu: GpuHealth, others: Sequence[GpuHealth]) -> Iterator[Finding]:
     """Judge a GPU's NVLinks beside those of GPUs of its model on the same machine.
 
     How many links should be active is not known: bridges join some of them, switches all.
     """
     name = "nvlink"
     if not gpu.links:
-        yield Check(name=name, state=NOT_RUN, what=gpu.missing("nvlink"), gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=gpu.missing("nvlink"), gpu=gpu.index)
         return
     active = [link for link in gpu.links if link.active]
     unknown = [link for link in gpu.links if link.active is None]
@@ -405,24 +396,24 @@ def _links(gpu: GpuHealth, others: Sequence[GpuHealth]) -> Iterator[Check]:
     down = [str(link.number) for link in gpu.links if link.active is False]
     if unknown:
         why = next(iter(unknown[0].unread.values()), "not read")
-        yield Check(name=name, state=NOT_RUN, what=f"link {unknown[0].number}: {why}",
+        yield Finding(name=name, state=NOT_RUN, what=f"link {unknown[0].number}: {why}",
                     gpu=gpu.index)  # fmt: skip
     elif len(active) < most:
-        yield Check(name=name, state=WRONG, gpu=gpu.index, what=f"link {', '.join(down)} is down:"
+        yield Finding(name=name, state=WRONG, gpu=gpu.index, what=f"link {', '.join(down)} is down:"
                     f" {len(active)} are active, {most} on its neighbours", hint="reset the GPUs"
                     " or reboot; if it comes back, check bridge or switch")  # fmt: skip
     elif active and down:
-        yield Check(name=name, state=NOTE, gpu=gpu.index, what=f"{len(active)} of"
+        yield Finding(name=name, state=NOTE, gpu=gpu.index, what=f"{len(active)} of"
                     f" {len(gpu.links)} links are active", hint="bridges join some links only;"
                     " at a switch all are active")  # fmt: skip
     else:
         what = f"{len(active)} links are active" if active else "no link is joined to anything"
-        yield Check(name=name, state=OK if active else NOTE, what=what, gpu=gpu.index)
+        yield Finding(name=name, state=OK if active else NOTE, what=what, gpu=gpu.index)
     if active:
         yield from _link_errors(gpu, active)
 
 
-def _link_errors(gpu: GpuHealth, active: Sequence[NvLink]) -> Iterator[Check]:
+def _link_errors(gpu: GpuHealth, active: Sequence[NvLink]) -> Iterator[Finding]:
     name, hint = "nvlink errors", "reset the GPUs or reboot; if they grow, check bridge or switch"
     counts: dict[str, int] = {}
     unread: dict[str, str] = {}
@@ -435,11 +426,11 @@ def _link_errors(gpu: GpuHealth, active: Sequence[NvLink]) -> Iterator[Check]:
     lasting = counts.get("recovery", 0) + counts.get("ecc_data", 0)
     corrected = sum(counts.values()) - lasting
     if lasting or corrected >= LINK_CORRECTED:
-        yield Check(name=name, state=WRONG, what=shown, hint=hint, gpu=gpu.index)
+        yield Finding(name=name, state=WRONG, what=shown, hint=hint, gpu=gpu.index)
     elif corrected:
-        yield Check(name=name, state=NOTE, what=f"{shown}, all corrected", gpu=gpu.index)
+        yield Finding(name=name, state=NOTE, what=f"{shown}, all corrected", gpu=gpu.index)
     elif counts:
-        yield Check(name=name, state=OK, what=f"no {', no '.join(counts)}", gpu=gpu.index)
+        yield Finding(name=name, state=OK, what=f"no {', no '.join(counts)}", gpu=gpu.index)
     if unread:
         why = "; ".join(f"{error}: {why}" for error, why in sorted(unread.items()))
-        yield Check(name=name, state=NOT_RUN, what=why, gpu=gpu.index)
+        yield Finding(name=name, state=NOT_RUN, what=why, gpu=gpu.index)

@@ -32,7 +32,7 @@ def examine(terminal: Terminal) -> Answer:
     default = bases.get(project.default_base)
     needed = (default.disk_bytes if default else 0) or host.NEEDED_BYTES
     findings = doctor.examine(read_machine(needed), bases.values())
-    findings += health.findings(health.checks(gpus.read_health()))
+    findings += health.merged(health.examine(gpus.read_health()))
     terminal.table(tables.findings_table(findings))
     state = doctor.worst(findings)
     return {"state": state, "findings": [asdict(f) for f in findings]}, int(state == doctor.WRONG)

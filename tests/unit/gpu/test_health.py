@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stackyard.gpu import gpus, health
-from stackyard.gpu.doctor import NOT_RUN, NOTE, OK, WRONG
-from stackyard.gpu.health import HostHealth, Xid, checks, findings, host_findings, parse
+from stackyard.gpu.doctor import NOT_RUN, NOTE, OK, WRONG, Finding
+from stackyard.gpu.health import HostHealth, Xid, examine, host_findings, merged, parse
 from stackyard.inside import health as reader
 
 STUB = Path(__file__).with_name("nvml_stub.c")
@@ -67,7 +67,7 @@ def ask(stubs, tmp_path, allow_processes):
 
 
 def states(found, name, gpu=0):
-    return [(one.state, one.what) for one in checks(found) if (one.name, one.gpu) == (name, gpu)]
+    return [(one.state, one.what) for one in examine(found) if (one.name, one.gpu) == (name, gpu)]
 
 
 def test_a_healthy_pair_is_read_whole(ask):
@@ -79,8 +79,8 @@ def test_a_healthy_pair_is_read_whole(ask):
     assert set(first.values) | set(first.unread) == {n for names, *_ in reader.CALLS for n in names}
     assert set(first.unread) == {"pages_pending"}  # GPUs with rows have no pages to retire
     assert [link.number for link in first.links] == list(range(18))
-    assert {one.state for one in checks(found)} == {OK}
-    shown = {one.name: one.what for one in findings(checks(found))}
+    assert {one.state for one in examine(found)} == {OK}
+    shown = {one.name: one.what for one in merged(examine(found))}
     assert shown["nvlink"] == "GPU 0, 1: 18 links are active"
     assert shown["pcie"] == "GPU 0, 1: 16 lanes of generation 5, its best"
 
@@ -188,7 +188,7 @@ def test_an_older_driver_is_asked_by_its_own_name_for_reasons(ask):
 def test_an_nvml_that_does_not_answer_passes_nothing(ask, change, nvml):
     found = ask(change)
     assert (found.nvml, found.gpus) == (nvml, ())
-    (check,) = checks(found)
+    (check,) = examine(found)
     assert (check.state, check.what) == (NOT_RUN, nvml or "NVML names no GPU")
 
 
@@ -196,23 +196,23 @@ def test_a_machine_without_a_driver_has_no_checks_of_gpus(ask, monkeypatch):
     if Path(reader.DRIVER).exists():
         pytest.skip("this machine has a driver")
     found = ask(f"nvmlInit_v2 -1 -1 -1 {NO_DRIVER}")
-    assert (found.no_gpus, checks(found)) == ("no NVIDIA driver is loaded", ())
+    assert (found.no_gpus, examine(found)) == ("no NVIDIA driver is loaded", ())
 
 
 def test_of_a_gpu_that_is_lost_nothing_passes(ask):
     found = ask(f"nvmlDeviceGetHandleByIndex_v2 1 -1 -1 {LOST}")
-    assert {one.state for one in checks(found) if one.gpu == 1} == {NOT_RUN}
-    assert {one.what for one in checks(found) if one.gpu == 1 and one.name != "pcie"} == {
+    assert {one.state for one in examine(found) if one.gpu == 1} == {NOT_RUN}
+    assert {one.what for one in examine(found) if one.gpu == 1 and one.name != "pcie"} == {
         "the GPU has fallen off the bus"
     }
 
 
 def test_a_library_that_crashes_or_hangs_is_not_run(ask, monkeypatch):
     monkeypatch.setattr(health, "PROGRAM", b"import os; os.abort()")
-    assert checks(ask())[0].state == NOT_RUN
+    assert examine(ask())[0].state == NOT_RUN
     monkeypatch.setattr(health, "PROGRAM", b"import time; time.sleep(30)")
     monkeypatch.setattr(health, "SECONDS", 0.3)
-    (check,) = checks(ask())
+    (check,) = examine(ask())
     assert (check.state, "ran past its limit" in check.what) == (NOT_RUN, True)
 
 
@@ -236,7 +236,7 @@ def log(tmp_path, text):
 
 
 def xids(found):
-    return [one for one in checks(found) if one.name == "xid errors"]
+    return [one for one in examine(found) if one.name == "xid errors"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_each_xid_with_a_remedy_names_one_gpu():
 )
 def test_an_answer_that_is_none_is_not_run(said, why):
     found = parse(said)
-    (check,) = checks(found)
+    (check,) = examine(found)
     assert (check.state, check.what[: len(why)]) == (NOT_RUN, why)
     assert [one.state for one in host_findings(found)] == [NOT_RUN]
 
@@ -302,9 +302,9 @@ def test_what_a_login_prints_is_passed_over(allow_processes):
 
 
 def test_one_finding_stands_for_all_gpus_with_the_same_result():
-    found = [health.Check(name="clocks", state=OK, what="fine", gpu=n) for n in (0, 2)]
-    found.append(health.Check(name="clocks", state=WRONG, what="slow", hint="-i {gpu}", gpu=1))
-    shown = [(one.state, one.what, one.hint) for one in findings(found)]
+    found = [Finding(name="clocks", state=OK, what="fine", gpu=n) for n in (0, 2)]
+    found.append(Finding(name="clocks", state=WRONG, what="slow", hint="-i {gpu}", gpu=1))
+    shown = [(one.state, one.what, one.hint) for one in merged(found)]
     assert shown == [(OK, "GPU 0, 2: fine", ""), (WRONG, "GPU 1: slow", "-i 1")]
 
 
@@ -319,4 +319,4 @@ def test_xids_without_a_gpu_keep_their_place_in_the_remedy():
         gpus=(health.GpuHealth(index=0, uuid="", name="", bus="00000000:3b:00.0", values={}),),
         xids=(Xid(bus="0000:99:00", number=48, count=1, text=""),),
     )
-    assert "-i 0000:99:00" in findings(xids(host))[0].hint
+    assert "-i 0000:99:00" in merged(xids(host))[0].hint
