@@ -264,9 +264,9 @@ def _xids(host: HostHealth) -> Iterator[Finding]:
     if not host.xids and host.whole_log:
         yield Finding(name=name, state=OK, what="none since the host was started")
     elif not host.whole_log:
-        state = NOT_RUN if not host.xids else NOTE
-        yield Finding(name=name, state=state, what="the kernel log has lost its oldest lines: errors"
-                    " before them are not known", hint="journalctl -k -b | grep Xid")  # fmt: skip
+        what = "the kernel log has lost its oldest lines: errors before them are not known"
+        state = NOTE if host.xids else NOT_RUN
+        yield Finding(name=name, state=state, what=what, hint="journalctl -k -b | grep Xid")
 
 
 def _place(bus: str) -> str:
