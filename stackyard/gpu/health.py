@@ -91,6 +91,7 @@ class GpuHealth:
 
     Attributes:
         values: by the reader's name; a name is in `values` or, with the reason, in `unread`.
+        lost: why it does not answer at all any more; empty where it does.
     """
 
     index: int
@@ -100,6 +101,7 @@ class GpuHealth:
     values: Mapping[str, int]
     unread: Mapping[str, str] = field(default_factory=dict)
     links: tuple[NvLink, ...] = ()
+    lost: str = ""
 
     def missing(self, *names: str) -> str:
         """Return why one of these values is missing; empty when all are there."""
@@ -188,6 +190,7 @@ def _gpu(found: Mapping[str, Any]) -> GpuHealth:
         bus=str(found["bus"]),
         values={str(name): int(value) for name, value in found["values"].items()},
         unread={str(name): str(why) for name, why in found["unread"].items()},
+        lost=str(found["lost"]),
         links=tuple(
             NvLink(
                 number=int(link["link"]),
@@ -214,10 +217,20 @@ def examine(host: HostHealth) -> tuple[Finding, ...]:
         return (Finding(name="health", state=NOT_RUN, what=host.nvml or "NVML names no GPU",
                       hint="nvidia-smi must answer first"),)  # fmt: skip
     found = list(_xids(host))
+    found += [Finding(name="gpu", state=WRONG, what=gpu.lost, gpu=gpu.index,
+                      hint="reboot; if it comes back, check its seat, power and temperature, or"
+                      " have it replaced") for gpu in host.gpus if gpu.lost]  # fmt: skip
+    there = [gpu for gpu in host.gpus if not gpu.lost]
     for check in (_ecc, _rows, _pcie, _clocks, _power):
-        found += [result for gpu in host.gpus for result in check(gpu)]
-    found += [result for gpu in host.gpus for result in _links(gpu, host.gpus)]
+        found += [result for gpu in there for result in check(gpu)]
+    found += [result for gpu in there for result in _links(gpu, there)]
     return tuple(found)
+
+
+def appeared(before: HostHealth, after: HostHealth) -> tuple[Finding, ...]:
+    """Return the findings of a machine that are not `ok` and were not there before."""
+    known = set(examine(before))
+    return tuple(one for one in examine(after) if one.state != OK and one not in known)
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -21,6 +21,7 @@ VERSION = 1
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER = "/proc/driver/nvidia/version"
 # nvml.h: nvmlReturn_t. Numbers that it does not name here are shown as they are.
+LOST = (15, 16)
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_DRIVER, NO_FUNCTION = 2, 3, 9, 13
 ERRORS = {
     1: "NVML is not initialized", 2: "invalid argument", 3: "not supported by this GPU or driver",
@@ -123,12 +124,13 @@ class Library:
 def read_gpu(library: Library, index: int) -> Any:
     """Read one GPU."""
     found: Any = {"index": index, "uuid": "", "name": "", "bus": "", "values": {}, "unread": {},
-                  "links": []}  # fmt: skip
+                  "links": [], "lost": ""}  # fmt: skip
     handle = ctypes.c_void_p()
     try:
         library.call("nvmlDeviceGetHandleByIndex_v2", UINT(index), ctypes.byref(handle))
     except Unread as error:
         found["unread"]["gpu"] = str(error)
+        found["lost"] = str(error) if error.code in LOST else ""
         return found
     found["uuid"] = library.text("nvmlDeviceGetUUID", handle)
     found["name"] = library.text("nvmlDeviceGetName", handle)
@@ -147,6 +149,7 @@ def read_gpu(library: Library, index: int) -> Any:
             found["values"].update(zip(names, (value.value for value in values)))  # noqa: B905
         except Unread as error:
             found["unread"].update(dict.fromkeys(names, str(error)))
+            found["lost"] = str(error) if error.code in LOST else found["lost"]
     found["links"] = list(read_links(library, handle, found["unread"]))
     return found
 

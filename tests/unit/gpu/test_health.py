@@ -199,12 +199,30 @@ def test_a_machine_without_a_driver_has_no_checks_of_gpus(ask, monkeypatch):
     assert (found.no_gpus, examine(found)) == ("no NVIDIA driver is loaded", ())
 
 
-def test_of_a_gpu_that_is_lost_nothing_passes(ask):
-    found = ask(f"nvmlDeviceGetHandleByIndex_v2 1 -1 -1 {LOST}")
-    assert {one.state for one in examine(found) if one.gpu == 1} == {NOT_RUN}
-    assert {one.what for one in examine(found) if one.gpu == 1 and one.name != "pcie"} == {
-        "the GPU has fallen off the bus"
-    }
+@pytest.mark.parametrize(
+    ("change", "state", "names"),
+    [
+        (f"nvmlDeviceGetHandleByIndex_v2 1 -1 -1 {LOST}", WRONG, {"gpu"}),
+        (f"nvmlDeviceGetCurrPcieLinkWidth 1 -1 -1 {LOST}", WRONG, {"gpu"}),
+        (f"nvmlDeviceGetHandleByIndex_v2 1 -1 -1 {NO_PERMISSION}", NOT_RUN,
+         {"memory errors", "memory rows", "pcie", "clocks", "power limit", "nvlink"}),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_does_not_answer_passes_nothing(ask, change, state, names):
+    found = [one for one in examine(ask(change)) if one.gpu == 1]
+    assert ({one.state for one in found}, {one.name for one in found}) == ({state}, names)
+    assert {one.state for one in examine(ask(change)) if one.gpu == 0} == {OK}
+
+
+def test_what_a_run_leaves_is_found_by_what_was_there_before(ask):
+    replayed = "nvmlDeviceGetNvLinkErrorCounter 0 3 0 0 1"
+    before = ask("nvmlDeviceGetTotalEccErrors 0 1 1 0 3", replayed)
+    assert health.appeared(before, before) == ()
+    lost = f"nvmlDeviceGetHandleByIndex_v2 1 -1 -1 {LOST}"
+    after = ask("nvmlDeviceGetTotalEccErrors 0 1 1 0 4", replayed, lost)
+    shown = [(one.name, one.gpu, one.state) for one in health.appeared(before, after)]
+    assert shown == [("gpu", 1, WRONG), ("memory errors", 0, NOTE)]
+    assert [one.name for one in health.appeared(before, HostHealth(unread="gone"))] == ["health"]
 
 
 def test_a_library_that_crashes_or_hangs_is_not_run(ask, monkeypatch):
@@ -231,7 +249,7 @@ def log(tmp_path, text):
     return parse(json.dumps({
         "version": 1, "driver": "", "no_gpus": "", "nvml": "", "shm_bytes": None, "kernel": kernel,
         "gpus": [{"index": n, "uuid": "", "name": "", "bus": f"00000000:{0x3B + n:02x}:00.0",
-                  "values": {}, "unread": {}, "links": []} for n in range(2)],
+                  "values": {}, "unread": {}, "links": [], "lost": ""} for n in range(2)],
     }))  # fmt: skip
 
 
