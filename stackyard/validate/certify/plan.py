@@ -301,14 +301,19 @@ class _Search:
 
     def _judge(self) -> None:
         """Name those that were bad with too many others, and forget what that explains."""
-        there = len([name for name in self.names if name not in self.faulty])
-        enough = max(2, min(FAULTS + 1, there - 1))
-        for name in self._sorted({name for pair in self.pairs for name in pair}):
-            bad_with = self._sorted(self._tried(name) - set(self.faulty))
-            if not self._cleared(name) and len(bad_with) >= enough:
-                self.faulty.setdefault(name, f"good alone, and bad with {', '.join(bad_with)}")
+        named = -1
+        while named != len(self.faulty):
+            named = len(self.faulty)
+            for name in self._sorted({name for pair in self.pairs for name in pair}):
+                self._judge_one(name)
         self.pairs = {pair for pair in self.pairs if not pair & set(self.faulty)}
-        self.links = [link for link in self.links if not link & set(self.faulty)]
+
+    def _judge_one(self, name: str) -> None:
+        others = [one for one in self.names if one not in self.faulty and one != name]
+        bad_with = [other for other in others if other in self._tried(name)]
+        enough = max(2, min(FAULTS + 1, len(others)))
+        if not self._cleared(name) and name not in self.faulty and len(bad_with) >= enough:
+            self.faulty[name] = f"good alone, and bad with {', '.join(bad_with)}"
 
     def _tried(self, name: str) -> set[str]:
         """Return the partners that one was bad with, in pairs."""

@@ -128,6 +128,13 @@ def test_every_single_fault_of_a_small_fleet_is_named_within_the_bound(count):
         assert rounds <= bound(count), case
 
 
+@pytest.mark.parametrize(("count", "faults"), [(4, 2), (5, 2), (6, 3), (7, 3), (8, 3)])
+def test_several_bad_adapters_of_a_small_fleet_leave_no_link_accused(count, faults):
+    for hosts in combinations(fleet(count), faults):
+        found, _ = play(fleet(count), planted(joined=hosts))
+        assert named(found) == {(HOST, frozenset([host])) for host in hosts}, hosts
+
+
 def test_hosts_without_a_fault_pass_in_one_round():
     assert play(fleet(512), planted()) == ((), 1)
     assert play(fleet(1), planted()) == ((), 1)
