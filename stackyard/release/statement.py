@@ -28,6 +28,8 @@ REPORT = "application/vnd.stackyard.report.v1+json"
 LOCK = "application/vnd.stackyard.lock.v1+text"
 SIZES = "application/vnd.stackyard.sizes.v1+json"
 BUILD_TYPE = "https://stackyard.example/build/v1"
+# SLSA asks for a URI that names the build platform; the versions stand beside it.
+BUILDER = "https://stackyard.example/builder/v1"
 NEVER = "never"
 
 
@@ -251,7 +253,7 @@ def statement(
             "id": image_id,
             "recipe": labels.get("stackyard.recipe", ""),
             "base_digest": labels.get("stackyard.base.digest", ""),
-            "fixes": [fix for fix in labels.get("stackyard.fixes", "").split(",") if fix],
+            "fixes": fixes_of(labels),
             "layers": [dict(layer) for layer in layers],
             **({"sources": own, "despite": list(despite_of(labels))} if own else {}),
         },
@@ -281,14 +283,12 @@ def _proof_value(proof: Mapping[str, Any]) -> dict[str, Any]:
 def provenance(
     subject: Subject,
     *,
-    name: str,
-    digest: str,
     labels: Mapping[str, str],
     locks: Mapping[str, str],
     source: Mapping[str, str],
     builder: Mapping[str, str],
-) -> bytes:
-    """Return an image's provenance, as an in-toto statement with SLSA's predicate (v1).
+) -> dict[str, Any]:
+    """Return an image's provenance, as SLSA's predicate (v1).
 
     Args:
         locks: digests of the locks, by file.
@@ -306,36 +306,29 @@ def provenance(
         uri = {"uri": f"git+{one.origin}"} if one.origin else {}
         digest_ = {"sha256": one.digest.removeprefix("sha256:"), **commit}
         materials.append({"name": f"source of {one.package}", **uri, "digest": digest_})
-    return text_of(
-        {
-            "_type": "https://in-toto.io/Statement/v1",
-            "subject": [{"name": name, "digest": _sha256(digest)}],
-            "predicateType": "https://slsa.dev/provenance/v1",
-            "predicate": {
-                "buildDefinition": {
-                    "buildType": BUILD_TYPE,
-                    "externalParameters": {"stack": subject.stack, "base": subject.base_name},
-                    "internalParameters": {
-                        "recipe": labels.get("stackyard.recipe", ""),
-                        "fixes": labels.get("stackyard.fixes", "").split(","),
-                        "uncommitted_changes": source.get("dirty", "unknown"),
-                        **(
-                            {"sources": sources_value(labels), "despite": list(despite_of(labels))}
-                            if own
-                            else {}
-                        ),
-                    },
-                    "resolvedDependencies": [m for m in materials if m["digest"]],
-                },
-                "runDetails": {
-                    "builder": {
-                        "id": f"stackyard {builder.get('stackyard', '')}",
-                        "version": dict(builder),
-                    }
-                },
+    return {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"stack": subject.stack, "base": subject.base_name},
+            "internalParameters": {
+                "recipe": labels.get("stackyard.recipe", ""),
+                "fixes": fixes_of(labels),
+                "uncommitted_changes": source.get("dirty", "unknown"),
+                **(
+                    {"sources": sources_value(labels), "despite": list(despite_of(labels))}
+                    if own
+                    else {}
+                ),
             },
-        }
-    )
+            "resolvedDependencies": [m for m in materials if m["digest"]],
+        },
+        "runDetails": {"builder": {"id": BUILDER, "version": dict(builder)}},
+    }
+
+
+def fixes_of(labels: Mapping[str, str]) -> list[str]:
+    """Return the names of the fixes that an image has."""
+    return [fix for fix in labels.get("stackyard.fixes", "").split(",") if fix]
 
 
 def _sha256(digest: str) -> dict[str, str]:

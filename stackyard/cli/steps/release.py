@@ -28,7 +28,7 @@ from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import vouch
 from stackyard.scan import oci
 from stackyard.scan.sizes import size_lines
-from stackyard.system import signing
+from stackyard.system import plain_signing, signing
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
 
@@ -81,6 +81,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
             key=path, builder=candidate.builder_of(engine),
             source=candidate.source_of(project.root),
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
+            agent=plain_signing.agent_at(os.environ.get("SSH_AUTH_SOCK", "")),
         )  # fmt: skip
         done = Publisher(registry, store, say).publish(read.saved, wanted)
         store.forget_old()
@@ -92,6 +93,11 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         terminal.note("it was published without evidence of GPUs: its statement says so")
     for one in vouched:
         terminal.text(f"evidence: {vouch.words(one)}")
+    if done.unsigned:
+        terminal.note(
+            f"{', '.join(done.unsigned)}: without a signature of its own, since this key makes ssh"
+            " signatures only; the release's signature covers it (docs/releases.md)"
+        )
     place = f"{registry.repository}:{done.name}"
     known = " (it was there already)" if done.again else ""
     terminal.text(f"{place} is released{known}: {done.digest}")
@@ -148,6 +154,7 @@ def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
     return {
         "name": tag, "believed": True, "signer": found.signer, "created": entry.created,
         "proven": entry.proven, "digest": entry.digest, "bytes": entry.size, "why": "",
+        "attested": list(found.attested),
         **seen,
     }  # fmt: skip
 

@@ -137,16 +137,17 @@ def test_what_is_no_statement_is_refused(data):
         release.read_statement(data)
 
 
-def test_provenance_names_the_image_its_base_its_locks_and_the_source():
+def test_provenance_names_its_base_its_locks_the_source_and_a_builder():
     labels = {"stackyard.base.digest": OTHER, "stackyard.recipe": "r"}
-    data = release.provenance(
-        SUBJECT, name="r.example/n", digest=DIGEST, labels=labels, locks={"a.lock": ID},
+    made = release.provenance(
+        SUBJECT, labels=labels, locks={"a.lock": ID},
         source={"commit": "c" * 40, "dirty": "no"}, builder={"stackyard": "0.1.0"},
     )  # fmt: skip
-    value = json.loads(data)
-    assert value["subject"] == [{"name": "r.example/n", "digest": {"sha256": "a" * 64}}]
-    found = value["predicate"]["buildDefinition"]["resolvedDependencies"]
+    found = made["buildDefinition"]["resolvedDependencies"]
     assert [m["name"] for m in found] == ["base ngc", "a.lock", "source"]
+    builder = made["runDetails"]["builder"]
+    assert builder["id"].startswith("https://") and builder["version"] == {"stackyard": "0.1.0"}
+    assert made["buildDefinition"]["internalParameters"]["fixes"] == []
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,8 @@ def said(labels):
         SUBJECT, name="n", repository="r", image=described, image_id=ID, layers=[], labels=labels,
         proof=None, artifacts=[], created="", builder={},
     )  # fmt: skip
-    made = release.provenance(
-        SUBJECT, name="n", digest=DIGEST, labels=labels, locks={}, source={}, builder={}
-    )
-    return json.loads(text), json.loads(made)["predicate"]["buildDefinition"]
+    made = release.provenance(SUBJECT, labels=labels, locks={}, source={}, builder={})
+    return json.loads(text), json.loads(json.dumps(made))["buildDefinition"]
 
 
 def test_a_release_says_which_source_it_is_of():
