@@ -23,7 +23,7 @@ from stackyard.release import attestation, statement, verify
 from stackyard.release.attestation import Attestation
 from stackyard.release.registry import Registry, manifest_descriptor
 from stackyard.release.spool import Layer, Saved, Spool
-from stackyard.release.statement import Attached, Subject
+from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
 from stackyard.report import evidence
 from stackyard.report.vouch import Vouched
 from stackyard.scan import oci
@@ -51,6 +51,7 @@ class Wanted:
         key: path of the key that signs the statement.
         builder: version of each tool that made the image and this release, by name.
         source: the project's revision: `commit`, `dirty`.
+        origin: where the image comes from, for the annotations of its manifest.
         needs_gpus: the image is for GPUs.
         evidence: verified evidence of this image.
         agent: the ssh agent that may hold the key.
@@ -65,6 +66,7 @@ class Wanted:
     key: Path
     builder: Mapping[str, str]
     source: Mapping[str, str]
+    origin: Origin = NOWHERE
     needs_gpus: bool = False
     evidence: Sequence[Vouched] = ()
     agent: Agent = plain_signing.no_agent
@@ -171,7 +173,9 @@ class Publisher:
         config = oci.described(oci.CONFIG, saved.config)
         layers = [Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
                   for layer in saved.layers]  # fmt: skip
-        notes = statement.image_annotations(wanted.subject, wanted.info, wanted.created)
+        notes = statement.image_annotations(
+            wanted.subject, wanted.info, wanted.created, wanted.origin
+        )
         manifest = oci.image_manifest(config, layers, notes)
         image = manifest_descriptor(manifest)
         before = self._named(wanted.subject, image)
@@ -260,7 +264,7 @@ class Publisher:
         predicates: dict[str, Mapping[str, Any]] = {
             attestation.SLSA: statement.provenance(
                 wanted.subject, labels=wanted.info.labels, locks=wanted.locks,
-                source=wanted.source, builder=wanted.builder,
+                source=wanted.source, builder=wanted.builder, place=wanted.origin.source,
             )
         }  # fmt: skip
         for file in wanted.attached:

@@ -63,6 +63,26 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Hold where an image comes from, as OCI's standard annotations state it; empty if unknown.
+
+    Attributes:
+        revision: the commit that last changed what the image is built from.
+        source: URL of the project's published source.
+        base_name: the reference of the base.
+        licences: of the packages that the stack names, as an SPDX expression.
+    """
+
+    revision: str = ""
+    source: str = ""
+    base_name: str = ""
+    licences: str = ""
+
+
+NOWHERE = Origin()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attached:
     """Hold a file that is attached to an image in the registry."""
 
@@ -197,12 +217,18 @@ def require_proof(
     )
 
 
-def image_annotations(subject: Subject, info: ImageInfo, created: str) -> dict[str, str]:
-    """Return the annotations of an image's manifest: the same for the same image."""
+def image_annotations(
+    subject: Subject, info: ImageInfo, created: str, origin: Origin
+) -> dict[str, str]:
+    """Return the annotations of an image's manifest: the same for the same image and origin."""
     given = {
         "org.opencontainers.image.title": f"stackyard/{subject.stack}",
         "org.opencontainers.image.version": subject.version,
         "org.opencontainers.image.created": created,
+        "org.opencontainers.image.revision": origin.revision,
+        "org.opencontainers.image.source": origin.source,
+        "org.opencontainers.image.licenses": origin.licences,
+        "org.opencontainers.image.base.name": origin.base_name,
         "org.opencontainers.image.base.digest": info.labels.get("stackyard.base.digest", ""),
         "stackyard.stack": subject.stack,
         "stackyard.base": subject.base_name,
@@ -287,18 +313,21 @@ def provenance(
     locks: Mapping[str, str],
     source: Mapping[str, str],
     builder: Mapping[str, str],
+    place: str = "",
 ) -> dict[str, Any]:
     """Return an image's provenance, as SLSA's predicate (v1).
 
     Args:
         locks: digests of the locks, by file.
         source: the project's revision, where known.
+        place: URL of the project's published source; empty for none.
     """
     base_digest = _sha256(labels.get("stackyard.base.digest", ""))
     materials: list[dict[str, Any]] = [{"name": f"base {subject.base_name}", "digest": base_digest}]
     materials += [{"name": file, "digest": _sha256(found)} for file, found in sorted(locks.items())]
     if source.get("commit"):
-        materials.append({"name": "source", "digest": {"gitCommit": source["commit"]}})
+        found = {"uri": f"git+{place}"} if place else {}
+        materials.append({"name": "source", **found, "digest": {"gitCommit": source["commit"]}})
     own = sources_of(labels)
     for one in own:
         # A commit identifies the built tree only if nothing was changed; the digest always does.

@@ -79,7 +79,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
             subject=found.subject, info=found.info, created=read.created, proof=found.proof,
             attached=read.attached, locks=candidate.lock_digests(project, found.image),
             key=path, builder=candidate.builder_of(engine),
-            source=candidate.source_of(project.root),
+            source=candidate.source_of(project.root), origin=read.origin,
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
             agent=plain_signing.agent_at(os.environ.get("SSH_AUTH_SOCK", "")),
         )  # fmt: skip
