@@ -2,13 +2,18 @@
 
 import base64
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
+from stackyard.definitions.project import ROOT
 from stackyard.release import attestation, publish, statement
 from stackyard.release.attestation import BUNDLE, CYCLONEDX, SLSA
 from stackyard.report import evidence
@@ -72,6 +77,27 @@ def test_securesystemslib_alone_verifies_every_attestation_of_a_release(site):
             verified_by_others(bundle, make_key(site.folder, "stranger"))
 
 
+def test_the_pages_way_to_verify_by_hand_works(site, tmp_path):
+    page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    to_pem = re.search(r"python3 -c '([^']*)' < key.pub > key.pem", page)[1]
+    file, stranger = tmp_path / "bundle.json", make_key(tmp_path, "stranger")
+    for kind in ("ed25519", "ecdsa", "rsa"):
+        key = tmp_path / kind
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", key], check=True)
+        signed = made(site, key=key, signer=key)
+        file.write_bytes(signed)
+        for public, code in ((f"{key}.pub", 0), (f"{stranger}.pub", 1)):
+            command = [sys.executable, "-c", program, file, public]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == code, done.stderr
+            assert ('"predicateType"' in done.stdout) == (code == 0)
+        with Path(f"{key}.pub").open("rb") as public:
+            command = [sys.executable, "-c", to_pem]
+            pem = subprocess.run(command, stdin=public, capture_output=True, check=True).stdout
+        load_pem_public_key(pem)
+
+
 def test_a_key_id_is_the_keys_ssh_fingerprint_as_verifiers_in_go_compare_it(site):
     bundle = bundles(site, site.publish().digest)[SLSA]
     (signature,) = bundle["dsseEnvelope"]["signatures"]
@@ -120,12 +146,13 @@ def test_a_release_without_attestations_gets_them_when_it_is_published_again(sit
 # Attestations that do not count, each named in a statement that its publisher signed
 
 
-def made(site, *, digest=DIGEST, kind=SLSA, key=None, predicate=None, change=None):
-    payload = attestation.statement("r", digest, kind, predicate or {})
+def made(site, *, digest=DIGEST, kind=SLSA, key=None, signer=None, change=None):
+    """Make an attestation; `signer` is the key that it names, `key` the one that signs it."""
+    payload = attestation.statement("r", digest, kind, {})
     signed = plain_signing.sign(
         attestation.encoded(payload), key or site.key, plain_signing.no_agent
     )
-    line = signing.public_half(site.key)
+    line = signing.public_half(signer or site.key)
     value = json.loads(attestation.attest(payload, line, signed, "").file.data)
     if change:
         change(value)
