@@ -31,6 +31,7 @@ from stackyard.report import evidence
 from stackyard.report.records import path_of
 from stackyard.report.vouch import Vouched
 from stackyard.scan import contents, sbom, sizes
+from stackyard.scan.installed import Installed, installed
 from stackyard.scan.layer import LayerReader
 from stackyard.scan.mirror_traces import Caller, make_caller
 from stackyard.scan.oci import digest_of
@@ -207,6 +208,7 @@ class Read:
         findings: of the gate that searches for secrets.
         attached: the files to attach to it.
         sizes: the size report.
+        installed: its packages.
         origin: where the image comes from.
     """
 
@@ -215,6 +217,7 @@ class Read:
     attached: Sequence[Attached]
     sizes: Mapping[str, Any]
     created: str
+    installed: Installed
     origin: Origin = NOWHERE
 
 
@@ -246,7 +249,7 @@ def read(
     merged = contents.merge(saved.read["contents"])
     report = _sizes(engine, found, saved, merged, config)
     return Read(saved=saved, findings=findings, sizes=report, created=created,
-                origin=_origin(project, found.image, merged),
+                installed=installed(merged), origin=_origin(project, found.image, merged),
                 attached=_attached(project, found, merged, report, created))  # fmt: skip
 
 

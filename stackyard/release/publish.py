@@ -54,6 +54,7 @@ class Wanted:
         origin: where the image comes from, for the annotations of its manifest.
         needs_gpus: the image is for GPUs.
         evidence: verified evidence of this image.
+        audit: what is known of vulnerabilities in it today.
         agent: the ssh agent that may hold the key.
     """
 
@@ -69,6 +70,7 @@ class Wanted:
     origin: Origin = NOWHERE
     needs_gpus: bool = False
     evidence: Sequence[Vouched] = ()
+    audit: Mapping[str, Any] | None = None
     agent: Agent = plain_signing.no_agent
 
     @property
@@ -348,7 +350,7 @@ class Publisher:
             labels=wanted.info.labels, proof=wanted.proof,
             artifacts=[blob for blobs in attached for blob in blobs],
             created=created, builder=wanted.builder, needs_gpus=wanted.needs_gpus,
-            seen_on=wanted.seen_on,
+            seen_on=wanted.seen_on, audit=wanted.audit,
         )  # fmt: skip
         signature = signing.sign(text, wanted.key)
         files = [

@@ -253,6 +253,7 @@ def statement(
     builder: Mapping[str, str],
     needs_gpus: bool = False,
     seen_on: Sequence[str] = (),
+    audit: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the statement to sign, which holds everything a release claims.
 
@@ -260,6 +261,7 @@ def statement(
         name: the release's tag.
         needs_gpus: the image is for GPUs.
         seen_on: GPUs on which the image has trained, by its evidence.
+        audit: what was known of vulnerabilities at the time of the release.
         layers: each with digest, diff_id, size, unpacked.
         artifacts: the files attached to the image, as blobs.
         created: UTC time in ISO 8601.
@@ -287,6 +289,7 @@ def statement(
         "proof": _proof_value(proof) if proof is not None else None,
         "needs_gpus": needs_gpus,
         "seen_on": list(seen_on),
+        **({"audit": dict(audit)} if audit is not None else {}),
         "artifacts": [artifact.value() for artifact in artifacts],
         "builder": dict(builder),
     }

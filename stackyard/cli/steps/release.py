@@ -17,6 +17,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BundleRequest
 from stackyard.cli.options.releases import PublishRequest
 from stackyard.cli.release_view import release_table
+from stackyard.cli.steps import audit
 from stackyard.definitions.project import Project, load_project
 from stackyard.release import airgap, candidate, verify
 from stackyard.release import statement as release
@@ -27,6 +28,7 @@ from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import vouch
 from stackyard.scan import oci
+from stackyard.scan.audit import require_fixed
 from stackyard.scan.sizes import size_lines
 from stackyard.system import plain_signing, signing
 from stackyard.system.engine import Engine
@@ -75,6 +77,8 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         read = candidate.read(project, engine, store, found, say)
         candidate.require_saved(vouched, read.saved)
         require_clean(read.findings, found.tag)
+        audited = audit.audited(project, found.image.base, read.installed, say)
+        require_fixed(audited, found.tag)
         wanted = Wanted(
             subject=found.subject, info=found.info, created=read.created, proof=found.proof,
             attached=read.attached, locks=candidate.lock_digests(project, found.image),
@@ -82,6 +86,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
             source=candidate.source_of(project.root), origin=read.origin,
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
             agent=plain_signing.agent_at(os.environ.get("SSH_AUTH_SOCK", "")),
+            audit=audited.value(),
         )  # fmt: skip
         done = Publisher(registry, store, say).publish(read.saved, wanted)
         store.forget_old()
@@ -93,6 +98,9 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         terminal.note("it was published without evidence of GPUs: its statement says so")
     for one in vouched:
         terminal.text(f"evidence: {vouch.words(one)}")
+    for part in audited.parts:
+        if part.why:
+            terminal.note(f"vulnerabilities, {part.name}: {part.outcome}: {part.why}")
     if done.unsigned:
         terminal.note(
             f"{', '.join(done.unsigned)}: without a signature of its own, since this key makes ssh"
@@ -106,6 +114,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
     more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line,
             "needs_gpus": wanted.needs_gpus, "seen_on": wanted.seen_on,
             "evidence": [one.value() for one in vouched]}  # fmt: skip
+    more["audit"] = audited.value()
     return {**asdict(done), **more, "proven": bool(found.proof), "seconds": seconds}, 0
 
 
