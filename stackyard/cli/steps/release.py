@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from stackyard.release import airgap, candidate, verify
 from stackyard.release import statement as release
 from stackyard.release.credentials import find_login
 from stackyard.release.layer_source import LayerSource
-from stackyard.release.publish import Publisher, Wanted, require_clean
+from stackyard.release.publish import Published, Publisher, Wanted, require_clean
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import vouch
 from stackyard.scan import oci
-from stackyard.scan.audit import require_fixed
+from stackyard.scan.audit import Audit, require_fixed
 from stackyard.scan.sizes import size_lines
 from stackyard.system import plain_signing, signing
 from stackyard.system.engine import Engine
@@ -92,20 +93,10 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         store.forget_old()
     for text in size_lines(read.sizes):
         terminal.text(text)
-    if not found.proof:
-        terminal.note("it was published as unproven: its statement says so")
-    if wanted.needs_gpus and not wanted.seen_on:
-        terminal.note("it was published without evidence of GPUs: its statement says so")
+    for text in _reservations(wanted, audited, done):
+        terminal.note(text)
     for one in vouched:
         terminal.text(f"evidence: {vouch.words(one)}")
-    for part in audited.parts:
-        if part.why:
-            terminal.note(f"vulnerabilities, {part.name}: {part.outcome}: {part.why}")
-    if done.unsigned:
-        terminal.note(
-            f"{', '.join(done.unsigned)}: without a signature of its own, since this key makes ssh"
-            " signatures only; the release's signature covers it (docs/releases.md)"
-        )
     place = f"{registry.repository}:{done.name}"
     known = " (it was there already)" if done.again else ""
     terminal.text(f"{place} is released{known}: {done.digest}")
@@ -113,9 +104,24 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
     seconds = round(time.monotonic() - started, 2)
     more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line,
             "needs_gpus": wanted.needs_gpus, "seen_on": wanted.seen_on,
-            "evidence": [one.value() for one in vouched]}  # fmt: skip
-    more["audit"] = audited.value()
+            "evidence": [one.value() for one in vouched], "audit": audited.value()}  # fmt: skip
     return {**asdict(done), **more, "proven": bool(found.proof), "seconds": seconds}, 0
+
+
+def _reservations(wanted: Wanted, audited: Audit, done: Published) -> Iterator[str]:
+    """Yield what a release lacks, each as a text for its publisher."""
+    if not wanted.proof:
+        yield "it was published as unproven: its statement says so"
+    if wanted.needs_gpus and not wanted.seen_on:
+        yield "it was published without evidence of GPUs: its statement says so"
+    for part in audited.parts:
+        if part.why:
+            yield f"vulnerabilities, {part.name}: {part.outcome}: {part.why}"
+    if done.unsigned:
+        yield (
+            f"{', '.join(done.unsigned)}: without a signature of its own, which this key cannot"
+            " make; the release's signature covers it (docs/releases.md)"
+        )
 
 
 def signer_name() -> str:
