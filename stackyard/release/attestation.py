@@ -130,10 +130,11 @@ def _payload(data: bytes, title: str, line: str) -> bytes:
         value = json.loads(data)
         if value["mediaType"] != BUNDLE:
             raise ValueError(f"a bundle of another form: {value['mediaType']!r}")
-        held = json.dumps(value["dsseEnvelope"]).encode()
+        envelope = evidence.read_envelope(json.dumps(value["dsseEnvelope"]).encode(), title)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ReleaseError(f"{title} cannot be read", why=repr(error)) from error
-    envelope = evidence.read_envelope(held, title)
+    except ReleaseError as error:
+        raise ReleaseError(f"{title} cannot be read", why=error.why) from error
     if not any(
         plain_signing.is_signed(envelope.signed, one.data, line) for one in envelope.signatures
     ):
