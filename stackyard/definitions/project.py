@@ -5,6 +5,7 @@ Owns `stackyard.toml` and the defaults of the command line.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Programs that run in containers and build steps.
 INSIDE = ROOT / "stackyard" / "inside"
 SETTINGS = "stackyard.toml"
+KEYS = ("default_base", "registry", "source")
+_PUBLIC = re.compile(r"https?://[^\s@]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +27,14 @@ class Project:
 
     Attributes:
         registry: the default registry of releases; empty for none.
+        source: where the project's source is published, a URL; empty for nowhere.
     """
 
     root: Path
     definitions: Definitions
     default_base: str
     registry: str = ""
+    source: str = ""
 
     def stacks(self, name: str) -> list[str]:
         """Return the stacks that a name on the command line means; `all` means every stack."""
@@ -40,7 +45,7 @@ def parse_settings(text: str) -> dict[str, str]:
     """Read the `key = "value"` lines of stackyard.toml.
 
     Raises:
-        UsageError: a key is unknown, or a line has another syntax.
+        UsageError: a key is unknown, a line has another syntax, or `source` is no public URL.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -49,12 +54,21 @@ def parse_settings(text: str) -> dict[str, str]:
             continue
         key, equals, value = (part.strip() for part in body.partition("="))
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
-        if key not in ("default_base", "registry") or not equals or not quoted:
-            hint = 'settings are: default_base = "cuda", registry = "registry.example:5000/name"'
+        if key not in KEYS or not equals or not quoted:
+            hint = (
+                'settings are: default_base = "cuda", registry = "registry.example:5000/name",'
+                ' source = "https://git.example/name"'
+            )
             raise UsageError(
                 f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
             )
         found[key] = value[1:-1]
+    if not _PUBLIC.fullmatch(found.get("source", "https://")):
+        raise UsageError(
+            f"{SETTINGS}: source is no URL of a public place: {shown(found['source'])}",
+            why="every release shows it",
+            hint='source = "https://git.example/team/stackyard", without a user or password',
+        )
     return found
 
 
@@ -80,4 +94,5 @@ def load_project(root: Path = ROOT, *, locks_required: bool = True) -> Project:
         definitions=load_definitions(root, locks_required=locks_required),
         default_base=settings.get("default_base", "cuda"),
         registry=settings.get("registry", ""),
+        source=settings.get("source", ""),
     )

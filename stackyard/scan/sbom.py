@@ -268,6 +268,27 @@ def licences(distribution: Distribution) -> list[License]:
     return found
 
 
+def licence_expression(contents: Contents, names: Iterable[str]) -> str:
+    """Return the licences of some packages as one SPDX expression.
+
+    Empty unless each of them declares a licence that SPDX knows.
+    """
+    wanted, said = {canonicalize_name(name) for name in names}, set()
+    there = [d for d in installed(contents).distributions if d.key in wanted and not d.owner]
+    for distribution in there:
+        for licence in licences(distribution):
+            if isinstance(licence, LicenseExpression):
+                simple = " " not in licence.value
+                said.add(licence.value if simple else f"({licence.value})")
+            elif licence.id:
+                said.add(licence.id)
+            else:
+                return ""
+        if not licences(distribution):
+            return ""
+    return " AND ".join(sorted(said)) if wanted <= {d.key for d in there} else ""
+
+
 def _version(text: str) -> str:
     try:
         return str(Version(text))

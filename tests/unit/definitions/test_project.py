@@ -34,6 +34,15 @@ def test_anything_else_is_refused_with_its_line(line):
     assert caught.value.hint.startswith('settings are: default_base = "cuda", registry = ')
 
 
+@pytest.mark.parametrize(
+    "url", ["git@git.example:team/yard", "https://me:secret@git.example/yard", "ftp://a", ""]
+)
+def test_a_source_that_is_no_public_url_is_refused(url):
+    assert parse_settings('source = "https://git.example/yard"')["source"]
+    with pytest.raises(UsageError, match="source is no URL of a public place"):
+        parse_settings(f'source = "{url}"')
+
+
 def test_all_means_every_stack_and_a_name_itself():
     stacks = {name: samples.stack(name=name) for name in ("toy", "ball")}
     found = Project(root=ROOT, definitions=samples.definitions(stacks=stacks), default_base="cpu")

@@ -1,7 +1,5 @@
 """Publications: whole in the registry, read back and signed before anything has a name."""
 
-import json
-
 import pytest
 
 from stackyard.release import publish, statement, verify
@@ -89,11 +87,12 @@ def test_what_lies_beside_it_is_named_in_the_statement(site):
     found = site.verified(site.publish().name)
     named = [oci.read_descriptor(value) for value in found.release.value["artifacts"]]
     titles = [blob.annotations[oci.TITLE] for blob in named]
-    assert titles == ["sbom.cdx.json", "images/a.lock", "images/b.lock", "provenance.json"]
+    files, attested = titles[:3], titles[3:]
+    assert files == ["sbom.cdx.json", "images/a.lock", "images/b.lock"]
     assert [site.registry.blob(blob) for blob in named[:3]] == [file.data for file in FILES]
-    made = json.loads(site.registry.blob(named[3]))
-    assert made["subject"][0]["digest"] == {"sha256": found.release.digest.partition(":")[2]}
-    assert len(site.registry.referrers(found.release.digest)) == 4  # a kind each, and the statement
+    assert attested == ["provenance.sigstore.json", "sbom.sigstore.json"]
+    # A kind each, each attestation, and the statement.
+    assert len(site.registry.referrers(found.release.digest)) == 5
 
 
 def test_the_same_image_again_is_the_same_release_and_brings_nothing(site):
@@ -106,9 +105,9 @@ def test_the_same_image_again_is_the_same_release_and_brings_nothing(site):
 def test_a_proof_that_came_later_is_signed_for_the_same_release(site):
     site.publish()
     assert not site.verified(NAME).release.proven
-    proof = {"kind": "smoke", "outcome": "passed", "checks": []}
     attached = [Attached(title="smoke.json", media_type=REPORT, data=b"{}")]
-    assert site.publish(proof=proof, attached=attached).name == NAME
+    done = site.publish(proof=ran(ONE), attached=attached)
+    assert (done.name, done.attested) == (NAME, ("provenance", "test-result"))
     assert site.verified(NAME).release.proven
 
 

@@ -7,7 +7,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from stackyard.definitions.lock import Locked
-from stackyard.scan.sbom import Described, licences, required, sbom
+from stackyard.scan.sbom import Described, licence_expression, licences, required, sbom
 from tests.unit.layers import SITE, distribution, image
 from tests.unit.scan.test_installed import STATUS, of, one
 
@@ -262,3 +262,26 @@ def test_of_two_with_one_name_the_one_beside_it_is_required():
                distribution("b", "2", site=other))  # fmt: skip
     a, first, _ = found.distributions
     assert required(a, found, "amd64") == [first]
+
+
+@pytest.mark.parametrize(
+    ("names", "expression"),
+    [
+        (["fairseq"], "MIT"),
+        (["fairseq", "Torch"], "(BSD-2-Clause OR Apache-2.0) AND MIT"),
+        (["fairseq", "own"], ""),  # no licence that SPDX knows
+        (["fairseq", "silent"], ""),
+        (["fairseq", "missing"], ""),
+    ],
+)
+def test_licences_of_packages_are_one_expression_or_nothing(names, expression):
+    there = image(
+        {
+            **SYSTEM,
+            **distribution("fairseq", "1", License="MIT"),
+            **distribution("torch", "2", License_Expression="BSD-2-Clause OR Apache-2.0"),
+            **distribution("own", "1", License="our own terms"),
+            **distribution("silent", "1"),
+        }
+    )
+    assert licence_expression(there, names) == expression
