@@ -148,7 +148,7 @@ class Held(BaseAdapter):
 
     def open(self, monkeypatch: Any, **given: Any) -> registry.Registry:
         """A registry that asks this store."""
-        monkeypatch.setattr(registry, "_Certificates", lambda folder: self)
+        monkeypatch.setattr(registry, "Certificates", lambda folder: self)
         # Whatever address it is: nobody else is asked.
         monkeypatch.setattr(requests.Session, "get_adapter", lambda session, url: self)
         given.setdefault("patience", registry.Patience(pause_seconds=0))

@@ -6,7 +6,7 @@ import json
 import pytest
 import requests
 
-from stackyard.release import registry
+from stackyard.release import connection, registry
 from stackyard.release.credentials import Login
 from stackyard.scan import oci
 from stackyard.system.errors import RegistryError
@@ -104,7 +104,7 @@ def test_what_is_longer_than_it_may_be_is_not_asked_for_or_not_used(asked, monke
 def test_a_blob_is_read_from_a_place_on_also_from_who_knows_no_ranges(
     held, asked, monkeypatch, start, ranges
 ):
-    monkeypatch.setattr(registry, "CHUNK", 700)
+    monkeypatch.setattr(connection, "CHUNK", 700)
     held.ranges = ranges
     assert b"".join(asked.stream(BLOB.digest, start)) == DATA[start:]
 
@@ -112,8 +112,8 @@ def test_a_blob_is_read_from_a_place_on_also_from_who_knows_no_ranges(
 class Breaks(io.BytesIO):
     """A body that ends before its end."""
 
-    def read(self, size=-1):
-        data = super().read(size)
+    def read1(self, size=-1):
+        data = super().read1(size)
         if not data:
             raise requests.exceptions.ChunkedEncodingError("broken off")
         return data
@@ -258,9 +258,9 @@ def test_a_certificate_that_cannot_be_trusted_is_told_with_where_to_put_its_auth
 
 
 def test_a_registrys_own_authority_is_trusted_beside_the_systems(tmp_path):
-    usual = registry._Certificates(tmp_path)._context.cert_store_stats()["x509"]
+    usual = connection.Certificates(tmp_path)._context.cert_store_stats()["x509"]
     (tmp_path / "ca.crt").write_bytes(certificate("Firm"))
-    assert registry._Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
+    assert connection.Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
 
 
 def test_a_certificate_that_cannot_be_read_is_told_with_its_folder(tmp_path):
