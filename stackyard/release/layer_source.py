@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stackyard.release.registry import Registry
-from stackyard.release.spool import layer_path
+from stackyard.release.spool import layer_path, note_place
 from stackyard.system.chunks import Digest, chunks
 from stackyard.system.errors import ReleaseError
 from stackyard.system.files import new_file
@@ -78,3 +78,4 @@ class LayerSource:
                     " runs it; no host uses them",
                 )
             part.keep(path)
+        note_place(self._folder, digest, self._registry.repository)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import requests
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -136,6 +137,7 @@ class Held(BaseAdapter):
     Attributes:
         before: asked first for each request; None where the store is to answer.
         ranges: whether it knows ranges; `api`: whether it knows the API of referrers.
+        beside: blobs of the registry's other repositories, by name.
         asked: every request, `METHOD path`.
     """
 
@@ -144,6 +146,7 @@ class Held(BaseAdapter):
     before: Before = field(default=lambda request: None)
     ranges: bool = True
     api: bool = False
+    beside: dict[str, dict[str, bytes]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def open(self, monkeypatch: Any, **given: Any) -> registry.Registry:
@@ -207,6 +210,11 @@ class Held(BaseAdapter):
             listed = self.manifests.get(oci.referrers_tag(name), oci.referrers_index([]))
             return reply(200, listed, Content_Type=oci.INDEX)
         if path == "/blobs/uploads/":
+            asked = dict(parse_qsl(query))
+            data = self.beside.get(asked.get("from", ""), {}).get(asked.get("mount", ""))
+            if data is not None:
+                self.blobs[asked["mount"]] = data
+                return reply(201)
             return reply(202, Location="/v2/upload/1")
         if path == "/v2/upload/1" and request.method == "PUT":
             body, digest = request.body.read(-1), query.partition("digest=")[2]  # type: ignore

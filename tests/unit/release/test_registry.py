@@ -175,6 +175,37 @@ def test_what_a_registry_does_not_take_is_not_brought_again(held, asked, status,
     assert oci.digest_of(b"new") not in held.blobs
 
 
+@pytest.fixture
+def beside(held):
+    """A blob that another repository of the registry has."""
+    held.beside["team/other"] = {oci.digest_of(b"new"): b"new"}
+    return held
+
+
+def mount(asked, source):
+    told = []
+    blob = oci.described("a/b", b"new")
+    return asked.upload(blob, lambda: io.BytesIO(b"new"), told.append, source), sum(told)
+
+
+def test_a_blob_of_another_repository_is_taken_from_there_and_not_brought(beside, asked):
+    assert mount(asked, "team/other") == (False, 0)
+    assert beside.blobs[oci.digest_of(b"new")] == b"new"
+    assert not [words for words in beside.asked if words.startswith("PUT")]
+
+
+def test_a_blob_that_is_not_there_any_more_is_brought_in_the_upload_that_was_begun(beside, asked):
+    assert mount(asked, "team/third") == (True, 3)
+    assert beside.blobs[oci.digest_of(b"new")] == b"new"
+    assert len([words for words in beside.asked if words.startswith("POST")]) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 500])
+def test_where_nothing_may_be_taken_from_a_repository_the_blob_is_brought(beside, asked, status):
+    only(beside, "POST", "mount=", lambda: reply(status))
+    assert mount(asked, "team/other") == (True, 3)
+
+
 def test_a_manifest_lies_under_its_name(held, asked):
     asked.put_manifest("name", b"{}")
     assert held.manifests["name"] == b"{}"
