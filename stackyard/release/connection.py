@@ -6,6 +6,7 @@ distribution protocol: `release.registry` does.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
 from collections.abc import Iterator
@@ -73,6 +74,16 @@ def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
+@contextlib.contextmanager
+def closed_on_error(answer: requests.Response) -> Iterator[None]:
+    """Close an answer's connection where its body is not read to the end."""
+    try:
+        yield
+    except BaseException:
+        answer.close()
+        raise
+
+
 def pieces(answer: requests.Response, seconds: float) -> Iterator[bytes]:
     """Yield a body as it comes; the time that the caller takes does not count.
 
@@ -107,13 +118,10 @@ def content(answer: requests.Response, limit: int, seconds: float) -> bytes:
         requests.exceptions.RequestException: as `pieces`.
     """
     found = bytearray()
-    try:
+    with closed_on_error(answer):
         for chunk in pieces(answer, seconds):
             found += chunk
             if len(found) > limit:
                 answer.close()
                 break
-    except BaseException:
-        answer.close()
-        raise
     return bytes(found[: limit + 1])

@@ -68,12 +68,14 @@ class LayerSource:
             for chunk in found.of(self._registry.stream(digest)):
                 part.file.write(chunk)
                 self.fetched += len(chunk)
+                if found.size > self._sizes[digest]:
+                    break
                 if found.size > start:
                     yield chunk[max(0, len(chunk) - (found.size - start)) :]
             if found.sha256 != digest:
                 raise ReleaseError(
                     f"layer {digest[7:19]} is not what was signed",
-                    why=f"{found.size} bytes came, with another digest",
+                    why=f"{found.size} bytes came, with another digest or beyond its size",
                     hint="the registry, or somebody on the way to it, changed them: tell whoever"
                     " runs it; no host uses them",
                 )

@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests
 
-from stackyard.release.connection import Certificates, Session, content, pieces
+from stackyard.release.connection import Certificates, Session, closed_on_error, content, pieces
 from stackyard.release.credentials import Login
 from stackyard.scan.oci import (
     INDEX,
@@ -426,7 +426,9 @@ class Registry:
         answer = self._send(method, url, given)
         # Only the registry itself may ask for our login: not a host that it redirects to.
         challenged = answer.status_code == 401 and self._owns(url) and self._owns(str(answer.url))
-        if challenged and self._answer(answer):
+        with closed_on_error(answer):
+            again = challenged and self._answer(answer)
+        if again:
             self._content(answer, LONGEST_REFUSAL, doing)
             if isinstance(body := given.get("data"), Counted):
                 body.restart()
