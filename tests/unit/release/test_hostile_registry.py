@@ -82,9 +82,12 @@ def test_a_login_is_not_sent_to_where_an_upload_is_to_go():
         request.reply(201)
 
     blob = oci.described("a/b", b"new")
-    with servers.serve(take) as other, servers.serve(wants_login(answer)) as server:
-        with asked(server, ANN) as found:
-            assert found.upload(blob, lambda: io.BytesIO(b"new"), lambda count: None)
+    with (
+        servers.serve(take) as other,
+        servers.serve(wants_login(answer)) as server,
+        asked(server, ANN) as found,
+    ):
+        assert found.upload(blob, lambda: io.BytesIO(b"new"), lambda count: None)
     assert [one.login for one in other.asked] == [""]
     assert server.asked[-1].login == BASIC
 
@@ -99,9 +102,8 @@ def test_a_host_that_the_registry_redirects_to_is_told_no_login_also_where_it_as
         else:
             request.reply(401, WWW_Authenticate=f'Bearer realm="{other.url}/token",service="x"')
 
-    with servers.serve(ask) as other, servers.serve(wants_login(answer)) as server:
-        with asked(server, ANN) as found:
-            refused(lambda: found.manifest(NAME), "refused GET .*: 401")
+    with servers.serve(ask) as other, servers.serve(answer) as server, asked(server, ANN) as found:
+        refused(lambda: found.manifest(NAME), "refused GET .*: 401")
     assert {one.login for one in other.asked} == {""}
     assert {one.path for one in other.asked} == {"/there"}
 
@@ -115,9 +117,12 @@ def test_what_a_host_answers_that_the_registry_redirects_to_is_used():
     def give(request):
         request.reply(200, IMAGE.manifest)
 
-    with servers.serve(give) as other, servers.serve(wants_login(answer)) as server:
-        with asked(server, ANN) as found:
-            assert found.manifest(DIGEST) == IMAGE.manifest
+    with (
+        servers.serve(give) as other,
+        servers.serve(wants_login(answer)) as server,
+        asked(server, ANN) as found,
+    ):
+        assert found.manifest(DIGEST) == IMAGE.manifest
     assert [one.login for one in other.asked] == [""]
 
 
@@ -131,9 +136,12 @@ def test_an_identity_token_is_not_sent_on_to_where_the_token_service_redirects()
     def take(request):
         request.reply(200, b'{"token": "t"}')
 
-    with servers.serve(take) as other, servers.serve(answer) as server:
-        with asked(server, Login(token="mine")) as found:
-            refused(lambda: found.manifest(NAME), "refused asking for a token: 307")
+    with (
+        servers.serve(take) as other,
+        servers.serve(answer) as server,
+        asked(server, Login(token="mine")) as found,
+    ):
+        refused(lambda: found.manifest(NAME), "refused asking for a token: 307")
     assert other.asked == []
 
 
@@ -334,15 +342,14 @@ def test_of_a_layer_that_stalls_or_breaks_off_nothing_is_kept(tmp_path, monkeypa
             request.close_connection = True
 
     layer, flood = oci.described(oci.LAYER, bytes(1000)), Flood()
-    with servers.serve(flood if fault == "endless" else answer) as server:
-        with asked(server) as found:
-            source = LayerSource(found, tmp_path / "layers", {layer.digest: layer.size})
-            what = {
-                "slow": "does not answer",
-                "short": "does not answer",
-                "endless": "is not what was signed",
-            }
-            refused(lambda: list(source.read(layer.digest)), what[fault])
+    with servers.serve(flood if fault == "endless" else answer) as server, asked(server) as found:
+        source = LayerSource(found, tmp_path / "layers", {layer.digest: layer.size})
+        what = {
+            "slow": "does not answer",
+            "short": "does not answer",
+            "endless": "is not what was signed",
+        }
+        refused(lambda: list(source.read(layer.digest)), what[fault])
     assert list((tmp_path / "layers").iterdir()) == []
     assert flood.taken < 32 * 2**20
 
@@ -363,12 +370,11 @@ def test_an_address_that_is_none_is_told(address):
 
     blob = oci.described("a/b", b"new")
     for answer in (location, link, realm, redirect):
-        with servers.serve(answer) as server, asked(server) as found:
-            with pytest.raises(RegistryError):
-                if answer is location:
-                    found.upload(blob, lambda: io.BytesIO(b"new"), lambda count: None)
-                else:
-                    found.tags()
+        with servers.serve(answer) as server, asked(server) as found, pytest.raises(RegistryError):
+            if answer is location:
+                found.upload(blob, lambda: io.BytesIO(b"new"), lambda count: None)
+            else:
+                found.tags()
 
 
 def test_a_size_that_is_no_number_is_no_size():
