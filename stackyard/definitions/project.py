@@ -5,17 +5,20 @@ Owns `stackyard.toml` and the defaults of the command line.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from stackyard.definitions.load import load_definitions, why_unreadable
 from stackyard.definitions.spec import Definitions
 from stackyard.system.errors import UsageError, shown
+from stackyard.system.toml import parse_toml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Programs that run in containers and build steps.
 INSIDE = ROOT / "stackyard" / "inside"
 SETTINGS = "stackyard.toml"
+_KNOWN = ("default_base", "registry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +40,28 @@ class Project:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Read the `key = "value"` lines of stackyard.toml.
+    """Read the text of stackyard.toml: settings, each a string.
 
     Raises:
-        UsageError: a key is unknown, or a line has another syntax.
+        UsageError: it is not TOML, a key is unknown, or a value is no string.
     """
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        body = line.split("#", 1)[0].strip()
-        if not body:
-            continue
-        key, equals, value = (part.strip() for part in body.partition("="))
-        quoted = len(value) > 1 and value[0] == value[-1] == '"'
-        if key not in ("default_base", "registry") or not equals or not quoted:
-            hint = 'settings are: default_base = "cuda", registry = "registry.example:5000/name"'
-            raise UsageError(
-                f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
-            )
-        found[key] = value[1:-1]
+    lines = text.splitlines()
+    try:
+        found = parse_toml(text)
+    except ValueError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        raise _not_understood(lines, int(at[1]) if at else len(lines), str(error)) from error
+    for key, value in found.items():
+        if key not in _KNOWN or not isinstance(value, str):
+            at_key = (n for n, line in enumerate(lines, 1) if key in line.partition("=")[0])
+            raise _not_understood(lines, next(at_key, 1), "")
     return found
+
+
+def _not_understood(lines: list[str], number: int, why: str) -> UsageError:
+    line = shown(lines[number - 1].strip()) if 0 < number <= len(lines) else ""
+    hint = 'settings are: default_base = "cuda", registry = "registry.example:5000/name"'
+    return UsageError(f"{SETTINGS}:{number}: not understood: {line}", why=shown(why), hint=hint)
 
 
 def _settings_text(root: Path) -> str:
