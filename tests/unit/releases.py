@@ -19,7 +19,7 @@ from requests.adapters import BaseAdapter
 
 from stackyard.definitions.project import ROOT
 from stackyard.mesh.certificates import private_text
-from stackyard.release import registry, statement
+from stackyard.release import connection, registry, statement
 from stackyard.release.statement import Subject
 from stackyard.report import evidence, vouch
 from stackyard.report.evidence import Envelope
@@ -151,10 +151,10 @@ class Held(BaseAdapter):
 
     def open(self, monkeypatch: Any, **given: Any) -> registry.Registry:
         """A registry that asks this store."""
-        monkeypatch.setattr(registry, "Certificates", lambda folder: self)
+        monkeypatch.setattr(connection, "Certificates", lambda folder: self)
         # Whatever address it is: nobody else is asked.
         monkeypatch.setattr(requests.Session, "get_adapter", lambda session, url: self)
-        given.setdefault("patience", registry.Patience(pause_seconds=0))
+        given.setdefault("patience", connection.Patience(pause_seconds=0))
         return registry.Registry(PLACE, **given)
 
     def put(self, found: Image, *tags: str) -> str:

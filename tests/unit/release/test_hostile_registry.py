@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from stackyard.release import connection, registry
+from stackyard.release import connection, registry, transport
 from stackyard.release.credentials import Login
 from stackyard.release.layer_source import LayerSource
 from stackyard.scan import oci
@@ -40,7 +40,7 @@ def quiet(monkeypatch, tmp_path):
 def asked(server, login=None, **given):
     """The registry at a server; impatient."""
     repository = oci.parse_repository(f"{server.host}/team/yard")
-    patience = registry.Patience(silent_seconds=0.3, tries=2, pause_seconds=0)
+    patience = connection.Patience(silent_seconds=0.3, tries=2, pause_seconds=0)
     return registry.Registry(repository, login, **{"patience": patience, **given})
 
 
@@ -182,7 +182,7 @@ def test_a_registrys_own_certificates_count_behind_a_proxy(tmp_path, monkeypatch
     with servers.serve(answer, context) as server, servers.proxy(server) as between:
         monkeypatch.setenv("HTTPS_PROXY", between.url)
         repository = oci.parse_repository("registry.example/team/yard")
-        patience = registry.Patience(tries=1)
+        patience = connection.Patience(tries=1)
         with registry.Registry(repository, certs=certs, patience=patience) as found:
             if trusted:
                 assert found.manifest(NAME) == IMAGE.manifest
@@ -331,7 +331,7 @@ def test_a_slow_refusal_is_given_up_in_time():
 
 @pytest.mark.parametrize("fault", ["slow", "short", "endless"])
 def test_of_a_layer_that_stalls_or_breaks_off_nothing_is_kept(tmp_path, monkeypatch, fault):
-    monkeypatch.setattr(connection, "SLOWEST", 2**20)
+    monkeypatch.setattr(transport, "SLOWEST", 2**20)
 
     def answer(request):
         if fault == "slow":

@@ -6,7 +6,7 @@ import json
 import pytest
 import requests
 
-from stackyard.release import connection, registry
+from stackyard.release import connection, registry, transport
 from stackyard.release.credentials import Login
 from stackyard.scan import oci
 from stackyard.system.errors import RegistryError
@@ -104,7 +104,7 @@ def test_what_is_longer_than_it_may_be_is_not_asked_for_or_not_used(asked, monke
 def test_a_blob_is_read_from_a_place_on_also_from_who_knows_no_ranges(
     held, asked, monkeypatch, start, ranges
 ):
-    monkeypatch.setattr(connection, "CHUNK", 700)
+    monkeypatch.setattr(transport, "CHUNK", 700)
     held.ranges = ranges
     assert b"".join(asked.stream(BLOB.digest, start)) == DATA[start:]
 
@@ -289,9 +289,9 @@ def test_a_certificate_that_cannot_be_trusted_is_told_with_where_to_put_its_auth
 
 
 def test_a_registrys_own_authority_is_trusted_beside_the_systems(tmp_path):
-    usual = connection.Certificates(tmp_path)._context.cert_store_stats()["x509"]
+    usual = transport.Certificates(tmp_path)._context.cert_store_stats()["x509"]
     (tmp_path / "ca.crt").write_bytes(certificate("Firm"))
-    assert connection.Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
+    assert transport.Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
 
 
 def test_a_certificate_that_cannot_be_read_is_told_with_its_folder(tmp_path):
@@ -420,9 +420,9 @@ def test_a_login_in_the_middle_of_an_upload_begins_it_anew(held, monkeypatch):
 
 def test_a_registry_is_waited_for_as_long_as_there_is_patience(held, monkeypatch):
     pauses = []
-    monkeypatch.setattr("stackyard.release.registry.time.sleep", pauses.append)
+    monkeypatch.setattr("stackyard.release.connection.time.sleep", pauses.append)
     first(held, *[LOST] * 99)
-    patience = registry.Patience(tries=3, pause_seconds=2.0)
+    patience = connection.Patience(tries=3, pause_seconds=2.0)
     with held.open(monkeypatch, patience=patience) as asked, pytest.raises(RegistryError):
         asked.tags()
     assert (len(held.asked), pauses) == (3, [2.0, 4.0])
