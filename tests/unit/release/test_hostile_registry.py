@@ -243,18 +243,19 @@ def test_a_page_on_another_host_is_not_asked_for(which):
     assert other.asked == []
 
 
-@pytest.mark.parametrize("bound", ["MOST_PAGES", "LONGEST_LIST"])
-def test_a_list_without_end_is_given_up(monkeypatch, bound):
-    monkeypatch.setattr(registry, bound, 10)
-    monkeypatch.setattr(registry, "MOST_PAGES", 10)
+@pytest.mark.parametrize(
+    ("bound", "value", "pages"), [("MOST_PAGES", 3, 3), ("LONGEST_LIST", 20, 2)]
+)
+def test_a_list_without_end_is_given_up(monkeypatch, bound, value, pages):
+    monkeypatch.setattr(registry, "MOST_PAGES", 9)
+    monkeypatch.setattr(registry, bound, value)
 
     def answer(request):
-        link = '<?page=1>; rel="next"'
-        request.reply(200, b'{"tags": ["a"]}', Link=link)
+        request.reply(200, b'{"tags": ["a"]}', Link='<?page=1>; rel="next"')
 
     with servers.serve(answer) as server, asked(server) as found:
         refused(found.tags, "a list does not end")
-    assert len(server.asked) <= 10
+    assert len(server.asked) == pages
 
 
 # Bytes
