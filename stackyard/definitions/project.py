@@ -12,6 +12,7 @@ from pathlib import Path
 from stackyard.definitions.load import load_definitions, why_unreadable
 from stackyard.definitions.spec import Definitions
 from stackyard.system.errors import UsageError, shown
+from stackyard.system.toml import parse_toml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Programs that run in containers and build steps.
@@ -42,27 +43,22 @@ class Project:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Read the `key = "value"` lines of stackyard.toml.
+    """Read the text of stackyard.toml: settings, each a string.
 
     Raises:
-        UsageError: a key is unknown, a line has another syntax, or `source` is no public URL.
+        UsageError: it is not TOML, a key is unknown, a value is no string, or `source` is no public
+            URL.
     """
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        body = line.split("#", 1)[0].strip()
-        if not body:
-            continue
-        key, equals, value = (part.strip() for part in body.partition("="))
-        quoted = len(value) > 1 and value[0] == value[-1] == '"'
-        if key not in KEYS or not equals or not quoted:
-            hint = (
-                'settings are: default_base = "cuda", registry = "registry.example:5000/name",'
-                ' source = "https://git.example/name"'
-            )
-            raise UsageError(
-                f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint
-            )
-        found[key] = value[1:-1]
+    lines = text.splitlines()
+    try:
+        found = parse_toml(text)
+    except ValueError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        raise _not_understood(lines, int(at[1]) if at else len(lines), str(error)) from error
+    for key, value in found.items():
+        if key not in KEYS or not isinstance(value, str):
+            at_key = (n for n, line in enumerate(lines, 1) if key in line.partition("=")[0])
+            raise _not_understood(lines, next(at_key, 1), "")
     if not _PUBLIC.fullmatch(found.get("source", "https://")):
         raise UsageError(
             f"{SETTINGS}: source is no URL of a public place: {shown(found['source'])}",
@@ -70,6 +66,15 @@ def parse_settings(text: str) -> dict[str, str]:
             hint='source = "https://git.example/team/stackyard", without a user or password',
         )
     return found
+
+
+def _not_understood(lines: list[str], number: int, why: str) -> UsageError:
+    line = shown(lines[number - 1].strip()) if 0 < number <= len(lines) else ""
+    hint = (
+        'settings are: default_base = "cuda", registry = "registry.example:5000/name",'
+        ' source = "https://git.example/name"'
+    )
+    return UsageError(f"{SETTINGS}:{number}: not understood: {line}", why=shown(why), hint=hint)
 
 
 def _settings_text(root: Path) -> str:

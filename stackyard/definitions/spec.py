@@ -362,6 +362,8 @@ class Failure:
     Attributes:
         kind: `cause` (what must be repaired), `consequence` (of something that went wrong
             elsewhere) or `remark` (nothing failed, but it could be better).
+        steps: where it can occur: `build` (resolving, fetching, building), `run` (nodes, trainings,
+            checks), `registry`. It is recognised nowhere else.
         any_of: regular expressions of which one must be found, each within one line.
         all_of: regular expressions that must all be found.
         remedy: what to type or change.
@@ -372,6 +374,7 @@ class Failure:
     id: str
     title: str
     kind: str
+    steps: tuple[str, ...]
     any_of: tuple[str, ...]
     all_of: tuple[str, ...]
     cause: str

@@ -22,7 +22,7 @@ from typing import Any
 from stackyard.release import attestation, statement, verify
 from stackyard.release.attestation import Attestation
 from stackyard.release.registry import Registry, manifest_descriptor
-from stackyard.release.spool import Layer, Saved, Spool
+from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
 from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
 from stackyard.report import evidence
 from stackyard.report.vouch import Vouched
@@ -234,9 +234,12 @@ class Publisher:
         def one(layer: Layer) -> None:
             path = self._spool.path(layer)
             blob = Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
-            if not self._registry.upload(blob, lambda: path.open("rb"), told):
+            repository = self._registry.repository
+            source = place_beside(self._spool.folder, layer.digest, repository)
+            if not self._registry.upload(blob, lambda: path.open("rb"), told, source):
                 with self._lock:
                     self._held += layer.size
+            note_place(self._spool.folder, layer.digest, repository)
 
         with ThreadPoolExecutor(UPLOADS) as pool:
             try:

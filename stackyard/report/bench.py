@@ -91,7 +91,7 @@ def bench_report(
         "results": [_line(plan, line, peak) for line in lines(plan, seen)],
         "runs": [_played(plan, played) for played in seen.played],
         "checks": [records.check_value(check) for check in checks],
-        "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures)],
+        "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures, "run")],
         "phases": [{"name": p.name, "seconds": p.seconds} for p in seen.phases],
         "last_lines": tails,
     }

@@ -139,7 +139,7 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
     }
     # A check gives its reasons on one line: each is evidence by itself.
     texts |= {check.name: check.why.replace("; ", "\n") for check in outcome.checks if check.why}
-    return [diagnosis_value(found) for found in diagnose_all(texts, failures)]
+    return [diagnosis_value(found) for found in diagnose_all(texts, failures, "run")]
 
 
 def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:

@@ -18,8 +18,9 @@ import pytest
 
 from stackyard.build.builder import Builder
 from stackyard.definitions.project import ROOT, load_project
+from stackyard.release.connection import PATIENT, Patience
 from stackyard.release.credentials import Login
-from stackyard.release.registry import PATIENT, Patience, Registry
+from stackyard.release.registry import Registry
 from stackyard.scan import oci
 from stackyard.system import signing
 from stackyard.system.engine import Engine

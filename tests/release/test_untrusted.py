@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stackyard.release.registry import CERTS, Patience
+from stackyard.release.connection import CERTS, Patience
 from stackyard.scan import oci
 from stackyard.system import signing
 from stackyard.system.errors import RegistryError, StackyardError

@@ -111,7 +111,7 @@ def run(terminal: Terminal, asked: RunRequest) -> Answer:
         return value, 0
     passed = value["state"] == "done"
     if not passed:
-        found = diagnose.recognised(ROOT, lines.tail)["diagnoses"]
+        found = diagnose.recognised(ROOT, lines.tail, "run")["diagnoses"]
         diagnose.show(found, terminal.text)
         value["diagnoses"] = found
     return {"outcome": "passed" if passed else "failed", **value}, 0 if passed else 1

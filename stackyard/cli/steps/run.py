@@ -270,7 +270,7 @@ def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any
     elif not ended.passed:
         reason = job["reason"] or f"the launcher ended with exit code {job['code']}"
         terminal.text(f"{job['name']} failed: {reason}")
-        found = diagnose.recognised(ROOT, terminal.tail)["diagnoses"]
+        found = diagnose.recognised(ROOT, terminal.tail, "run")["diagnoses"]
         diagnose.show(found, terminal.text)
     else:
         seconds = float(job["ended"]) - float(job["started"])

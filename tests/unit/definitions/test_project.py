@@ -14,6 +14,8 @@ from tests.unit import samples
         ("# a comment\n\n", {}),
         ('default_base = "cpu"\n', {"default_base": "cpu"}),
         ('default_base="cpu" # why\n', {"default_base": "cpu"}),
+        ("registry = 'a:1/b' # why", {"registry": "a:1/b"}),
+        ('registry = "a:1/#b"', {"registry": "a:1/#b"}),
     ],
 )
 def test_settings_are_read(text, found):
@@ -24,7 +26,7 @@ def test_settings_are_read(text, found):
     "line",
     [
         'base = "cpu"', "default_base = cpu", "default_base", "[default_base]",
-        'default_base = "cpu', 'default_base = "',
+        'default_base = "cpu', 'default_base = "', "default_base = 3",
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_with_its_line(line):
