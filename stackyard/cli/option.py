@@ -27,7 +27,7 @@ class Option:
 
 
 _CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
-HOSTS = "hosts.yml, a deepspeed hostfile, names by comma, or ssh:PATTERN (docs/hosts.md)"
+HOSTS = "a file (hosts.yml, hostfile), a node set as in gpu[01-64],train, or ssh:PATTERN"
 _KEY = "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it"
 _MOUNT = "your tree over an installed package: [PACKAGE=]PATH[:PLACE], on every host; several times"
 _OWN_IMAGE = "an image by tag or id, in place of the stack's own (docs/source.md)"
@@ -40,7 +40,7 @@ Base = Annotated[str, Option("the base to build on (see `invoke list`)")]
 Image = Annotated[str, Option(_OWN_IMAGE)]
 Hosts = Annotated[str, Option(HOSTS)]
 PlainHosts = Annotated[
-    str, Option("hosts.yml, names by comma, or ssh:PATTERN; without any: this machine")
+    str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN; without any: this machine")
 ]
 RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
 Lease = Annotated[float, Option("seconds that a run goes on without being heard of", least=2)]
