@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -24,7 +25,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import ProveRequest
 from stackyard.definitions.project import Project, load_project
 from stackyard.mesh import nodes
-from stackyard.report import records
+from stackyard.report import junit, records
 from stackyard.report.prove import prove_report, record, recorded_path, text
 from stackyard.report.prove_page import PAGE, render_page
 from stackyard.system.engine import Engine
@@ -42,11 +43,20 @@ def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
     project = load_project()
     if asked.check and not asked.page:
         raise UsageError("--check compares a page", hint="invoke prove --page --check")
+    if asked.page and asked.junit:
+        raise UsageError(
+            "--junit is for proofs, and --page plays none", hint="leave one of them out"
+        )
     if asked.page:
         return _page(project, terminal, check=asked.check)
-    return prove_all(
+    if asked.junit:
+        junit.require_place(Path(asked.junit))
+    answer, code = prove_all(
         project, asked.stack, asked.fix, asked.base or BASE, terminal, record_them=asked.record
     )
+    if asked.junit:
+        junit.write(Path(asked.junit), answer["reports"])
+    return answer, code
 
 
 def prove_all(

@@ -5,6 +5,7 @@ Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from stackyard.build import host
@@ -18,7 +19,7 @@ from stackyard.cli.steps import compare, diagnose
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
-from stackyard.report import records, smokes, vouch
+from stackyard.report import junit, records, smokes, vouch
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.validate import gpu_run
@@ -44,6 +45,8 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     names, base = list(chosen.stacks), chosen.base.name
     require_smokes(project, names, chosen.device)
     earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
+    if asked.junit:
+        junit.require_place(Path(asked.junit))
     with Engine() as held:
         plan = None
         if gpus:
@@ -58,6 +61,8 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
         _explain(value, terminal)
         terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
     code = compare.hold_against(project, earlier, reports, terminal)
+    if asked.junit:
+        junit.write(Path(asked.junit), reports)
     answer = records.together(reports)
     return answer, EXIT_CODES[answer["outcome"]] or code
 
