@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Programs that run in containers and build steps.
 INSIDE = ROOT / "stackyard" / "inside"
 SETTINGS = "stackyard.toml"
+# Each is text.
+SETTINGS_KEYS = {
+    "default_base": "the base that commands use where --base is not given",
+    "registry": "the repository of releases: REGISTRY[:PORT]/NAME",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ def parse_settings(text: str) -> dict[str, str]:
             continue
         key, equals, value = (part.strip() for part in body.partition("="))
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
-        if key not in ("default_base", "registry") or not equals or not quoted:
+        if key not in SETTINGS_KEYS or not equals or not quoted:
             hint = 'settings are: default_base = "cuda", registry = "registry.example:5000/name"'
             raise UsageError(
                 f"{SETTINGS}:{number}: not understood: {shown(line.strip())}", hint=hint

@@ -174,8 +174,11 @@ def _reachable(host: Host) -> bool:
 def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
     """Read a hosts.yml (docs/hosts.md)."""
     top = parse_document(text, file=source, problems=problems)
-    if top is None:
-        return Fleet(source=source, hosts=())
+    return read_top(top, source) if top is not None else Fleet(source=source, hosts=())
+
+
+def read_top(top: Entry, source: str) -> Fleet:
+    """Read the top mapping of a hosts.yml."""
     defaults = top.mapping("defaults")
     common = _settings(defaults, Host(name="", ssh="")) if defaults else Host(name="", ssh="")
     hosts = []
@@ -188,7 +191,7 @@ def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
             outer.problem("a host's name has lower-case letters, digits and `-`", key=name)
         hosts.append(_host(entry, given) if entry is not None else given)
     if not hosts and (outer is not None or not top.has("hosts")):
-        top.problem("no host is named in it", key="hosts")
+        top.missing("hosts", "no host is named in it")
     folders = _folders(top)
     top.done()
     if outer is not None:
