@@ -16,6 +16,7 @@ from stackyard.cli.console import Terminal
 from stackyard.definitions.project import Project
 from stackyard.report import comparison, comparison_view, records, smokes
 from stackyard.report.earlier import read_report
+from stackyard.report.shapes import Comparison, SmokeReport
 from stackyard.system.errors import UsageError
 
 
@@ -28,7 +29,7 @@ def compare(terminal: Terminal, before: str, after: str) -> Answer:
     return value, EXIT_CODES[value["outcome"]]
 
 
-def show(value: dict[str, Any], terminal: Terminal) -> None:
+def show(value: Comparison, terminal: Terminal) -> None:
     """Print a comparison."""
     terminal.table(tables.comparison_table(value))
     for line in comparison_view.comparison_lines(value):
@@ -73,7 +74,7 @@ def earlier_reports(
 def hold_against(
     project: Project,
     earlier: dict[str, dict[str, Any]],
-    reports: Sequence[dict[str, Any]],
+    reports: Sequence[SmokeReport],
     terminal: Terminal,
 ) -> int:
     """Compare reports with earlier ones; write and show the results; return the exit code."""

@@ -28,6 +28,7 @@ from stackyard.mesh import nodes
 from stackyard.report import junit, records
 from stackyard.report.prove import prove_report, record, recorded_path, text
 from stackyard.report.prove_page import PAGE, render_page
+from stackyard.report.shapes import ProveReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.system.files import replace_texts
@@ -116,7 +117,7 @@ def _why_nowhere(project: Project, stacks: Sequence[str], fix: str, base: str) -
 
 def _prove_one(
     project: Project, held: Engine, builder: Builder, built: Built, fix: str, terminal: Terminal
-) -> dict[str, Any]:
+) -> ProveReport:
     image, name = built.image, built.image.stack.name
     proofs, elsewhere = plan.proofs(image, project.definitions.limits.values(), fix)
     started = datetime.datetime.now(datetime.timezone.utc)
@@ -154,7 +155,7 @@ def _prove_one(
     return value
 
 
-def _table(reports: list[dict[str, Any]]) -> Table:
+def _table(reports: Sequence[ProveReport]) -> Table:
     table = Table(title="proofs", title_justify="left")
     for column in ("stack", "fix or limit", "verdict", "what is seen without it"):
         table.add_column(column, overflow="fold")
@@ -162,7 +163,9 @@ def _table(reports: list[dict[str, Any]]) -> Table:
     for value in reports:
         for proof in value["proofs"]:
             good = proof["verdict"] == PROVEN
-            seconds = proof["with"]["seconds"] + (proof["without"] or {}).get("seconds", 0.0)
+            seconds = proof["with"]["seconds"] + (
+                proof["without"]["seconds"] if proof["without"] else 0.0
+            )
             said = proof["symptom"] if good else proof["why"]
             word = f"[{'bold green' if good else 'bold red'}]{proof['verdict']}[/]"
             table.add_row(

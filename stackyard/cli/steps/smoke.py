@@ -6,7 +6,6 @@ Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
@@ -20,6 +19,7 @@ from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
 from stackyard.report import junit, records, smokes, vouch
+from stackyard.report.shapes import SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.validate import gpu_run
@@ -124,7 +124,7 @@ def _smoke_each(
     plan: GpuPlan | None,
     terminal: Terminal,
     images: list[Built] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[SmokeReport]:
     images = images or Builder(project, held, terminal.say).build_all(names, base)
     for built in images:
         if built.made:
@@ -155,7 +155,7 @@ def _watcher(built: Built, device: str, terminal: Terminal) -> Watcher:
     )
 
 
-def _explain(value: dict[str, Any], terminal: Terminal) -> None:
+def _explain(value: SmokeReport, terminal: Terminal) -> None:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for check in value["checks"]:
         if check["outcome"] != "passed":
