@@ -75,7 +75,7 @@ def _part(declared: Any, parts: dict[str, Schema]) -> Schema:
     """Return a reference to a declared class, which becomes a part of the schema."""
     name = declared.__name__
     if name not in parts:
-        parts[name] = {}
+        parts[name] = {}  # a part may be in itself
         fields = typing.get_type_hints(declared, include_extras=True)
         required = getattr(declared, "__required_keys__", fields)
         words = words_of(declared)

@@ -502,3 +502,23 @@ class Curve(TypedDict):
     torch: str
     lock: str
     curve: list[Rate]
+
+
+class EvidenceValue(TypedDict):
+    """Hold one piece of verified evidence.
+
+    Attributes:
+        ratios: ratios to the bare host, by check.
+    """
+
+    kind: str
+    outcome: str
+    hardware: str
+    gpus: list[str]
+    driver: str
+    placement: str
+    ratios: dict[str, float]
+    on_gpus: bool
+    started: str
+    image_id: str
+    signer: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stackyard.cli import tables
-from stackyard.cli.answer import EXIT_CODES, Answer
+from stackyard.cli.answer import EXIT_CODES
 from stackyard.cli.console import Terminal
 from stackyard.definitions.project import Project
 from stackyard.report import comparison, comparison_view, records, smokes
@@ -19,8 +19,11 @@ from stackyard.report.earlier import read_report
 from stackyard.report.shapes import Comparison, SmokeReport
 from stackyard.system.errors import UsageError
 
+if TYPE_CHECKING:
+    pass
 
-def compare(terminal: Terminal, before: str, after: str) -> Answer:
+
+def compare(terminal: Terminal, before: str, after: str) -> tuple[Comparison, int]:
     """Run `invoke compare REPORT REPORT`, with the earlier report first."""
     old = read_report(Path(before))
     new = read_report(Path(after), stack=old["stack"])
