@@ -61,13 +61,16 @@ class _Recorder(Mapping):
         shape: where the questions are noted.
         levels: how many levels of mappings are full, this one included; those below are empty.
         nested: whether values that may be mappings or text are mappings.
+        edge: gets the mappings that were empty.
     """
 
-    def __init__(self, shape: _Shape, levels: int, *, nested: bool) -> None:
+    def __init__(self, shape: _Shape, levels: int, edge: list[_Shape], *, nested: bool) -> None:
         self.file = self.path = ""
         self.line = 1
         self.problems = []
-        self._shape, self._levels, self._nested = shape, levels, nested
+        self._shape, self._levels, self._edge, self._nested = shape, levels, edge, nested
+        if not levels:
+            edge.append(shape)
 
     def keys(self) -> list[str]:
         """Return the one key that stands for all."""
@@ -149,7 +152,7 @@ class _Recorder(Mapping):
         return [self._recorder(inner)] if self._levels else []
 
     def _recorder(self, shape: _Shape) -> _Recorder:
-        return _Recorder(shape, self._levels - 1, nested=self._nested)
+        return _Recorder(shape, self._levels - 1, self._edge, nested=self._nested)
 
     def _noted(self, key: str, kind: Schema, default: T | None, blank: T) -> T:
         self._shape.add(key, kind)
@@ -168,18 +171,13 @@ def file_schema(name: str, title: str, read: Callable[[Mapping], object]) -> Sch
     # Full to each depth once: what a mapping requires is asked of it where it is empty, and all
     # above is full.
     for levels in range(MAX_DEPTH):
-        before = _size(shape)
+        edge: list[_Shape] = []
         for nested in (True, False):
-            found = read(_Recorder(shape, levels, nested=nested))
-        if levels and _size(shape) == before:
+            found = read(_Recorder(shape, levels, edge, nested=nested))
+        if not edge:
             break
     declared = type(found) if dataclasses.is_dataclass(found) else None
     return {**head(name, title), **_object(shape, declared)}
-
-
-def _size(shape: _Shape) -> int:
-    inner = [k.get("items") if isinstance(k, dict) else k for v in shape.keys.values() for k in v]
-    return len(inner) + sum(_size(one) for one in inner if isinstance(one, _Shape))
 
 
 def _object(shape: _Shape, declared: type | None) -> Schema:

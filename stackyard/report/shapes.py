@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict
 
+from stackyard.build.locks.change import MoveValue
 from stackyard.validate.checks import OutcomeWord
 from stackyard.validate.diagnose import DiagnosisValue
 
@@ -66,7 +67,7 @@ class ImageValue(ImageParts):
 
 
 class _CheckValueParts(TypedDict, total=False):
-    """Hold what some lack."""
+    """Hold what some or older reports lack."""
 
     why: str
 
@@ -123,7 +124,7 @@ class SpeedValue(TypedDict):
 
 
 class _CurveComparisonParts(TypedDict, total=False):
-    """Hold what some lack."""
+    """Hold what some or older reports lack."""
 
     updates: int
     largest_difference: Number | None
@@ -182,10 +183,6 @@ class SizeComparison(TypedDict):
     before: int
     after: int
     difference: int
-
-
-# Its key `from` is a word of Python.
-MoveValue = TypedDict("MoveValue", {"name": str, "from": str, "to": str, "way": str})
 
 
 class MovesValue(TypedDict):
@@ -328,7 +325,7 @@ class SideValue(TypedDict):
 
 
 class _ResultValueParts(TypedDict, total=False):
-    """Hold what some lack."""
+    """Hold what some or older reports lack."""
 
     mean: float | None
     mean_ratio: float | None
@@ -357,8 +354,11 @@ class PauseValue(TypedDict):
 
 
 class _PlayedValueParts(TypedDict, total=False):
-    """Hold what some lack."""
+    """Hold what older benches lack."""
 
+    group: int
+    label: str
+    gpus: list[int]
     mean: float | None
     start_seconds: dict[str, float | None]
     pause: PauseValue | None
@@ -375,9 +375,6 @@ class PlayedValue(_PlayedValueParts):
     side: str
     ranks: int
     round: int
-    group: int
-    label: str
-    gpus: list[int]
     failed: bool
     why: str
     seconds: float
@@ -388,7 +385,13 @@ class PlayedValue(_PlayedValueParts):
     command: list[str]
 
 
-class BenchReport(TypedDict):
+class _BenchReportParts(TypedDict, total=False):
+    """Hold what older benches lack."""
+
+    available: int
+
+
+class BenchReport(_BenchReportParts):
     """Hold the record of one bench (docs/bench.md)."""
 
     schema: Literal["stackyard.bench/1", "stackyard.bench/2"]
@@ -413,7 +416,6 @@ class BenchReport(TypedDict):
     window: int
     rounds: int
     counts: list[int]
-    available: int
     sides: dict[str, SideValue]
     results: list[ResultValue]
     runs: list[PlayedValue]

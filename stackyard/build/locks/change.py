@@ -131,10 +131,11 @@ def subject_of(path: str) -> tuple[str, str]:
     return f"{_OF_WHEEL}{name}", ""
 
 
-Moved = TypedDict("Moved", {"name": str, "from": str, "to": str, "way": str})
+# Its key `from` is a word of Python.
+MoveValue = TypedDict("MoveValue", {"name": str, "from": str, "to": str, "way": str})
 
 
-class Rehashed(TypedDict):
+class RehashedValue(TypedDict):
     """Hold a package whose version has other files than before."""
 
     name: str
@@ -153,8 +154,8 @@ class LockChanged(TypedDict):
     redeclared: bool
     added: dict[str, str]
     removed: dict[str, str]
-    moved: list[Moved]
-    rehashed: list[Rehashed]
+    moved: list[MoveValue]
+    rehashed: list[RehashedValue]
 
 
 def change_value(change: LockChange) -> LockChanged:

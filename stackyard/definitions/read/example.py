@@ -36,8 +36,10 @@ def read_top(top: Entry, stack: str, name: str) -> Example:
     prepare = top.mappings("prepare")
     devices = _sizes(top, "devices", ("cpu", "cuda"), "a device is cpu or cuda")
     sizes = _sizes(top, "sizes", (FULL, REDUCED), "a size is full or reduced")
-    if not devices:
+    if not top.has("devices"):
         top.missing("devices")
+    elif not devices:
+        top.problem("names no device", key="devices")
     example = Example(
         name=name,
         stack=stack,
