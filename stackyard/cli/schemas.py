@@ -24,6 +24,7 @@ from stackyard.schedulers import site
 from stackyard.validate.bench import read as bench_read
 
 FOLDER = "docs/schemas"
+_WIDTH = 100
 README = f"{FOLDER}/README.md"
 
 
@@ -77,8 +78,24 @@ An editor with a YAML language server checks a file that begins with a line like
 
 def schema_files() -> dict[str, str]:
     """Return every schema and their list as text, by path from the project's root."""
-    made = {path: json.dumps(one, indent=1) + "\n" for path, one in schemas().items()}
+    made = {path: _text(one) + "\n" for path, one in schemas().items()}
     return {**made, README: _readme()}
+
+
+def _text(value: Any, depth: int = 0) -> str:
+    """Return JSON with short values on one line, as people would write it."""
+    flat = json.dumps(value)
+    if depth + len(flat) <= _WIDTH and depth:
+        return flat
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(key)}: {_text(one, depth + 1)}" for key, one in value.items()]
+    elif isinstance(value, list):
+        inner = [_text(one, depth + 1) for one in value]
+    else:
+        return flat
+    lines = ",".join(f"\n{' ' * (depth + 1)}{line}" for line in inner)
+    opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    return f"{opening}{lines}\n{' ' * depth}{closing}"
 
 
 def schemas() -> dict[str, Schema]:
