@@ -18,7 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Programs that run in containers and build steps.
 INSIDE = ROOT / "stackyard" / "inside"
 SETTINGS = "stackyard.toml"
-KEYS = ("default_base", "registry", "source")
+# Each is text.
+SETTINGS_KEYS = {
+    "default_base": "the base that commands use where --base is not given",
+    "registry": "the repository of releases: REGISTRY[:PORT]/NAME",
+    "source": "the public URL of this project's source",
+}
 _PUBLIC = re.compile(r"https?://[^\s@]*")
 
 
@@ -56,7 +61,7 @@ def parse_settings(text: str) -> dict[str, str]:
         at = re.search(r"at line (\d+)", str(error))
         raise _not_understood(lines, int(at[1]) if at else len(lines), str(error)) from error
     for key, value in found.items():
-        if key not in KEYS or not isinstance(value, str):
+        if key not in SETTINGS_KEYS or not isinstance(value, str):
             at_key = (n for n, line in enumerate(lines, 1) if key in line.partition("=")[0])
             raise _not_understood(lines, next(at_key, 1), "")
     if not _PUBLIC.fullmatch(found.get("source", "https://")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from stackyard.definitions.read.failures import KINDS
 from stackyard.definitions.spec import Failure
@@ -106,7 +106,26 @@ def _cut(line: str, start: int) -> str:
     return ("..." if first else "") + part + ("..." if first + EVIDENCE_LENGTH < len(line) else "")
 
 
-def diagnosis_value(diagnosis: Diagnosis) -> dict[str, Any]:
+class DiagnosisValue(TypedDict):
+    """Hold a recognised failure as data.
+
+    Attributes:
+        evidence: the line that gave it away, and `line` its number in its text.
+        where: which text; empty where there is only one.
+    """
+
+    id: str
+    title: str
+    kind: str
+    cause: str
+    remedy: str
+    threads: list[str]
+    evidence: str
+    line: int
+    where: str
+
+
+def diagnosis_value(diagnosis: Diagnosis) -> DiagnosisValue:
     """Return a diagnosis as data, for reports and `--json`."""
     failure = diagnosis.failure
     return {

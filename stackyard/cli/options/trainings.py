@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import Base, Image, Option, Stacks
+from stackyard.cli.option import Base, Image, Junit, Option, Stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class SmokeRequest:
         str, Option("an earlier smoke.json (or a folder like reports/) to compare with")
     ] = ""
     image: Image = ""
+    junit: Junit = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ class ProveRequest:
     ] = False
     page: Annotated[bool, Option("only write docs/fixes.md out of what is recorded")] = False
     check: Annotated[bool, Option("with --page: compare only; fail when the page differs")] = False
+    junit: Junit = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from stackyard.build.choice import decide
-from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
@@ -33,6 +32,9 @@ from stackyard.definitions.job_source import (
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.mesh.example_copy import CopyRequest, copied
 from stackyard.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from stackyard.cli import answers
 
 
 def repeated(given: RunRequest) -> dict[str, str]:
@@ -63,7 +65,7 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
     }
 
 
-def list_examples(terminal: Terminal, stack: str) -> Answer:
+def list_examples(terminal: Terminal, stack: str) -> tuple[answers.Examples, int]:
     """Run `invoke run STACK --examples`: list examples with their ranks and notes."""
     project = load_project()
     name = decide(project, stack).stack
@@ -85,7 +87,7 @@ def _table(stack: str, examples: list[Example]) -> Table:
     return table
 
 
-def _value(example: Example) -> dict[str, Any]:
+def _value(example: Example) -> answers.ExampleRow:
     return {
         "name": example.name,
         "summary": example.summary,
@@ -98,7 +100,7 @@ def _value(example: Example) -> dict[str, Any]:
     }
 
 
-def write_example(terminal: Terminal, given: RunRequest) -> Answer:
+def write_example(terminal: Terminal, given: RunRequest) -> tuple[answers.Written, int]:
     """Run `invoke run STACK --example NAME --write FOLDER`: write a copy for the user to edit."""
     unfit = [flag for flag, value in unfit_of(given).items() if value]
     if unfit or not given.example:

@@ -30,6 +30,7 @@ from stackyard.system.errors import (
 )
 from stackyard.system.image import ImageInfo
 from tests.schemas.kubernetes import problems
+from tests.schemas.published import refused as unfit
 from tests.unit.lines import run, type_line
 
 PROJECT = load_project()
@@ -360,7 +361,9 @@ def exported(capsys, engine, **changes):
     usual = {"stack": "fairseq", "engine": engine, "example": "lm-ddp", "nodes": 2, "gpus": 0}
     asked = ExportRequest(**{**usual, "out": "out", **changes})
     code = run(clusters.export, asked, as_json=True)
-    return code, json.loads(capsys.readouterr().out)
+    value = json.loads(capsys.readouterr().out)
+    assert unfit("answers/error" if code else "answers/export", value) == []
+    return code, value
 
 
 @pytest.mark.usefixtures("quiet")
@@ -469,6 +472,8 @@ def ran(here, quiet, monkeypatch, capsys):
         )
         code = run(clusters.run, asked, as_json=as_json)
         out, err = capsys.readouterr()
+        if as_json:
+            assert unfit("answers/run" if code < 2 else "answers/error", json.loads(out)) == []
         return code, json.loads(out) if as_json else out, err
 
     return run_one
@@ -693,10 +698,12 @@ def test_a_job_is_looked_at_and_listened_to_and_stopped(here, slurm, capsys):
         "7 is done (DONE), exit code 0; its log: /a/x-7.log\n  node[1-2]\n"
     )
     assert run(clusters.logs, LogsRequest(on="slurm", job="7"), as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["lines"] == [{"node": "0", "text": "a"}]
+    value = json.loads(capsys.readouterr().out)
+    assert value["lines"] == [{"node": "0", "text": "a"}] and unfit("answers/logs", value) == []
     slurm(job_status("cancelled"))
     assert run(clusters.stop, asked(), as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "cancelled"
+    value = json.loads(capsys.readouterr().out)
+    assert value["state"] == "cancelled" and unfit("answers/stop", value) == []
 
 
 @pytest.mark.parametrize(("engine", "job"), [("slurm", ""), ("", "7"), ("lsf", "7")])

@@ -22,6 +22,7 @@ from stackyard.scan.contents import merge
 from stackyard.scan.installed import Installed
 from stackyard.system import signing
 from stackyard.system.image import ImageInfo
+from tests.schemas.published import refused
 from tests.unit import samples
 from tests.unit.lines import run
 from tests.unit.releases import (
@@ -115,6 +116,9 @@ class Site:
         """A command's JSON, and what it wrote for people."""
         code = run(command, given, as_json=True)
         out, err = self.capsys.readouterr()
+        name = "publish" if command is release.publish else "evidence"
+        schema = name if "error" not in json.loads(out) else "error"
+        assert refused(f"answers/{schema}", json.loads(out)) == []
         return code, json.loads(out), err
 
     def publish(self, *files, **changes):
@@ -128,6 +132,7 @@ class Site:
         code = run(release.releases, "", "", as_json=True)
         assert code == 0
         out, _ = self.capsys.readouterr()
+        assert refused("answers/releases", json.loads(out)) == []
         return {row["name"]: row for row in json.loads(out)["releases"]}
 
 
@@ -450,6 +455,7 @@ def test_a_pull_says_on_which_hardware_and_by_whose_key(site, capsys):
     assert told in out.splitlines()
     run(cli_pull.pull, PullRequest(stack="toy"), as_json=True)
     value = json.loads(capsys.readouterr().out)
+    assert refused("answers/pull", value) == []
     assert value["evidence"][0]["signer"] == WHO and value["evidence_refused"] == []
 
 
