@@ -6,11 +6,13 @@ ranks run. The files are the user's: nothing is written into them. Pure: reading
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from stackyard.launch.job import Job
 from stackyard.system.errors import UsageError, shown
@@ -39,12 +41,12 @@ class Named:
 
 def named(job: Job) -> Iterator[Named]:
     """Yield the configurations that a job's program and its accelerate configuration name."""
-    words = [*job.program, ""]
-    for word, following in zip(words, words[1:], strict=False):
+    for word, following in itertools.pairwise([*job.program, ""]):
         name, equals, value = word.partition("=")
         text = value if equals else following
         # `--deepspeed` alone is a switch of DeepSpeed's own, beside --deepspeed_config.
-        if name in (TRAINER, PLAIN) and text and not text.startswith("-"):
+        given = text.endswith(".json") or text.startswith("{")
+        if given and name in (TRAINER, PLAIN):
             yield Named(text=text, by=name, data_parallel=name == TRAINER)
     own = job.config.deepspeed.get("deepspeed_config_file") if job.config else None
     if job.config and own:
@@ -93,13 +95,11 @@ def _values(one: Named, folder: str, read: Read) -> Mapping[str, Any]:
 
 def conflict(values: Mapping[str, Any], ranks: int) -> str:
     """Return how batch sizes contradict each other on so many ranks; empty where they do not."""
-    total, parts = values.get(_TOTAL), [values.get(name) for name in _PARTS]
+    total = values.get(_TOTAL)
     if not _whole(total):
         return ""  # absent, or `auto`: the program decides
-    given = {name: part for name, part in zip(_PARTS, parts, strict=True) if _whole(part)}
-    product = ranks
-    for part in given.values():
-        product *= part
+    given = {name: part for name in _PARTS if _whole(part := values.get(name))}
+    product = math.prod(given.values()) * ranks
     said = " x ".join([*(f"{name} {part}" for name, part in given.items()), f"{ranks} ranks"])
     if len(given) == len(_PARTS) and product != total:
         return f"{_TOTAL} is {total}, but {said} make {product}"
@@ -108,5 +108,5 @@ def conflict(values: Mapping[str, Any], ranks: int) -> str:
     return ""
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

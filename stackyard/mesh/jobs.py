@@ -16,10 +16,10 @@ from stackyard.launch.job import Job
 from stackyard.mesh import settings
 from stackyard.mesh.node import SCRATCH
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
+from stackyard.mesh.settings import Variables
 from stackyard.system.errors import UsageError, shown
 
 JOBS = "/var/lib/stackyard/jobs"
-SITE = "/srv/stackyard/site"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +98,6 @@ def _parse(
     return found
 
 
-Variables = Mapping[str, Mapping[str, str]]
-
-
 def request_of(
     plan: StandingPlan, job: Job, selection: Selection, port: int, own: Variables | None = None
 ) -> LaunchRequest:
@@ -112,8 +109,7 @@ def request_of(
     Raises:
         UsageError: this launcher cannot start these ranks, or has no such option.
     """
-    _check_launcher(job, selection)
-    _check_config(job, selection)
+    require_startable(job, selection)
     if not selection.even and job.launcher != "deepspeed":
         counts = ", ".join(f"{node} {len(s)}" for node, s in selection.slots.items())
         raise UsageError(
@@ -150,30 +146,6 @@ def request_of(
     )
 
 
-def own_variables(
-    plan: StandingPlan, job: Job, selection: Selection, hosts: Variables
-) -> dict[str, dict[str, str]]:
-    """Return the variables that each node's processes get beyond or in place of the job's own.
-
-    The command line precedes a host, and a host what Stackyard fills in. A name that one host sets
-    has a value on every node: the job's own where another host says nothing.
-
-    Args:
-        hosts: the variables of hosts.yml by host.
-    """
-    asked = {
-        name: {**hosts.get(plan.node(name).host, {}), **job.settings} for name in selection.nodes
-    }
-    named = {name for variables in asked.values() for name in variables}
-    usual = {name: value for name, value in job.env.items() if name in named}
-    found = {node: {**usual, **variables} for node, variables in asked.items()}
-    for variables in found.values():
-        if "PYTHONPATH" in variables:
-            given = (job.env.get("PYTHONPATH", ""), variables["PYTHONPATH"])
-            variables["PYTHONPATH"] = python_path(*dict.fromkeys(given))
-    return found
-
-
 def config_ranks(job: Job, selection: Selection) -> Ranks:
     """Return what an accelerate configuration is held against."""
     count = max(len(slots) for slots in selection.slots.values())
@@ -185,10 +157,26 @@ def replaced_lines(job: Job, selection: Selection) -> list[str]:
     return replaced(job.config, config_ranks(job, selection)) if job.config else []
 
 
-def _check_config(job: Job, selection: Selection) -> None:
-    found = conflicts(job.config, config_ranks(job, selection)) if job.config else []
-    if job.config and found:
-        raise UsageError(f"{job.config.name} contradicts this run", why="\n".join(found))
+def require_startable(job: Job, selection: Selection) -> None:
+    """Require that the job's launcher can start it, and that its configuration fits the ranks.
+
+    Raises:
+        UsageError: they do not; names every contradiction.
+    """
+    _check_launcher(job, selection)
+    if job.config is None:
+        return
+    name = job.config.name
+    if job.launcher != "accelerate":
+        what = f"{name} is for the launcher accelerate, not for {job.launcher}"
+        raise UsageError(what, hint="--launcher accelerate")
+    twice = [option for option in ("zero_stage", "start") if option in job.options]
+    if twice:
+        what = f"{name} decides what {' and '.join(twice)} would, too"
+        raise UsageError(what, hint="leave --accelerate-config or that option out")
+    found = conflicts(job.config, config_ranks(job, selection))
+    if found:
+        raise UsageError(f"{name} contradicts this run", why="\n".join(found))
 
 
 def _check_launcher(job: Job, selection: Selection) -> None:
@@ -222,11 +210,6 @@ def meeting_file(job: Job) -> str:
     return job.options.get("meeting") or f"/shared/stackyard-{job.name}.meeting"
 
 
-def python_path(*parts: str) -> str:
-    """Return PYTHONPATH with the folder that sends ranks' output to their files first."""
-    return ":".join(part for part in (SITE, *parts) if part)
-
-
 def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Return the environment of ranks: the folder of their logs, PYTHONPATH, and their GPUs.
 
@@ -236,7 +219,7 @@ def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str
     Raises:
         UsageError: the GPUs differ between nodes, and the launcher gives all nodes the same.
     """
-    site = python_path(job.env.get("PYTHONPATH", ""))
+    site = settings.python_path(job.env.get("PYTHONPATH", ""))
     found = {"STACKYARD_LOGS": f"{JOBS}/{job.name}/ranks", "PYTHONPATH": site}
     if not takes or _tells_each_node(job, len(takes)):
         return found

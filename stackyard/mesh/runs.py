@@ -19,7 +19,7 @@ from stackyard.launch import deepspeed_config
 from stackyard.launch.job import Job
 from stackyard.mesh import settings, standing, sync
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.jobs import Selection, own_variables, replaced_lines, start_request
+from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
 from stackyard.mesh.node_plan import HostProblem, StandingPlan, Wanted
 from stackyard.mesh.preflight import Muster, muster, plan_run
@@ -303,7 +303,9 @@ def begin(
     """
     first = run.plan.node(selection.nodes[0])
     port = int(talk.ask("port", "port", address=first.address)["port"])
-    own = own_variables(run.plan, job, selection, {h.name: h.env for h in hosts.fleet.hosts})
+    by_host = {host.name: host.env for host in hosts.fleet.hosts}
+    named = {name: by_host.get(run.plan.node(name).host, {}) for name in selection.nodes}
+    own = settings.by_node(job, named)
     value, launch = start_request(run.plan, job, selection, port, lease, own)
     texts = {path: text.encode() for path, text in launch.files.items() if launch.everywhere}
     deliver(hosts, run, {**job.files, **texts}, selection.nodes, settings.files(job, own))

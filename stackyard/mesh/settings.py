@@ -1,7 +1,7 @@
 """Read the variables that a user sets for a run, and refuse those that cannot be set.
 
-Owns the form of `--env`, what is refused with what to do instead, and the files by which nodes get
-their variables. `mesh.hosts` reads hosts.yml, `mesh.jobs` owns their precedence. Pure.
+Owns the form of `--env`, what is refused with what to do instead, the precedence of variables, and
+the files by which nodes get them. `mesh.hosts` reads those of hosts.yml. Pure.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from stackyard.scan.secrets.content import CONFIGURATION, Piece, find_all
 from stackyard.scan.secrets.rules import SECRETS
 from stackyard.system.errors import UsageError, shown
 
+Variables = Mapping[str, Mapping[str, str]]
+SITE = "/srv/stackyard/site"
 INSTEAD = (
     "put it into a file that only you can read, in one of hosts.yml's folders, and name that file"
     " (HF_TOKEN_PATH=/data/token); on Kubernetes, a Secret named in env_secrets"
@@ -54,12 +56,37 @@ def parse(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def by_node(job: Job, hosts: Variables) -> dict[str, dict[str, str]]:
+    """Return the variables that each node's processes get beyond or in place of the job's own.
+
+    The command line precedes a host, and a host what Stackyard fills in. A name that one host sets
+    has a value on every node: the job's own where another host says nothing.
+
+    Args:
+        hosts: the variables of hosts.yml by node.
+    """
+    asked = {node: {**own, **job.settings} for node, own in hosts.items()}
+    named = {name for variables in asked.values() for name in variables}
+    usual = {name: value for name, value in job.env.items() if name in named}
+    found = {node: {**usual, **variables} for node, variables in asked.items()}
+    for variables in found.values():
+        if "PYTHONPATH" in variables:
+            given = (job.env.get("PYTHONPATH", ""), variables["PYTHONPATH"])
+            variables["PYTHONPATH"] = python_path(*dict.fromkeys(given))
+    return found
+
+
+def python_path(*parts: str) -> str:
+    """Return PYTHONPATH with the folder that sends ranks' output to their files first."""
+    return ":".join(part for part in (SITE, *parts) if part)
+
+
 def path_of(job: Job) -> str:
     """Return the path of the file of a node's variables, in memory and private to the job."""
     return f"{SCRATCH}/{job.name}/settings"
 
 
-def files(job: Job, variables: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, bytes]]:
+def files(job: Job, variables: Variables) -> dict[str, dict[str, bytes]]:
     """Return the file that each node needs, by path; none where a node alone is started."""
     if len(variables) < 2 or not any(variables.values()):
         return {}

@@ -71,7 +71,10 @@ def _take_settings(path: str) -> None:
             words = shlex.split(file.read())
     except OSError as error:
         raise SystemExit(f"the variables of this node cannot be read: {error}") from error
-    os.environ.update(word.split("=", 1) for word in words if word != "export")
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals:
+            os.environ[name] = value
 
 
 # Gone from the environment first: what a program changes afterwards must stay in its children.
