@@ -20,7 +20,8 @@ from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
-from stackyard.cli.steps.run import wanted_of, work_of
+from stackyard.cli.steps.run import wanted_of
+from stackyard.cli.steps.run_job import work_of
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import (
     example_files,

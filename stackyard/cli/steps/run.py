@@ -6,43 +6,30 @@ Owns the meaning of their arguments. `mesh.runs` takes the steps, `cli.run_view`
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from stackyard.build.choice import decide
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.options.runs import JobRequest, RunRequest, UpRequest
+from stackyard.cli.options.runs import RunRequest, UpRequest
 from stackyard.cli.run_view import RunView, runs_table
 from stackyard.cli.steps import diagnose, mount
 from stackyard.cli.steps.hosts import load_fleet, plan_value, row
-from stackyard.cli.steps.own import Own, own_of
-from stackyard.definitions import job_source
-from stackyard.definitions.examples import Example, Where
-from stackyard.definitions.job_source import Work, load_example, require_work
+from stackyard.cli.steps.run_job import Own, chosen, own_of, work_of
+from stackyard.definitions.examples import Example
+from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
 from stackyard.gpu import fused
-from stackyard.launch.job import Job
 from stackyard.mesh import runs, standing
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.jobs import JOBS, Selection, require_startable, select
 from stackyard.mesh.mounts import require_there, together, with_mounts
 from stackyard.mesh.node_plan import StandingPlan, Wanted, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import UsageError
-
-
-def work_of(asked: JobRequest) -> Work:
-    """Return the work that a job is made of."""
-    return Work(
-        example=asked.example, words=asked.words, launcher=asked.launcher, settings=asked.set,
-        save=asked.save, folder=asked.folder,
-    )  # fmt: skip
 
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
@@ -150,7 +137,7 @@ def _attempts(
     lost = set[str]()
 
     def check(plan: StandingPlan) -> None:
-        _chosen(plan, example, wanted, lost, own)
+        chosen(plan, example, wanted, lost, own)
 
     for attempt in range(wanted.restarts + 1):
         mesh = up_already
@@ -180,56 +167,6 @@ def _attempts(
     return ended
 
 
-def make_job(
-    plan: StandingPlan, example: Example | None, wanted: RunRequest, nodes: int, per_node: int
-) -> Job:
-    """Make a mesh's job from an example or from the user's own command.
-
-    Raises:
-        UsageError: the example does not fit.
-    """
-    name = f"{example.name if example else 'run'}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
-    folder = f"{JOBS}/{name}"
-    where = Where(
-        name=name,
-        base=plan.base,
-        image=plan.image,
-        nodes=nodes,
-        per_node=per_node,
-        device="cuda" if any(node.gpus for node in plan.nodes) else "cpu",
-        folder=folder,
-        save=wanted.save or f"{folder}/checkpoints",
-    )
-    usual = ""
-    if example is None and not wanted.launcher:
-        usual = load_project().definitions.stacks[plan.stack].smoke.launcher
-    return job_source.make_job(
-        work_of(wanted), example, where, root=ROOT, stack=plan.stack, usual=usual
-    )
-
-
-def _chosen(
-    plan: StandingPlan,
-    example: Example | None,
-    wanted: RunRequest,
-    lost: Collection[str],
-    own: Own,
-) -> tuple[Job, Selection]:
-    """Return the job and its nodes and slots in a mesh that is up or about to start.
-
-    Raises:
-        UsageError: the job does not fit them.
-    """
-    gone = [] if wanted.include else [name for name in plan.names if name in lost]
-    left_out = "@".join(filter(None, [wanted.exclude, *gone]))
-    selection = select(plan, wanted.per_node, wanted.include, left_out)
-    per_node = max(len(slots) for slots in selection.slots.values())
-    job = make_job(plan, example, wanted, len(selection.nodes), per_node)
-    job = replace(job, settings=own.settings, config=own.config)
-    require_startable(job, selection)
-    return job, selection
-
-
 def _run(
     project: Project,
     hosts: Reached,
@@ -242,7 +179,7 @@ def _run(
     own: Own,
 ) -> Ended:
     plan, lease = mesh.plan, asked.lease
-    job, selection = _chosen(plan, example, wanted, lost, own)
+    job, selection = chosen(plan, example, wanted, lost, own)
     runs.require_valid(mesh, time.time())
     talk = standing.connect(hosts.links, mesh)
     follower = None
