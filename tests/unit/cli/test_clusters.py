@@ -101,11 +101,12 @@ def test_options_for_hosts_are_told_from_those_left_alone():
     assert not any(clusters.only_on_hosts(plain).values())
     asked = RunRequest(
         stack="fairseq", hosts="a", include="a", exclude="b", restarts=1, lease=5.0, mount=("m",),
-        despite=("f",),
+        despite=("f",), accelerate_config="a.yaml",
     )  # fmt: skip
     found = clusters.only_on_hosts(asked)
     assert all(found.values()) and sorted(found) == [
-        "--despite", "--exclude", "--hosts", "--include", "--lease", "--mount", "--restarts",
+        "--accelerate-config", "--despite", "--exclude", "--hosts", "--include", "--lease",
+        "--mount", "--restarts",
     ]  # fmt: skip
 
 
