@@ -6,17 +6,20 @@ the files by which nodes get them. `mesh.hosts` reads those of hosts.yml. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from stackyard.launch import settings
 from stackyard.launch.job import Job
 from stackyard.mesh.node import SCRATCH
 from stackyard.scan.mirror_traces import Caller
-from stackyard.scan.secrets.content import CONFIGURATION, Piece, find_all
+from stackyard.scan.secrets.content import CONFIGURATION, SECRET_NAME, Piece, find_all
 from stackyard.scan.secrets.rules import SECRETS
 from stackyard.system.errors import UsageError, shown
 
 Variables = Mapping[str, Mapping[str, str]]
+_SECRET = re.compile(SECRET_NAME, re.IGNORECASE)
+_HARMLESS = re.compile(r"(?:/|file:).*|true|false|yes|no|0|1|", re.IGNORECASE)
 SITE = "/srv/stackyard/site"
 INSTEAD = (
     "put it into a file that only you can read, in one of hosts.yml's folders, and name that file"
@@ -33,7 +36,12 @@ def why_not(name: str, value: str) -> str:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable would forbid the publication of an image that holds it."""
+    """Return whether a variable has a secret's name, or a value that images must not hold.
+
+    A path or a switch is no secret, whatever its name.
+    """
+    if _SECRET.fullmatch(name.encode()) and not _HARMLESS.fullmatch(value):
+        return True
     piece = Piece(data=f"{name}={value}".encode(), first=True, last=True)
     return any(hit.rule in SECRETS for hit in find_all(piece, CONFIGURATION, Caller()))
 

@@ -1,4 +1,4 @@
-"""A user's own accelerate configuration: what is the run's, what is the user's, what contradicts."""
+"""A user's own accelerate configuration: the run's keys, the user's, and contradictions."""
 
 from __future__ import annotations
 
