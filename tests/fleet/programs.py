@@ -73,5 +73,6 @@ if trainer.is_world_process_zero():
     for row in trainer.state.log_history:
         if "loss" in row:
             print(f"update {row['step']} loss {float(row['loss']):.6f}", flush=True)
-print(f"rank {args.process_index} of {args.world_size} deepspeed {bool(args.deepspeed)}", flush=True)
+ranks = f"{args.process_index} of {args.world_size}"
+print(f"rank {ranks} deepspeed {bool(args.deepspeed)}", flush=True)
 """
