@@ -710,7 +710,8 @@ def test_a_job_must_be_named_with_its_engine(here, engine, job):
     assert calls == [2, 2, 2]
 
 
-def test_variables_that_are_typed_replace_those_of_an_example():
+def test_variables_that_are_typed_replace_those_of_an_example(here):
+    site(here)
     found = made(env=("OMP_NUM_THREADS=3", "MINE=x y")).job.env
     assert (found["OMP_NUM_THREADS"], found["MINE"]) == ("3", "x y")
     with pytest.raises(UsageError, match="MASTER_PORT cannot be set"):

@@ -109,9 +109,10 @@ LINES = [
                 words=("a",))),
     ("run toy --examples", RunRequest(stack="toy", examples=True)),
     ("run toy --example e --write w", RunRequest(stack="toy", example="e", write="w")),
-    ("export slurm toy --env A=1 --nodes 2 --per-node 8 --gpus 16 --image i --site s --name n --out o -- a",
-     ExportRequest(engine="slurm", stack="toy", env=("A=1",), nodes=2, per_node=8, gpus=16, image="i", site="s",
-                   name="n", out="o", words=("a",))),
+    ("export slurm toy --nodes 2 --per-node 8 --gpus 16 --image i --site s --name n --out o"
+     " --env A=1 -- a",
+     ExportRequest(engine="slurm", stack="toy", nodes=2, per_node=8, gpus=16, image="i", site="s",
+                   name="n", out="o", env=("A=1",), words=("a",))),
     ("status --hosts h --name n", RunningRequest(hosts="h", name="n")),
     ("stop --on slurm --job 7 --site s", RunningRequest(on="slurm", job="7", site="s")),
     ("logs --job a -f", LogsRequest(job="a", follow=True)),

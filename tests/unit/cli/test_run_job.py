@@ -40,5 +40,5 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, content):
     path = tmp_path / "mine.yaml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match="mine.yaml cannot be read"):
+    with pytest.raises(UsageError, match=r"mine\.yaml cannot be read"):
         own_of(asked(config=path), {})
