@@ -54,30 +54,29 @@ def _own(request: LaunchRequest) -> Launch:
 
 
 def _data_parallel(request: LaunchRequest) -> Launch:
-    values: dict[str, object] = {
+    text = template.render("runtime/accelerate-ddp.yaml.j2", _place(request))
+    return _started(request, text, parallel=True)
+
+
+def _place(request: LaunchRequest) -> dict[str, object]:
+    return {
         "nodes": len(request.nodes),
         "processes": len(request.nodes) * request.per_node,
         "main_process_ip": request.nodes[0],
         "main_process_port": request.port,
         "use_cpu": request.device == "cpu",
     }
-    text = template.render("runtime/accelerate-ddp.yaml.j2", values)
-    return _started(request, text, parallel=True)
 
 
 def _deepspeed(request: LaunchRequest) -> Launch:
     chosen = _chosen(request)
-    values: dict[str, object] = {
-        "use_cpu": request.device == "cpu",
+    values = {
+        **_place(request),
         "standard": len(request.nodes) > 1 and request.options.get("start") == "standard",
         "hostfile": chosen.get("deepspeed_hostfile", ""),
         "include": chosen.get("deepspeed_inclusion_filter", ""),
         "zero_stage": int(request.options["zero_stage"]),
-        "nodes": len(request.nodes),
-        "processes": len(request.nodes) * request.per_node,
         "machine_rank": 0,
-        "main_process_ip": request.nodes[0],
-        "main_process_port": request.port,
     }
     return _started(request, template.render("runtime/accelerate-deepspeed.yaml.j2", values))
 
