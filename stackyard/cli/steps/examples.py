@@ -57,6 +57,8 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
         "--detach": given.detach,
         "--mount": given.mount,
         "--despite": given.despite,
+        "--env": given.env,
+        "--accelerate-config": given.accelerate_config,
         "--on": given.on,
         "--nodes": given.nodes,
         "--site": given.site,
