@@ -23,14 +23,15 @@ data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 model, optimizer, data = one.prepare(model, optimizer, data)
-for update, (x, y) in enumerate(data, 1):
+for update, (x, y) in enumerate((batch for epoch in range(6) for batch in data), 1):
     loss = torch.nn.functional.mse_loss(model(x), y)
     one.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
     if one.is_main_process:
         print(f"update {update} loss {loss.item():.6f}", flush=True)
-print(f"rank {one.process_index} of {one.num_processes} by {one.distributed_type}", flush=True)
+kind = one.distributed_type.value
+print(f"rank {one.process_index} of {one.num_processes} by {kind}", flush=True)
 one.end_training()
 """
 DEEPSPEED = """
@@ -49,7 +50,8 @@ for update in range(1, 31):
     engine.step()
     if engine.global_rank == 0:
         print(f"update {update} loss {loss.item():.6f}", flush=True)
-print(f"stage {engine.zero_optimization_stage()} of {engine.world_size} ranks", flush=True)
+ranks = torch.distributed.get_world_size()
+print(f"stage {engine.zero_optimization_stage()} of {ranks} ranks", flush=True)
 """
 TRAINER = """
 import pathlib, torch
