@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from stackyard.definitions.document import Mapping as Entry
 from stackyard.definitions.document import parse_document
+from stackyard.mesh import settings
 from stackyard.system.errors import DefinitionError, Problem, UsageError, shown
 
 # A host's name becomes a node's: a host name, an ssh certificate's principal, part of a label.
@@ -62,6 +63,7 @@ class Host:
         interface: the network interface for training traffic; `auto` chooses one.
         engine: the socket of its container engine.
         nodes: the number of containers of a run on it.
+        env: variables of every process of a training on it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Host:
     engine: str = SOCKET
     nodes: int = 1
     config: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +221,7 @@ def _settings(entry: Entry, given: Host) -> Host:
         engine=entry.single_line("engine", given.engine),
         config=entry.single_line("ssh_config", given.config),
         nodes=entry.integer("nodes", given.nodes),
+        env={**given.env, **_variables(entry)},
     )
     checks = (
         ("user", not host.user or bool(_USER.fullmatch(host.user)), "must be a user's name"),
@@ -234,6 +238,17 @@ def _settings(entry: Entry, given: Host) -> Host:
             entry.problem(message, key=key)
     entry.done()
     return host
+
+
+def _variables(entry: Entry) -> dict[str, str]:
+    """Read `env`; numbers and words such as `no` are the text that stands there."""
+    outer = entry.mapping("env")
+    found = {name: outer.word(name) for name in outer.keys()} if outer else {}  # noqa: SIM118
+    for name, value in found.items():
+        wrong = settings.why_not(name, value)
+        if outer and wrong:
+            outer.problem(f"cannot be set: {wrong}", key=name)
+    return found
 
 
 def gpu_indexes(text: str) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ ROOMS = [
 
 PURE = [
     "system.archive", "system.chunks", "system.errors", "system.image", "system.template", "launch",
-    "launch.accelerate", "launch.alone", "launch.deepspeed", "launch.each", "launch.everywhere",
-    "launch.job", "launch.plain", "launch.request", "launch.torchrun", "definitions.compat",
+    "launch.accelerate", "launch.accelerate_config", "launch.alone", "launch.deepspeed",
+    "launch.deepspeed_config", "launch.each", "launch.everywhere", "launch.job", "launch.plain",
+    "launch.request", "launch.settings", "launch.torchrun", "definitions.compat",
     "definitions.document", "definitions.examples", "definitions.load", "definitions.lock",
     "definitions.read.baseline",
     "definitions.read.example", "definitions.read.failures", "definitions.read.files",
@@ -37,7 +38,8 @@ PURE = [
     "scan.sbom", "scan.secrets.allowed", "scan.secrets.content", "scan.secrets.gate",
     "scan.secrets.parts", "scan.secrets.rules", "scan.secrets.tokens", "scan.sizes",
     "mesh.certificates", "mesh.example_copy", "mesh.hosts", "mesh.jobs", "mesh.mounts",
-    "mesh.node", "mesh.node_plan", "mesh.survey", "schedulers.fitting", "schedulers.kubernetes",
+    "mesh.node", "mesh.node_plan", "mesh.settings", "mesh.survey", "schedulers.fitting",
+    "schedulers.kubernetes",
     "schedulers.kubernetes_pod", "schedulers.kubernetes_site", "schedulers.kubernetes_start",
     "schedulers.kubernetes_state", "schedulers.kubernetes_yaml", "schedulers.site",
     "schedulers.slurm", "schedulers.slurm_site",

@@ -19,7 +19,8 @@ from stackyard.build.choice import decide
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
-from stackyard.cli.steps.run import wanted_of, work_of
+from stackyard.cli.steps.run import wanted_of
+from stackyard.cli.steps.run_job import work_of
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import (
     example_files,
@@ -58,6 +59,8 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
         "--detach": given.detach,
         "--mount": given.mount,
         "--despite": given.despite,
+        "--env": given.env,
+        "--accelerate-config": given.accelerate_config,
         "--on": given.on,
         "--nodes": given.nodes,
         "--site": given.site,

@@ -102,11 +102,12 @@ def test_options_for_hosts_are_told_from_those_left_alone():
     assert not any(clusters.only_on_hosts(plain).values())
     asked = RunRequest(
         stack="fairseq", hosts="a", include="a", exclude="b", restarts=1, lease=5.0, mount=("m",),
-        despite=("f",),
+        despite=("f",), accelerate_config="a.yaml",
     )  # fmt: skip
     found = clusters.only_on_hosts(asked)
     assert all(found.values()) and sorted(found) == [
-        "--despite", "--exclude", "--hosts", "--include", "--lease", "--mount", "--restarts",
+        "--accelerate-config", "--despite", "--exclude", "--hosts", "--include", "--lease",
+        "--mount", "--restarts",
     ]  # fmt: skip
 
 
@@ -714,3 +715,11 @@ def test_a_job_must_be_named_with_its_engine(here, engine, job):
         run(clusters.stop, asked(engine, job)),
     ]
     assert calls == [2, 2, 2]
+
+
+def test_variables_that_are_typed_replace_those_of_an_example(here):
+    site(here)
+    found = made(env=("OMP_NUM_THREADS=3", "MINE=x y")).job.env
+    assert (found["OMP_NUM_THREADS"], found["MINE"]) == ("3", "x y")
+    with pytest.raises(UsageError, match="MASTER_PORT cannot be set"):
+        made(env=("MASTER_PORT=1",))

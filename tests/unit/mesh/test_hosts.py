@@ -71,6 +71,40 @@ def host(**entry):
 # hosts.yml
 
 
+def test_a_hosts_variables_precede_those_of_all_and_are_the_text_that_stands_there():
+    text = """\
+defaults: {env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: WARN}}
+hosts:
+  study: {env: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1, FLAG: no}}
+  train:
+"""
+    study, train = read(text).hosts
+    assert study.env == {
+        "OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1", "FLAG": "no",
+    }  # fmt: skip
+    assert train.env == {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MASTER_ADDR", "10.0.0.1", "cannot be set: the launcher sets it"),
+        ("CUDA_VISIBLE_DEVICES", "0", "cannot be set: GPUs are chosen"),
+        ("A-B", "1", "not the name of a variable"),
+        ("HF_TOKEN", "abcdefgh", "looks like a secret"),
+    ],
+)
+def test_a_variable_that_cannot_be_set_is_named_where_it_stands(name, value, said):
+    (found,) = problems(host(env={name: value}))
+    assert said in found and name in found
+    assert "abcdefgh" not in found
+
+
+def test_all_hosts_variables_are_refused_once():
+    text = "defaults: {env: {RANK: 0}}\nhosts: {a: , b: }\n"
+    assert len(problems(text)) == 1
+
+
 def test_a_whole_inventory_is_read():
     fleet = read(WHOLE)
     study, train, depot = fleet.hosts
