@@ -122,11 +122,8 @@ def find_inputs(patterns: list[str], option: str) -> list[str]:
             problem = "is empty"
         elif ":" in str(path.resolve()):
             problem = "has a colon in its path, which the engine cannot pass to a container"
-        elif path.suffix == ".zst":
-            problem = "is compressed with zstd, which this does not read"
         if problem:
-            hint = f"zstd -d {name}, or .gz or .xz" if path.suffix == ".zst" else ""
-            raise UsageError(f"{option} {name} {problem}", hint=hint)
+            raise UsageError(f"{option} {name} {problem}")
     return found
 
 

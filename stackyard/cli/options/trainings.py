@@ -106,4 +106,7 @@ class DataRequest:
             "tokens of a sample: every split must hold one; accelerate's are cut (1024)", least=1
         ),
     ] = 0
+    shards: Annotated[
+        int, Option("fairseq: folders shard0, shard1, ... of which an epoch reads one", least=1)
+    ] = 0
     workers: Annotated[int | None, Option("processes (one a core)", least=1)] = None
