@@ -40,5 +40,9 @@ def read(checkpoint: Path, name: str, settings: Mapping[str, Any]) -> Model:
             why="neither model.safetensors nor DeepSpeed's pytorch_model",
             hint="--checkpoint names one update's folder: SAVE/update-1000",
         )
-    words = [key for key in weights if key.endswith(("wte.weight", "embed_tokens.weight", "shared.weight"))]
+    words = [
+        key
+        for key in weights
+        if key.endswith(("wte.weight", "embed_tokens.weight", "shared.weight"))
+    ]
     return Model(about, weights, tuple(words[:1]))

@@ -57,9 +57,7 @@ def read(checkpoint: Path, name: str, settings: Mapping[str, Any]) -> Model:
     return _as_gpt2(weights, int(heads), name)
 
 
-def _pipeline(
-    parts: Mapping[int, Mapping[int, Path]], name: str
-) -> dict[str, torch.Tensor]:
+def _pipeline(parts: Mapping[int, Mapping[int, Path]], name: str) -> dict[str, torch.Tensor]:
     """Join the files of a pipeline's layers, of all tensor-parallel ranks."""
     ranks = sorted(set().union(*parts.values()))
     lacking = [number for number, found in parts.items() if sorted(found) != ranks]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stackyard.cli.steps import data
-from stackyard.data import dataset, encoding
+from stackyard.data import container, dataset, encoding
 from stackyard.system.errors import StackyardError, UsageError
 
 WORDS = dataset.Vocabulary(kind="words", name="v.json", files={"vocab.json": "/home/v.json"})
@@ -247,7 +247,7 @@ def test_an_empty_file_system_cannot_be_the_target_itself(tmp_path, monkeypatch)
 
 
 def test_work_of_other_programs_is_never_taken_for_this():
-    before = encoding.program_texts()
+    before = container.program_texts()
     assert set(before) >= {"prepare.py", "encode.py", "shards.py"}
     given = dataset.settings(request(), 1)
     changed = {**before, "encode.py": before["encode.py"] + b"#"}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from stackyard.cli.steps import data
-from stackyard.data import dataset, encoding
+from stackyard.data import container, dataset
 from tests.unit.lines import type_line
 
 
@@ -63,7 +63,7 @@ def engine(monkeypatch):
     )
     monkeypatch.setattr(data.nodes, "sweep", lambda engine: None)
     # The warden that would clean up after a killed command is a process of its own.
-    monkeypatch.setattr(encoding.cleanup, "undoing", lambda kind, run: contextlib.nullcontext())
+    monkeypatch.setattr(container.cleanup, "undoing", lambda kind, run: contextlib.nullcontext())
     return found
 
 
