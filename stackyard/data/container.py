@@ -1,6 +1,6 @@
 """Run a program of images/data in a container of its stack, which sees what it reads and no more.
 
-Owns the container (read-only inputs, no network, the caller's user) and what the program.s
+Owns the container (read-only inputs, no network, the caller's user) and what the program's
 answers mean: a refusal, a failure, or the end. It must not know what the programs do.
 """
 
