@@ -21,16 +21,14 @@ kept, loss_of = [], gpt2.loss_of
 
 
 def keep(logits, labels):
-    kept.append(logits.detach())
+    kept.append(logits.detach().clone())  # Megatron's cross entropy works in its input
     return loss_of(logits, labels)
 
 
 gpt2.loss_of = keep
 options = pretrain.parse_arguments()
 deepspeed.init_distributed(get_accelerator().communication_backend_name())
-parallel_state.initialize_model_parallel(
-    options.tp, options.pp, create_gloo_process_groups=False
-)
+parallel_state.initialize_model_parallel(options.tp, options.pp, create_gloo_process_groups=False)
 engine = pretrain.make_engine(options, options.replicas)
 tensor_parallel.model_parallel_cuda_manual_seed(1, inference_rng_tracker=True)
 path, _ = engine.load_checkpoint(str(options.save))
