@@ -31,9 +31,8 @@ WITHOUT_CUDA = """
 from unittest import mock
 for name in ("torch.cuda.synchronize", "torch.cuda.current_stream", "torch.Tensor.record_stream"):
     mock.patch(name).start()
-from fairseq_cli.train import cli_main
-cli_main()
 """
+TRAIN = "from fairseq_cli.train import cli_main\ncli_main()\n"
 
 
 @pytest.fixture
@@ -83,8 +82,7 @@ def test_fairseq(box, make, place, convert, tokens, difference, name):
     folder.mkdir()
     data = folder / "data"
     make("fairseq", tokenizer="bpe", split=(98.0, 2.0, 0.0)).rename(data)
-    (folder / "train.py").write_text(WITHOUT_CUDA if name == "sharded" else
-                                     "from fairseq_cli.train import cli_main\ncli_main()\n")  # fmt: skip
+    (folder / "train.py").write_text((WITHOUT_CUDA if name == "sharded" else "") + TRAIN)
     ranks = 2 if name in ("fsdp", "sharded") else 1
     launch = ["torchrun", f"--nproc_per_node={ranks}"] if ranks > 1 else ["python3"]
     box("fairseq").said(
@@ -118,7 +116,8 @@ def test_a_tokenizer_comes_along_with_its_own_numbers(box, make, place, convert,
         "text = open(sys.argv[2]).readline().strip()\n"
         "given = t(text, return_tensors='pt')\n"
         "print(m.config.vocab_size == len(t), t.decode(given.input_ids[0]) == text,\n"
-        "      t.eos_token_id == m.config.eos_token_id, float(m(**given, labels=given.input_ids).loss) < 6)",
+        "      t.eos_token_id == m.config.eos_token_id,\n"
+        "      float(m(**given, labels=given.input_ids).loss) < 6)",
         str(model), str(material / "text.txt"),
     )  # fmt: skip
     assert said.splitlines()[-1] == "True True True True"
