@@ -113,7 +113,7 @@ def test_a_tokenizer_comes_along_with_its_own_numbers(box, make, place, convert,
         "python3", "-c",
         "import sys; from transformers import AutoTokenizer as T, AutoModelForCausalLM as M\n"
         "t, m = T.from_pretrained(sys.argv[1]), M.from_pretrained(sys.argv[1])\n"
-        "text = open(sys.argv[2]).readline().strip()\n"
+        "text = open(sys.argv[2]).readline().strip()[:6]\n"
         "given = t(text, return_tensors='pt')\n"
         "print(m.config.vocab_size == len(t), t.decode(given.input_ids[0]) == text,\n"
         "      t.eos_token_id == m.config.eos_token_id,\n"
