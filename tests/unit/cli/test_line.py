@@ -18,6 +18,7 @@ from stackyard.cli.options.runs import (
 )
 from stackyard.cli.options.trainings import (
     BenchRequest,
+    ConvertRequest,
     DataRequest,
     ProveRequest,
     SmokeRequest,
@@ -86,13 +87,16 @@ LINES = [
     ("compare a.json b.json", {"before": "a.json", "after": "b.json"}),
     ("diagnose -", "-"),
     ("data toy --input a --input b --valid c --test d --out o --vocab v --merges m --key k"
-     " --bad-lines skip --keep-blank --no-append-eod --seq-length 64 --workers 2",
+     " --bad-lines skip --keep-blank --no-append-eod --seq-length 64 --shards 3 --workers 2",
      DataRequest(stack="toy", input=("a", "b"), valid=("c",), test=("d",), out="o", vocab="v",
                  merges="m", key="k", bad_lines="skip", keep_blank=True, append_eod=False,
-                 seq_length=64, workers=2)),
+                 seq_length=64, shards=3, workers=2)),
     ("data toy --split 9,1 --tokenizer t --encoding latin-1 --eod e --unk u --base far",
      DataRequest(stack="toy", split="9,1", tokenizer="t", encoding="latin-1", eod="e", unk="u",
                  base="far")),
+    ("convert toy --checkpoint c --out o --data d --heads 2 --config f --base far",
+     ConvertRequest(stack="toy", checkpoint="c", out="o", data="d", heads=2, config="f",
+                    base="far")),
     ("doctor --hosts h --stack toy --base far --gpus 0",
      DoctorRequest(hosts="h", stack="toy", base="far", gpus=0)),
     ("up toy --hosts h --name n --base far --gpus 0 --network v --lease 5 --days 1.5 --image i"
