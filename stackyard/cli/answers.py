@@ -276,10 +276,15 @@ class Split(_Split):
 _Counts = TypedDict("_Counts", {"unknown tokens": int, "blank lines": int, "bad lines": int})
 
 
-class Encoded(_Counts):
+class _EncodedParts(_Counts, total=False):
+    folders: int
+
+
+class Encoded(_EncodedParts):
     """Hold the answer of `invoke data`: its folder, and `data.json` in that.
 
     Attributes:
+        folders: number of fairseq's sharded folders, where these were asked for.
         vocabulary: how many tokens there are.
         settings: what was asked for.
     """
@@ -291,6 +296,16 @@ class Encoded(_Counts):
     dtype: str
     end: EndToken
     settings: dict[str, Any]
+
+
+Converted = TypedDict(
+    "Converted",
+    {
+        "out": str, "stack": str, "class": str, "parameters": int, "vocabulary": int,
+        "tokenizer": bool,
+    },
+)  # fmt: skip
+Converted.__doc__ = "Hold the answer of `invoke convert`: the folder, and the model in it."
 
 
 class Examined(TypedDict):
@@ -580,10 +595,71 @@ class EvidenceAnswer(TypedDict, total=False):
     again: bool
 
 
+class Accepted(TypedDict):
+    """Hold why a vulnerability is accepted, and the last day of that."""
+
+    until: str
+    why: str
+
+
+class Vulnerability(TypedDict):
+    """Hold what an index knows of one package.
+
+    Attributes:
+        fixed: versions without it.
+    """
+
+    package: str
+    version: str
+    ids: list[str]
+    fixed: list[str]
+    accepted: Accepted | None
+
+
+class AuditPart(TypedDict):
+    """Hold the answer of one index.
+
+    Attributes:
+        packages: number of packages that were looked up.
+        why: the reason for a part that was not run.
+        skipped: packages that the index cannot be asked about.
+    """
+
+    name: str
+    outcome: OutcomeWord
+    packages: int
+    why: str
+    skipped: list[str]
+    found: list[Vulnerability]
+
+
+class AuditValue(TypedDict):
+    """Hold what indexes know of the packages of an image."""
+
+    day: str
+    outcome: OutcomeWord
+    parts: list[AuditPart]
+
+
+class AuditedImage(TypedDict):
+    """Hold the image that was looked at."""
+
+    tag: str
+    id: str
+
+
+class Audited(AuditValue):
+    """Hold the answer of `invoke audit`."""
+
+    image: AuditedImage
+
+
 class Publication(TypedDict):
     """Hold the answer of `invoke publish`.
 
     Attributes:
+        attested: attestations that the key signed.
+        unsigned: attestations that the key could not sign; the release's signature covers them.
         layers: digests and sizes.
         sent: bytes uploaded to the registry.
         held: bytes of layers that the registry had already.
@@ -607,6 +683,9 @@ class Publication(TypedDict):
     needs_gpus: bool
     seen_on: list[str]
     evidence: list[EvidenceValue]
+    attested: list[str]
+    unsigned: list[str]
+    audit: AuditValue
     proven: bool
     seconds: float
 
@@ -620,6 +699,7 @@ class _ReleaseRow(TypedDict, total=False):
     needs_gpus: bool
     evidence: list[EvidenceValue]
     evidence_refused: list[str]
+    attested: list[str]
 
 
 class ReleaseRow(_ReleaseRow):
@@ -668,6 +748,7 @@ class Pulled(_PulledParts):
     needs_gpus: bool
     evidence: list[EvidenceValue]
     evidence_refused: list[str]
+    attested: list[str]
 
 
 class Pruned(TypedDict):
@@ -695,6 +776,7 @@ ANSWERS: Mapping[str, Any] = {
     "compare": Comparison,
     "diagnose": Diagnosed,
     "data": Encoded,
+    "convert": Converted,
     "doctor": Examined | ExaminedHosts,
     "up": Up,
     "run": Ran | Examples | Written | RanOnCluster,
@@ -708,5 +790,6 @@ ANSWERS: Mapping[str, Any] = {
     "evidence": EvidenceAnswer,
     "releases": Releases,
     "pull": Pulled,
+    "audit": Audited,
     "prune": Pruned,
 }

@@ -15,10 +15,11 @@ from stackyard.cli.answers import ANSWERS, Error
 from stackyard.definitions.document import Mapping as Entry
 from stackyard.definitions.file_schema import ANY, file_schema
 from stackyard.definitions.project import SETTINGS, SETTINGS_KEYS
-from stackyard.definitions.read import example, failures, files, fix
+from stackyard.definitions.read import baseline, example, failures, files, fix
 from stackyard.definitions.schema import Schema, head, value_schema
 from stackyard.mesh import hosts
 from stackyard.report import bench, prove, records, shapes
+from stackyard.scan import audit
 from stackyard.scan.secrets import allowed
 from stackyard.schedulers import site
 from stackyard.validate.bench import read as bench_read
@@ -51,6 +52,10 @@ FILES: Mapping[str, File] = {
     ),
     "bench": File(pattern="images/*/bench.yml", read=lambda top: bench_read.read_bench(top, ANY)),
     "peaks": File(pattern="images/bench/peaks.yml", read=bench_read.read_peaks),
+    "baselines": File(
+        pattern="images/baselines/*.yml", read=lambda top: baseline.read_baseline(top, ANY)
+    ),
+    "accepted": File(pattern="images/accepted.yml", read=audit.read_top),
     "gate": File(pattern="images/gate.yml", read=allowed.read_top),
     "hosts": File(pattern="hosts.yml", read=lambda top: hosts.read_top(top, ANY)),
     "site": File(pattern="site.yml", read=site.read_top),

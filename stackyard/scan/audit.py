@@ -178,13 +178,18 @@ def read_accepted(text: str, file: str = ACCEPTED) -> tuple[Entry, ...]:
     """
     problems: list[Problem] = []
     top = document.parse_document(text, file=file, problems=problems)
-    entries = tuple(_read_entry(one) for one in top.mappings("accepted")) if top else ()
-    if top:
-        if not top.has("accepted"):
-            top.problem("required key is missing", key="accepted")
-        top.done()
+    entries = read_top(top) if top else ()
     if problems:
         raise DefinitionError(problems)
+    return entries
+
+
+def read_top(top: document.Mapping) -> tuple[Entry, ...]:
+    """Return what the top mapping of `images/accepted.yml` accepts."""
+    entries = tuple(_read_entry(one) for one in top.mappings("accepted"))
+    if not top.has("accepted"):
+        top.missing("accepted")
+    top.done()
     return entries
 
 
