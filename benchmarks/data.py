@@ -80,7 +80,7 @@ def growth(runs: list[dict[str, Any]], small: int, large: int) -> float:
     return (each[1] / large) / (each[0] / small)
 
 
-class _Box:
+class Box:
     """Run both programs in one megatron container, with a folder of the benchmark's own."""
 
     def __init__(self, engine: Engine, stack: contextlib.ExitStack, folder: Path) -> None:
@@ -102,18 +102,19 @@ class _Box:
         self._engine, self._container = engine, engine.start(spec)
 
     def run(self, *argv: str, stdin: bytes | None = None) -> str:
+        """Run a command there; return its output."""
         done = self._engine.exec(self._container, argv, seconds=3600, stdin=stdin)
         if done.code:
             raise StackyardError(f"{argv[1]} failed", why=done.output[-2000:])
         return done.output
 
 
-def _ours(box: _Box, workers: int, size: int) -> float:
+def _ours(box: Box, workers: int, size: int) -> float:
     settings = {
         "stack": "megatron", "inputs": {"train": [{"path": "/bench/text", "name": "text"}]},
         "split": [], "tokens": {"kind": "words", "path": "/bench/vocab.json", "name": "vocab.json"},
         "reading": {"encoding": "utf-8", "bad": "fail", "key": "", "keep_blank": True},
-        "append_eod": True, "eod": "", "unk": "<unk>", "seq_length": 0, "told": {},
+        "append_eod": True, "eod": "", "unk": "<unk>", "seq_length": 0, "folders": 0, "told": {},
         "work": "/bench/ours", "workers": workers, "chunk": dataset.chunk_size(size),
     }  # fmt: skip
     text = json.dumps(settings).encode() + b"\n"
@@ -122,13 +123,14 @@ def _ours(box: _Box, workers: int, size: int) -> float:
     return time.monotonic() - started
 
 
-def _theirs(box: _Box, workers: int) -> float:
+def _theirs(box: Box, workers: int) -> float:
     words = ["/bench/text", "/bench/vocab.json", "/bench/theirs/train", str(workers)]
     said = box.run("python3", "/srv/by_hand/preprocess_lines.py", *words)
     return float(json.loads(said.splitlines()[-1])["seconds"])
 
 
-def _digest(folder: Path) -> dict[str, str]:
+def digest_of(folder: Path) -> dict[str, str]:
+    """Return the digests of Megatron's two files."""
     found = {}
     for name in ("train.bin", "train.idx"):
         digest = hashlib.blake2b()
@@ -139,7 +141,7 @@ def _digest(folder: Path) -> dict[str, str]:
     return found
 
 
-def _round(box: _Box, folder: Path, workers: int) -> dict[str, float]:
+def _round(box: Box, folder: Path, workers: int) -> dict[str, float]:
     for name in ("ours", "theirs"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
@@ -147,7 +149,7 @@ def _round(box: _Box, folder: Path, workers: int) -> dict[str, float]:
         OURS: _ours(box, workers, (folder / "text").stat().st_size),
         LINES: _theirs(box, workers),
     }
-    if _digest(folder / "ours" / "ready") != _digest(folder / "theirs"):
+    if digest_of(folder / "ours" / "ready") != digest_of(folder / "theirs"):
         raise StackyardError("both sides did not write the same bytes")
     return seconds
 
@@ -159,7 +161,7 @@ def measure(terminal: Terminal, engine: Engine) -> Measured:
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="stackyard-data-"))
         folder = Path(name)
-        box = _Box(engine, stack, folder)
+        box = Box(engine, stack, folder)
         lines = [
             spell(line, language)
             for language in ("zh", "en")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,13 +62,19 @@ class Fuse:
     def message(self) -> str:
         return (
             f"a fast test tried to {'; '.join(self.blown)}: tests/unit and tests/golden start"
-            " nothing and connect to nothing (fixture allow_processes is for the few that must)"
+            " nothing and connect to nothing (fixtures allow_processes and allow_own_servers are"
+            " for the few that must)"
         )
 
 
 @pytest.fixture
 def allow_processes() -> None:
     """For a fast test that has to start a process of its own (a fake program, a shell)."""
+
+
+@pytest.fixture
+def allow_own_servers() -> None:
+    """For a fast test that talks to servers of its own, on the loopback interface."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +89,15 @@ def fuse(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         )
         # A Popen that never came to be is still finalised.
         monkeypatch.setattr(subprocess.Popen, "__del__", lambda *a: None)
+    own_servers = "allow_own_servers" in request.fixturenames
     for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, lambda mine, to: found.refuse(mine, to))
+        usual = getattr(socket.socket, name)
+
+        def connect(mine: socket.socket, to: Any, usual: Callable[..., Any] = usual) -> Any:
+            own = own_servers and isinstance(to, tuple) and to[0] == "127.0.0.1"
+            return usual(mine, to) if own else found.refuse(mine, to)
+
+        monkeypatch.setattr(socket.socket, name, connect)
     yield found
     # Code under test may have caught the failure, or met it in a thread.
     if found.blown:

@@ -76,7 +76,7 @@ class Tokens:
     def __init__(self, tokenizer: Any, files: Mapping[str, str], ends: Sequence[str]) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         model = json.loads(tokenizer.to_str())["model"]
         token = model.get("unk_token")
@@ -86,12 +86,12 @@ class Tokens:
 
     def number(self, token: str) -> int | None:
         """Return the number of a token."""
-        found: int | None = self._tokenizer.token_to_id(token)
+        found: int | None = self.tokenizer.token_to_id(token)
         return found
 
     def encode(self, documents: Sequence[str]) -> np.ndarray:
         """Encode a batch without offsets or masks, which nothing reads."""
-        batch = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        batch = self.tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         lists = [encoding.ids for encoding in batch]
         end = (END,)
         numbers = itertools.chain.from_iterable(

@@ -1,7 +1,7 @@
 """Convert text to the data that a stack trains on; settings come as JSON on standard input.
 
 Owns the order: the settings are checked, every chunk becomes a shard (several workers), the shards
-are joined in order. Progress is JSON lines on standard output: `progress`, `note`, `error`, `done`.
+are moved into the finished files in order. Progress is JSON lines on standard output: `progress`, `note`, `error`, `done`.
 Everything is written below `work`; the caller takes the finished folder from there. The result
 depends on text and settings alone, never on the workers.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import errno
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -132,7 +133,10 @@ def _encode_beside(
     seen: Mapping[str, Seen],
     progress: Progress,
 ) -> None:
-    """Encode with several workers, which have the vocabulary from the fork."""
+    """Encode with several workers, which have the vocabulary from the fork.
+
+    Compressed text comes from this process: it is a chunk ahead of every worker, and no more.
+    """
     workers = settings["workers"]
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=multiprocessing.get_context("fork"), initializer=_worker
@@ -144,7 +148,7 @@ def _encode_beside(
                 role, number, step, chunk = more
                 made = pool.submit(_work, folder, number, chunk, settings["reading"])
                 open_[made] = (role, number, step)
-            while open_ and (more is None or len(open_) > 2 * workers):
+            while open_ and (more is None or len(open_) > workers + 2):
                 ready, _ = concurrent.futures.wait(
                     open_, return_when=concurrent.futures.FIRST_COMPLETED
                 )
@@ -191,7 +195,7 @@ def split_parts(
         if (low, high) != (0, count):
             lengths = shards.read_lengths(folder, number).astype("int64")
             start, tokens = int(lengths[:low].sum()), int(lengths[low:high].sum())
-        found.append(stacks.Part(shards.tokens_file(folder, number), start, tokens, read))
+        found.append(stacks.Part(number, start, tokens, read))
     return found
 
 
@@ -201,21 +205,38 @@ def _some_lengths(folder: Path, number: int, low: int, high: int) -> Any:
 
 def divide(settings: Mapping[str, Any], seen: Mapping[str, Seen], form: stacks.Form,
            folder: Path) -> dict[str, list[stacks.Part]]:  # fmt: skip
-    """Return the parts of every split that is asked for."""
-    found = {}
+    """Return the parts of every split that is asked for, by its name in the finished folder."""
+    asked: list[tuple[str, str, int, int]] = []  # name, role of the shards, documents from and to
     if settings["split"]:
         edges = bounds(settings["split"], seen["train"].total("documents"))
         for role, weight, low, high in zip(
             ROLES, settings["split"], edges, edges[1:], strict=False
         ):
             if weight:
-                found[role] = split_parts(folder, seen["train"], form, low, high)
+                asked.append((role, "train", low, high))
     else:
         for role in ROLES:
             if settings["inputs"].get(role):
-                documents = seen[role].total("documents")
-                found[role] = split_parts(folder, seen[role], form, 0, documents)
-    return found
+                asked.append((role, role, 0, seen[role].total("documents")))
+    return {
+        name: split_parts(folder, seen[role], form, low, high)
+        for name, role, low, high in in_folders(asked, settings["folders"])
+    }
+
+
+def in_folders(
+    asked: Sequence[tuple[str, str, int, int]], folders: int
+) -> Iterator[tuple[str, str, int, int]]:
+    """Spread train over fairseq's folders shard0, shard1, ...; it reads the others in the first."""
+    for name, role, low, high in asked:
+        if not folders:
+            yield name, role, low, high
+        elif name != "train":
+            yield f"shard0/{name}", role, low, high
+        else:
+            edges = [low + edge for edge in bounds([1] * folders, high - low)]
+            for number, (first, last) in enumerate(itertools.pairwise(edges)):
+                yield f"shard{number}/train", role, first, last
 
 
 def require_enough(
@@ -242,25 +263,41 @@ def require_enough(
         why=each,
         hint="give more text, another --split, or a shorter --seq-length"
         if settings["split"] or length
-        else "check that the input holds text",
+        else "check that the input holds text"
+        + (", for as many documents as --shards" if settings["folders"] else ""),
     )
 
 
 def join(settings: Mapping[str, Any], work: Path, seen: Mapping[str, Seen],
          form: stacks.Form) -> dict[str, Any]:  # fmt: skip
     """Write the finished folder; return its description, which is also written beside the data."""
-    folder, ready = work / "shards", work / "ready"
-    shutil.rmtree(ready, ignore_errors=True)
-    ready.mkdir()
+    folder, ready = work / "shards", work / shards.READY
     found = divide(settings, seen, form, folder)
-    documents = {role: sum(len(part.lengths()) for part in parts) for role, parts in found.items()}
+    documents = {name: sum(len(part.lengths()) for part in parts) for name, parts in found.items()}
     require_enough(settings, found, documents)
-    splits = {}
-    for role, parts in found.items():
-        more = stacks.write(settings["stack"], ready, role, form, parts, settings["seq_length"])
-        tokens = sum(part.count for part in parts)
-        splits[role] = {"documents": documents[role], "tokens": tokens, **more}
-    stacks.write_beside(ready, form)
+    stack, length, width = settings["stack"], settings["seq_length"], form.dtype.itemsize
+    places: list[shards.Place] = []
+    for name, parts in found.items():
+        file = stacks.data_file(stack, name)
+        (ready / file).parent.mkdir(parents=True, exist_ok=True)
+        before, most = stacks.head(stack, form, parts, length)
+        _begin(ready / file, before, len(before) + most * width)
+        start = len(before)
+        for part in parts:
+            count = min(part.count, most) * width
+            if count:
+                places.append(shards.Place(part.number, part.first * width, count, file, start))
+            start, most = start + count, most - count // width
+    shards.move(folder, places)
+    splits: dict[str, dict[str, int]] = {}
+    for name, parts in found.items():
+        stacks.write_index(stack, ready / f"{name}.idx", form, parts)
+        split = splits.setdefault(Path(name).name, {"documents": 0, "tokens": 0})
+        split["documents"] += documents[name]
+        split["tokens"] += sum(part.count for part in parts)
+        split |= stacks.describe(stack, parts, length)
+    folders = sorted({str(Path(name).parent) for name in found}, key=lambda n: (len(n), n))
+    stacks.write_beside(ready, form, folders)
     counts: Counter[str] = Counter()
     for one in seen.values():
         for record in one.records.values():
@@ -268,6 +305,7 @@ def join(settings: Mapping[str, Any], work: Path, seen: Mapping[str, Seen],
     about = {
         "stack": settings["stack"],
         "splits": splits,
+        **({"folders": folders} if settings["folders"] else {}),
         "vocabulary": form.size,
         "dtype": form.dtype.name,
         "end": {"token": form.end_name, "number": form.end},
@@ -280,6 +318,26 @@ def join(settings: Mapping[str, Any], work: Path, seen: Mapping[str, Seen],
     return about
 
 
+def _begin(path: Path, head: bytes, size: int) -> None:
+    """Make a file of its final size, whose tokens come later; keep what an earlier run moved."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.write(head)
+        file.truncate(size)
+
+
+def claim(settings: Mapping[str, Any], work: Path) -> None:
+    """Remove finished files of another layout; shards that were moved there are made again."""
+    names = sorted({one["path"] for found in settings["inputs"].values() for one in found})
+    layout = json.dumps([
+        [settings[key] for key in ("split", "seq_length", "folders")],
+        [[name, *_identity(source.Input(name, name))] for name in names],
+    ])  # fmt: skip
+    claimed = work / "layout.json"
+    if not claimed.is_file() or claimed.read_text(encoding="utf-8") != layout:
+        shutil.rmtree(work / shards.READY, ignore_errors=True)
+        claimed.write_text(layout, encoding="utf-8")
+
+
 def main() -> int:
     """Read the settings, prepare the data, report the end."""
     global _FORM
@@ -289,6 +347,7 @@ def main() -> int:
     work = Path(settings["work"])
     try:
         _FORM = stacks.form_of(settings)
+        claim(settings, work)
         seen = encode_all(settings, work)
         about = join(settings, work, seen, _FORM)
     except Refused as error:

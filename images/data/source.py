@@ -12,15 +12,30 @@ import gzip
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 PIECE = 1 << 20
 """Bytes that are encoded at once: few enough to stay in the processor's caches."""
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+LONGEST = 1 << 28
+"""Most bytes of a line: a worker holds a whole one in memory, several times."""
+
+
+def _open_zst(raw: BinaryIO) -> Any:
+    import zst  # the C library is loaded for such files alone
+
+    return zst.open_text(raw)
+
+
+_OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zst,
+}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -75,8 +90,8 @@ class Chunk:
 
     def _from_file(self) -> bytes:
         with open(self.input.path, "rb", buffering=0) as file:
-            begin = _border(file, self.start)
-            length = _border(file, self.end) - begin
+            begin = _border(file, self.start, self.input.name)
+            length = _border(file, self.end, self.input.name) - begin
             file.seek(begin)
             found = bytearray()
             while len(found) < length:
@@ -92,11 +107,15 @@ class Chunk:
         if self.text is not None:
             return self.start
         with open(self.input.path, "rb", buffering=0) as file:
-            return _border(file, self.start)
+            return _border(file, self.start, self.input.name)
 
 
-def _border(file: BinaryIO, position: int) -> int:
-    """Return the beginning of the first line at or after a position."""
+def _border(file: BinaryIO, position: int, name: str) -> int:
+    """Return the beginning of the first line at or after a position.
+
+    Raises:
+        Refused: the line before it is too long.
+    """
     if position == 0:
         return 0
     place = position - 1
@@ -106,7 +125,17 @@ def _border(file: BinaryIO, position: int) -> int:
         if found >= 0:
             return place + found + 1
         place += len(part)
+        if place - position > LONGEST:
+            raise _too_long(name, position)
     return place
+
+
+def _too_long(name: str, position: int) -> Refused:
+    return Refused(
+        f"{name} has no line end in the {LONGEST:,} bytes after byte {position:,}",
+        why="a line is a document, and a worker holds all of it in memory",
+        hint="put a document on each line; one JSON array becomes lines with: jq -c '.[]' FILE",
+    )
 
 
 def chunks(found: Input, most: int) -> Iterator[Chunk]:
@@ -130,7 +159,10 @@ def chunks(found: Input, most: int) -> Iterator[Chunk]:
         try:
             with opener(raw) as file:
                 while data := file.read(most):
-                    data += b"" if data.endswith(b"\n") else file.readline()
+                    if not data.endswith(b"\n"):
+                        data += file.readline(LONGEST)
+                    if len(data) - most >= LONGEST:
+                        raise _too_long(found.name, position + most)
                     yield Chunk(found, position, position + len(data), raw.tell(), data)
                     position += len(data)
         except (EOFError, OSError, lzma.LZMAError) as error:
@@ -255,7 +287,7 @@ def _line_number(chunk: Chunk, place: int) -> int:
     else:
         opener = _OPENERS[Path(chunk.input.name).suffix]
         left = chunk.start
-        with opener(chunk.input.path) as text:
+        with open(chunk.input.path, "rb") as raw, opener(raw) as text:
             while left > 0 and (part := text.read(min(1 << 20, left))):
                 before += part.count(b"\n")
                 left -= len(part)

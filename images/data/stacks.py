@@ -1,7 +1,8 @@
 """Write tokens in each stack's format: their numbers, their width, the files.
 
 Owns the three formats. fairseq's and Megatron's begin the same; accelerate has no format of its
-own, so its examples read blocks of tokens as one numpy array. Everything is written piece by piece.
+own, so its examples read blocks of tokens as one numpy array. Indexes are written piece by piece;
+`shards` moves the tokens.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Part:
     """Hold some of a shard's documents: the range of tokens, and the length of each document.
 
     Attributes:
-        file: file of the tokens; `first` and `count` are in tokens.
+        number: the shard; `first` and `count` are in tokens.
     """
 
-    file: Path
+    number: int
     first: int
     count: int
     lengths: Callable[[], np.ndarray]
@@ -159,17 +160,42 @@ def _fairseq_words(path: Path, name: str) -> tuple[encode.Words, dict[str, str]]
     return encoder, texts
 
 
-def write(stack: str, folder: Path, role: str, form: Form, parts: Sequence[Part],
-          length: int) -> dict[str, int]:  # fmt: skip
-    """Write one split; return what else its description needs.
+def data_file(stack: str, name: str) -> str:
+    """Return the name of the file of a split's tokens."""
+    return f"{name}.npy" if stack == "accelerate" else f"{name}.bin"
+
+
+def head(stack: str, form: Form, parts: Sequence[Part], length: int) -> tuple[bytes, int]:
+    """Return the bytes before a split's tokens, and how many tokens are written.
 
     Args:
         length: tokens of a sample, where samples are cut here (accelerate).
     """
+    total = sum(part.count for part in parts)
+    if stack != "accelerate":
+        return b"", total
+    blocks = total // length  # as `numpy.load(..., mmap_mode="r")` reads them
+    header = (
+        f"{{'descr': '{form.dtype.str}', 'fortran_order': False, 'shape': ({blocks}, {length}), }}"
+    )
+    padded = header.ljust(118 - 1) + "\n"
+    magic = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
+    return magic, blocks * length
+
+
+def describe(stack: str, parts: Sequence[Part], length: int) -> dict[str, int]:
+    """Return what a split's description has beside its documents and tokens."""
+    if stack != "accelerate":
+        return {}
+    blocks, left = divmod(sum(part.count for part in parts), length)
+    return {"samples": blocks, "tokens left over": left}
+
+
+def write_index(stack: str, path: Path, form: Form, parts: Sequence[Part]) -> None:
+    """Write the index of one split, for the stacks that have one."""
     if stack == "accelerate":
-        return _write_blocks(folder / f"{role}.npy", form, parts, length)
-    _write_tokens(folder / f"{role}.bin", b"", form, parts, None)
-    with (folder / f"{role}.idx").open("wb") as file:
+        return
+    with path.open("wb") as file:
         documents = sum(len(lengths) for lengths in _lengths(parts))
         file.write(_MAGIC + struct.pack("<QBQ", 1, form.code, documents))
         if stack == "megatron":
@@ -187,8 +213,8 @@ def write(stack: str, folder: Path, role: str, form: Form, parts: Sequence[Part]
                 file.write(np.arange(first, first + len(lengths), dtype="<i8").tobytes())
                 first += len(lengths)
             file.write(struct.pack("<q", documents))
-        _settle(file)
-    return {}
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _lengths(parts: Sequence[Part]) -> Iterator[np.ndarray]:
@@ -198,55 +224,10 @@ def _lengths(parts: Sequence[Part]) -> Iterator[np.ndarray]:
             yield lengths
 
 
-def _write_blocks(path: Path, form: Form, parts: Sequence[Part], length: int) -> dict[str, int]:
-    """Write blocks of `length` tokens, as `numpy.load(..., mmap_mode="r")` reads them."""
-    total = sum(part.count for part in parts)
-    blocks = total // length
-    header = (
-        f"{{'descr': '{form.dtype.str}', 'fortran_order': False, 'shape': ({blocks}, {length}), }}"
-    )
-    padded = header.ljust(118 - 1) + "\n"
-    magic = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
-    _write_tokens(path, magic, form, parts, blocks * length)
-    return {"samples": blocks, "tokens left over": total - blocks * length}
-
-
-def _write_tokens(
-    path: Path, head: bytes, form: Form, parts: Sequence[Part], most: int | None
-) -> None:
-    width = form.dtype.itemsize
-    with path.open("wb") as out:
-        out.write(head)
-        out.flush()
-        for part in parts:
-            count = part.count if most is None else min(part.count, most)
-            _copy(part.file, part.first * width, count * width, out.fileno())
-            most = None if most is None else most - count
-        _settle(out)
-
-
-def _copy(source: Path, start: int, count: int, out: int) -> None:
-    """Copy bytes in the kernel; some file systems share the blocks."""
-    with source.open("rb") as file:
-        while count > 0:
-            try:
-                done = os.copy_file_range(file.fileno(), out, min(count, 1 << 30), start)
-            except OSError:
-                file.seek(start)
-                done = os.write(out, file.read(min(count, 1 << 24)))
-            if not done:
-                raise OSError(f"{source.name} is shorter than it was")
-            start, count = start + done, count - done
-
-
-def _settle(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def write_beside(folder: Path, form: Form) -> None:
-    """Write the vocabulary or tokenizer, and the stack's other files, beside the data."""
+def write_beside(folder: Path, form: Form, folders: Sequence[str]) -> None:
+    """Write the vocabulary or tokenizer beside the data, and the stack's own files in `folders`."""
     for name, path in form.files.items():
         shutil.copyfile(path, folder / name)
     for name, text in form.texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        for below in folders:
+            (folder / below / name).write_text(text, encoding="utf-8")

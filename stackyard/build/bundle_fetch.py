@@ -7,15 +7,14 @@ distribution's signatures. It must not decide what is needed: locks and definiti
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import re
-import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
+
+import requests
+from requests.auth import HTTPBasicAuth
 
 from stackyard.build import bundle
 from stackyard.build.bundle import BundleIndex
@@ -27,6 +26,7 @@ from stackyard.definitions.lock import Locked
 from stackyard.definitions.spec import Base
 from stackyard.system import cleanup, process
 from stackyard.system.errors import StackyardError
+from stackyard.system.toml import parse_toml
 
 Say = Callable[[str], None]
 
@@ -147,26 +147,35 @@ def download(address: str, caller: CallerSettings) -> bytes:
     Raises:
         StackyardError: it cannot be downloaded.
     """
-    certificates = caller.secrets.get("ca.pem", b"").decode()
-    context = ssl.create_default_context(cadata=certificates or None)
-    request = Request(address, headers=authorization(address, caller))
-    try:
-        with urlopen(request, context=context, timeout=120) as answer:
-            data: bytes = answer.read()
-    except OSError as error:
-        raise StackyardError(f"cannot fetch {bare(address)}", why=str(error)) from error
-    return data
+    certificates = caller.secrets.get("ca.pem", b"")
+    known = login(address, caller)
+    with cleanup.folder("download") as folder:
+        path = folder / "ca.pem"
+        path.write_bytes(certificates)
+        try:
+            # On a redirect to another host, requests leaves the password out.
+            answer = requests.get(
+                address, auth=HTTPBasicAuth(*known) if known else None, timeout=120,
+                verify=str(path) if certificates else True,
+            )  # fmt: skip
+            answer.raise_for_status()
+        except requests.exceptions.RequestException as error:
+            why = bare(str(error))
+            raise StackyardError(f"cannot fetch {bare(address)}", why=why) from error
+    return answer.content
 
 
-def authorization(address: str, caller: CallerSettings) -> dict[str, str]:
-    """Return the Authorization header for the host of an index that has a password."""
-    host = re.escape(urlsplit(address).netloc.rpartition("@")[2])
-    settings = caller.secrets.get("uv.toml", b"").decode()
-    found = re.search(rf'//([^/@"\s]+)@{host}/', settings)
-    if found is None:
-        return {}
-    word = base64.b64encode(unquote(found.group(1)).encode()).decode()
-    return {"Authorization": f"Basic {word}"}
+def login(address: str, caller: CallerSettings) -> tuple[bytes, bytes] | None:
+    """Return user and password for the host of an index that has them; else None."""
+    host = urlsplit(address).netloc.rpartition("@")[2]
+    settings = parse_toml(caller.secrets.get("uv.toml", b"").decode())
+    for index in settings.get("index", []):
+        there = urlsplit(index["url"])
+        words, at, name = there.netloc.rpartition("@")
+        if at and name == host:
+            user, _, password = words.partition(":")
+            return unquote(user).encode(), unquote(password).encode()
+    return None
 
 
 def _fetch_tool(

@@ -188,7 +188,7 @@ def _recognised(error: StackyardError) -> list[dict[str, Any]]:
     said = [str(one) for one in (error, error.__cause__) if isinstance(one, StackyardError)]
     found: list[dict[str, Any]] = []
     with contextlib.suppress(StackyardError):
-        found = diagnose.recognised(ROOT, "\n".join(said))["diagnoses"]
+        found = diagnose.recognised(ROOT, "\n".join(said), error.step)["diagnoses"]
     diagnose.show(found, lambda text: print(text, file=sys.stderr, flush=True))
     return found
 

@@ -1,11 +1,11 @@
-"""Declare the commands about images: list, show, render, base, bundle, build, engine, diagnose."""
+"""Declare the commands about images: list, show, render, build, audit, engine and others."""
 
 from typing import Annotated
 
 from stackyard.cli.answer import Answer
 from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
-from stackyard.cli.option import Base, Option, Stack, Stacks
+from stackyard.cli.option import Base, Image, Option, Stack, Stacks
 from stackyard.cli.options.images import BuildRequest, BundleRequest
 
 
@@ -70,6 +70,14 @@ def build(terminal: Terminal, asked: BuildRequest) -> Answer:
     from stackyard.cli.steps import build as steps
 
     return steps.build(terminal, asked)
+
+
+@command
+def audit(terminal: Terminal, stack: Stack, base: Base = "", image: Image = "") -> Answer:
+    """Look for known vulnerabilities in an image's packages, and for versions that fix them."""
+    from stackyard.cli.steps import audit as steps
+
+    return steps.audit(terminal, stack, base, image)
 
 
 @command

@@ -27,7 +27,8 @@ class Option:
 
 
 _CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
-HOSTS = "hosts.yml, a deepspeed hostfile, names by comma, or ssh:PATTERN (docs/hosts.md)"
+HOSTS = "a file (hosts.yml, hostfile), a node set as in gpu[01-64],train, or ssh:PATTERN"
+_JUNIT = "also write one test case a check to this file, as JUnit XML for CI systems"
 _KEY = "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it"
 _MOUNT = "your tree over an installed package: [PACKAGE=]PATH[:PLACE], on every host; several times"
 _OWN_IMAGE = "an image by tag or id, in place of the stack's own (docs/source.md)"
@@ -40,7 +41,7 @@ Base = Annotated[str, Option("the base to build on (see `invoke list`)")]
 Image = Annotated[str, Option(_OWN_IMAGE)]
 Hosts = Annotated[str, Option(HOSTS)]
 PlainHosts = Annotated[
-    str, Option("hosts.yml, names by comma, or ssh:PATTERN; without any: this machine")
+    str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN; without any: this machine")
 ]
 RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
 Lease = Annotated[float, Option("seconds that a run goes on without being heard of", least=2)]
@@ -48,6 +49,7 @@ On = Annotated[str, Option(_CLUSTER)]
 Site = Annotated[str, Option("with --on: the cluster's settings (site.yml, if it is there)")]
 Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]
 Mounts = Annotated[tuple[str, ...], Option(_MOUNT)]
+Junit = Annotated[str, Option(_JUNIT)]
 Repository = Annotated[str, Option(_REPOSITORY)]
 Signers = Annotated[str, Option(_SIGNERS)]
 Key = Annotated[str, Option(_KEY)]

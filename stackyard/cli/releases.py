@@ -44,7 +44,7 @@ def pull(terminal: Terminal, asked: PullRequest) -> Answer:
 @command
 def prune(
     terminal: Terminal,
-    hosts: Annotated[str, Option("hosts.yml, names by comma, or ssh:PATTERN")] = "",
+    hosts: Annotated[str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN")] = "",
     keep: Annotated[int, Option("how many releases of each stack and base stay", least=1)] = 2,
     dry: Annotated[bool, Option("only say what would go")] = False,
 ) -> Answer:

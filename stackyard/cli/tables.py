@@ -56,7 +56,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     table = Table(title="this machine", title_justify="left")
     for column in ("what", "", "found", "what to do"):
         table.add_column(column, overflow="fold")
-    styles = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+    styles = {"ok": "green", "note": "yellow", "wrong": "bold red", "not run": "bold yellow"}
     for finding in findings:
         state = f"[{styles[finding.state]}]{finding.state}[/]"
         table.add_row(finding.name, state, finding.what, finding.hint)

@@ -1,4 +1,4 @@
-"""Declare the commands about trainings: smoke, bench, prove, compare, diagnose, data."""
+"""Declare the commands about trainings: smoke, bench, prove, compare, diagnose, data, convert."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.option import Option
 from stackyard.cli.options.trainings import (
     BenchRequest,
+    ConvertRequest,
     DataRequest,
     ProveRequest,
     SmokeRequest,
@@ -67,3 +68,11 @@ def data(terminal: Terminal, asked: DataRequest) -> Answer:
     from stackyard.cli.steps import data as steps
 
     return steps.data(terminal, asked)
+
+
+@command
+def convert(terminal: Terminal, asked: ConvertRequest) -> Answer:
+    """Convert a checkpoint to a folder of Hugging Face transformers that computes the same."""
+    from stackyard.cli.steps import convert as steps
+
+    return steps.convert(terminal, asked)

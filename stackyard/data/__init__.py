@@ -1,4 +1,4 @@
-"""Encode users' text as a stack's training reads it.
+"""Encode users' text as a stack's training reads it, and convert what the training leaves.
 
-It must not encode on the host itself: `images/data/prepare.py` does, in a container of the stack.
+It must not do so on the host itself: programs of `images/data` do, in a container of the stack.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 from stackyard.system.errors import UsageError
 
-CHUNKS, LEAST, MOST = 64, 1 << 20, 64 << 20
+CHUNKS, LEAST, MOST = 64, 1 << 20, 16 << 20
 """The number of chunks of the input, and the least and most bytes of one chunk."""
 SAMPLE = 1024
 """Default tokens of a sample for accelerate; the other stacks cut samples in their training."""
@@ -50,6 +50,7 @@ class Request:
         key: the text's key where lines are JSON objects; empty for plain text.
         eod: the token that ends a document; empty for the vocabulary's own.
         seq_length: tokens of a sample; 0 for the default, or where the training decides.
+        shards: fairseq's folders of train, each read in an epoch of its own; 0 for one whole.
     """
 
     stack: str
@@ -64,6 +65,7 @@ class Request:
     eod: str = ""
     unk: str = "<unk>"
     seq_length: int = 0
+    shards: int = 0
     # The path in the container of each file of the inputs.
     places: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,6 +137,11 @@ def require(request: Request) -> None:
         )
     if request.seq_length < 0:
         raise UsageError("--seq-length is a number of tokens, 1 or more")
+    if request.shards and request.stack != "fairseq":
+        raise UsageError(
+            f"--shards is fairseq's way to read large data, not that of {request.stack}",
+            why="it maps one large file into memory, whatever its size",
+        )
     if request.stack == "fairseq" and request.eod:
         raise UsageError(
             "fairseq ends every document with its own </s>",
@@ -176,6 +183,7 @@ def settings(request: Request, workers: int, chunk: int = LEAST) -> dict[str, An
         "eod": request.eod,
         "unk": request.unk,
         "seq_length": request.seq_length or (SAMPLE if request.stack == "accelerate" else 0),
+        "folders": request.shards,
         "work": WORK,
         "workers": workers,
         "chunk": chunk,
@@ -200,6 +208,7 @@ def _told(request: Request) -> dict[str, Any]:
         "key": request.key,
         "keep_blank": request.keep_blank,
         "append_eod": request.append_eod,
+        **({"shards": request.shards} if request.shards else {}),
     }
 
 

@@ -1,8 +1,7 @@
 """Prepare data in a container of the stack, and put them in their place whole or not at all.
 
-Owns the folder of unfinished work beside the target, the container (read-only inputs, no network,
-the caller's user), and the rename at the end. The program in the container is
-images/data/prepare.py.
+Owns the folder of unfinished work beside the target, and the rename at the end. `container` runs
+the program, images/data/prepare.py.
 """
 
 from __future__ import annotations
@@ -10,37 +9,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import json
 import os
-import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stackyard.data import dataset
-from stackyard.definitions.project import ROOT
-from stackyard.system import cleanup
-from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec, Engine
+from stackyard.data import container, dataset
+from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
-from stackyard.system.process import last_lines
 
 Say = Callable[[str], None]
-_SECONDS = 30 * 24 * 3600
-"""The time limit of one preparation, far longer than any takes."""
-_PROGRAMS = ROOT / "images" / "data"
 _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "chat_template.jinja",
 )  # fmt: skip
-
-
-class DataError(StackyardError):
-    """Report that the program in the container refused the text or the vocabulary."""
-
-    exit_code = 2
 
 
 def find_vocabulary(tokenizer: str, vocab: str, merges: str, stack: str) -> dataset.Vocabulary:
@@ -122,11 +106,8 @@ def find_inputs(patterns: list[str], option: str) -> list[str]:
             problem = "is empty"
         elif ":" in str(path.resolve()):
             problem = "has a colon in its path, which the engine cannot pass to a container"
-        elif path.suffix == ".zst":
-            problem = "is compressed with zstd, which this does not read"
         if problem:
-            hint = f"zstd -d {name}, or .gz or .xz" if path.suffix == ".zst" else ""
-            raise UsageError(f"{option} {name} {problem}", hint=hint)
+            raise UsageError(f"{option} {name} {problem}")
     return found
 
 
@@ -171,7 +152,8 @@ def prepare(
     total = sum(Path(name).stat().st_size for names in request.inputs.values() for name in names)
     given = dataset.settings(request, workers, chunk or dataset.chunk_size(total))
     vocabulary = {n: Path(p).read_bytes() for n, p in request.vocabulary.files.items()}
-    name = f".{out.name}.{dataset.identity(given, image, vocabulary, program_texts())}.partial"
+    identity = dataset.identity(given, image, vocabulary, container.program_texts())
+    name = f".{out.name}.{identity}.partial"
     for other in sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial")):
         if other.name != name:
             note(f"unfinished work of other settings or another image is left in {other}")
@@ -180,7 +162,7 @@ def prepare(
             require_free(out)
             done = _in_container(engine, image, request, given, work, say)
             require_free(out)
-            _put(work / "ready", out)
+            put(work / "ready", out)
         except (KeyboardInterrupt, StackyardError):
             if any(work.glob("shards/*.json")):
                 note(f"what is finished stays in {work}: the same command goes on from there")
@@ -191,16 +173,16 @@ def prepare(
     return done
 
 
-def _put(ready: Path, out: Path) -> None:
+def put(ready: Path, out: Path) -> None:
+    """Rename a finished folder to its place.
+
+    Raises:
+        StackyardError: it cannot be.
+    """
     try:
         ready.rename(out)
     except OSError as error:
         raise StackyardError(f"{out} cannot be put in its place", why=str(error)) from error
-
-
-def program_texts() -> dict[str, bytes]:
-    """Return the texts of the programs that make the data, by name; they are not in the image."""
-    return {path.name: path.read_bytes() for path in sorted(_PROGRAMS.glob("*.py"))}
 
 
 @contextlib.contextmanager
@@ -235,62 +217,15 @@ def _in_container(
     work: Path,
     say: Say,
 ) -> dict[str, Any]:
-    run = f"data-{secrets.token_hex(4)}"
-    events: list[dict[str, Any]] = []
-
-    def heard(line: str) -> None:
-        event = dataset.read_event(line)
-        if event.get("event") == "progress":
-            say(dataset.progress_text(event, time.monotonic() - begun))
-        elif event:
-            events.append(event)
-
-    with cleanup.undoing(cleanup.RUN, run):
-        try:
-            container = engine.start(_container(image, request, work, run))
-            begun = time.monotonic()
-            done = engine.exec(
-                container,
-                ["python3", f"{dataset.PROGRAMS}/prepare.py"],
-                seconds=_SECONDS,
-                stdin=json.dumps(given).encode() + b"\n",
-                on_line=heard,
-            )
-        finally:
-            engine.remove_run(f"{RUN_LABEL}={run}")
-    last = events[-1] if events else {}
-    if last.get("event") == "done" and done.code == 0:
-        return last
-    if last.get("event") == "error":
-        kind = DataError if done.code == 2 else StackyardError
-        raise kind(last["what"], why=last["why"], hint=last["hint"])
-    raise StackyardError(
-        f"preparing the data failed with exit code {done.code}",
-        why=last_lines(done.output, 15),
-        hint="it was killed, most likely for memory: fewer --workers" if done.code == 137 else "",
-    )
-
-
-def _container(image: str, request: dataset.Request, work: Path, run: str) -> ContainerSpec:
-    """Return a container that reads inputs, vocabulary and programs, and writes one folder."""
+    """Run the program; it reads the inputs and the vocabulary, and writes one folder."""
     binds = {place: str(Path(name).resolve()) for name, place in request.places.items()}
     binds |= {f"{dataset.VOCABULARY}/{n}": path for n, path in request.vocabulary.files.items()}
-    user, group = os.getuid(), os.getgid()
-    return ContainerSpec(
-        name=f"stackyard-{run}",
-        image=image,
-        hostname="data",
-        network="none",
-        env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
-        labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()},
-        volumes={},
-        # root needs it to read other users' files, as it does outside; others get no capability.
-        capabilities=("DAC_OVERRIDE",) if user == 0 else (),
-        tmpfs={"/tmp": "rw,mode=1777,nosuid,nodev"},
-        shm_bytes=64 << 20,
-        command=("sleep", str(_SECONDS)),
-        binds={**binds, dataset.PROGRAMS: str(_PROGRAMS)},
-        mounts={dataset.WORK: str(work.resolve())},
-        fleeting=True,
-        user=f"{user}:{group}",
+
+    def heard(event: Mapping[str, Any], seconds: float) -> None:
+        if event.get("event") == "progress":
+            say(dataset.progress_text(event, seconds))
+
+    program = container.Program(
+        name="prepare.py", what="preparing the data", fewer="fewer --workers"
     )
+    return container.run(engine, image, program, given, binds, work, heard)

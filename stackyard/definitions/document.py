@@ -24,7 +24,7 @@ _TAG = "tag:yaml.org,2002:"
 MAX_DEPTH = 32
 _COMPARED = 80  # characters; the time to compare words grows faster than their length
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 T = TypeVar("T")
 
 
@@ -86,6 +86,10 @@ class Mapping:
         at = line or self._key_lines.get(key, self.line)
         self.problems.append(Problem(file=self.file, line=at, key=dotted, message=message))
 
+    def missing(self, key: str, message: str = "required key is missing") -> None:
+        """Record that a key is missing which no getter demands, as of a nested mapping."""
+        self.problem(message, key=key)
+
     def keys(self) -> list[str]:
         """Return the keys as written."""
         return list(self._nodes)
@@ -138,7 +142,7 @@ class Mapping:
         outer = self.mapping(key)
         values = {name: outer.single_line(name) for name in outer.keys()} if outer else {}  # noqa: SIM118
         for name in values:
-            if outer and not _ENV_NAME.fullmatch(name):
+            if outer and not ENV_NAME.fullmatch(name):
                 outer.problem("must be the name of a variable", key=name)
         return values
 
@@ -200,7 +204,7 @@ class Mapping:
     ) -> T:
         if not self.has(key):
             if default is None and blank is not None:
-                self.problem("required key is missing", key=key)
+                self.missing(key)
                 return blank
             return blank if default is None else default
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stackyard.definitions.document import Mapping, parse_document
+from stackyard.definitions.read.baseline import check_gpus, read_baseline
 from stackyard.definitions.read.failures import FOLDER, check_brings, read_failure
 from stackyard.definitions.read.files import read_base, read_common, read_stack, read_wheel
 from stackyard.definitions.read.fix import LIMITS, read_fix, read_limit
@@ -22,7 +23,7 @@ from stackyard.system.errors import DefinitionError, Problem
 T = TypeVar("T")
 _STACKS = "*/stack.yml"
 ADDED = "images/fixes/files"
-_OTHERS = ("bases", "failures", "fixes", "limits", "wheels")
+_OTHERS = ("baselines", "bases", "failures", "fixes", "limits", "wheels")
 
 
 def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
@@ -43,6 +44,10 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     problems += _unused(added, fixes.values())
     wheels = {w.package: w for w in _load(root, "images/wheels", "*.yml", read_wheel, problems)}
     stacks = {s.name: s for s in _load(root, "images", _STACKS, read_stack, problems)}
+    baselines = {
+        b.name: b for b in _load(root, "images/baselines", "*.yml", read_baseline, problems)
+    }
+    problems += check_gpus(baselines)
     limit = partial(read_limit, stacks=[one.name for one in stacks.values()])
     definitions = Definitions(
         common=common[0] if common else _no_common(problems),
@@ -52,6 +57,7 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
         stacks=stacks,
         failures=_failures(root, problems),
         limits={one.id: one for one in _load(root, LIMITS, "*.yml", limit, problems)},
+        baselines=baselines,
         locks=_load_locks(root, problems),
     )
     problems += check_references(root, definitions, locks_required=locks_required)

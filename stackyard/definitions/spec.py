@@ -362,6 +362,8 @@ class Failure:
     Attributes:
         kind: `cause` (what must be repaired), `consequence` (of something that went wrong
             elsewhere) or `remark` (nothing failed, but it could be better).
+        steps: where it can occur: `build` (resolving, fetching, building), `run` (nodes, trainings,
+            checks), `registry`. It is recognised nowhere else.
         any_of: regular expressions of which one must be found, each within one line.
         all_of: regular expressions that must all be found.
         remedy: what to type or change.
@@ -372,12 +374,54 @@ class Failure:
     id: str
     title: str
     kind: str
+    steps: tuple[str, ...]
     any_of: tuple[str, ...]
     all_of: tuple[str, ...]
     cause: str
     remedy: str
     brings: tuple[str, ...]
     threads: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Hold what healthy GPUs of one model reach in one measurement.
+
+    Attributes:
+        kind: what was measured, and its unit, as in `allreduce_gb_s`; more is better.
+        ranks: processes that measured together, one a GPU.
+        bytes: size of the message; 0 where there is none.
+        value: the median of `count` measurements, which lie between `low` and `high`.
+        bound: a GPU below this is bad.
+        source: the reports that hold the measurements.
+        field: where in a report each of them stands.
+    """
+
+    kind: str
+    ranks: int
+    bytes: int
+    value: float
+    low: float
+    high: float
+    count: int
+    bound: float
+    source: tuple[str, ...]
+    field: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Hold what is known of one model of GPU.
+
+    Attributes:
+        gpus: the driver's names of the model.
+        not_measured: kinds that no report holds, each with what is missing.
+    """
+
+    name: str
+    gpus: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    not_measured: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,4 +435,5 @@ class Definitions:
     stacks: Mapping[str, Stack]
     failures: Mapping[str, Failure] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
     locks: Mapping[str, str] = field(default_factory=dict)

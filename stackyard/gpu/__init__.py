@@ -1,4 +1,4 @@
-"""Say which GPUs there are, how they enter containers, and what NCCL used between them.
+"""Say which GPUs there are and how healthy, how they enter containers, and what NCCL used.
 
 It must not start a training.
 """

@@ -1,7 +1,8 @@
 """Judge a machine before anything is built or run on it.
 
 Owns the findings and their sentences. It is pure: `cli.doctor` reads the machine. A finding is
-`ok`, `note` (it works with a limit) or `wrong` (a run would fail or be slow), with what to type.
+`ok`, `note` (it works with a limit), `wrong` (a run would fail or be slow), with what to type, or
+`not run` (it could not be read). `gpu.health` judges counters and states of the hardware.
 
 Over 300 lines: one short function a finding.
 """
@@ -21,7 +22,7 @@ from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import Gpu, GpuHost
 from stackyard.system.errors import NothingToRunOn
 
-OK, NOTE, WRONG = "ok", "note", "wrong"
+OK, NOTE, WRONG, NOT_RUN = "ok", "note", "wrong", "not run"
 GIB = 2**30
 # Containers get their own /dev/shm; the host's serves processes outside of them.
 SHM_BYTES = GIB
@@ -32,12 +33,17 @@ _ARCH = re.compile(r"sm_(\d+)(\d)[a-z]?")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Hold the result of one examination, and what to type where it is not `ok`."""
+    """Hold the result of one examination, and what to type where it is not `ok`.
+
+    Attributes:
+        gpu: the GPU that it is about; None for the machine, or where `what` names several.
+    """
 
     name: str
     state: str
     what: str
     hint: str = ""
+    gpu: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ class Machine:
         engine: the engine's version; empty when none answers, and `no_engine` says why.
         gpus: None on a machine without GPUs, and `no_gpus` says why.
         way: how GPUs would enter containers.
-        shm_bytes: size of the host's /dev/shm.
+        shm_bytes: size of the host's /dev/shm; None where it cannot be read.
         memlock: the limit of locked memory in bytes; -1 for no limit.
         free_bytes: free space where the engine keeps images; None when that is elsewhere.
     """
@@ -60,7 +66,7 @@ class Machine:
     no_gpus: str = ""
     way: str = ""
     driver: DriverFiles | None = None
-    shm_bytes: int = 0
+    shm_bytes: int | None = None
     memlock: int = -1
     free_bytes: int | None = None
     needed_bytes: int = 0
@@ -105,17 +111,7 @@ def _engine(machine: Machine) -> list[Finding]:
 
 
 def _host(machine: Machine) -> list[Finding]:
-    shm = machine.shm_bytes
-    found = [
-        Finding(
-            name="/dev/shm",
-            state=OK if shm >= SHM_BYTES else NOTE,
-            what=f"{shm / GIB:.1f} GiB on the host; containers get their own, as large as needed",
-            hint=""
-            if shm >= SHM_BYTES
-            else "--placement host-network uses the host's: mount -o remount,size=8G /dev/shm",
-        ),
-    ]
+    found = [shared_memory(machine.shm_bytes)]
     unlimited = machine.memlock < 0
     found.append(
         Finding(
@@ -128,6 +124,18 @@ def _host(machine: Machine) -> list[Finding]:
         )
     )
     return found
+
+
+def shared_memory(size: int | None) -> Finding:
+    """Return what the size of a host's /dev/shm means for runs on it."""
+    name = "/dev/shm"
+    if size is None:
+        return Finding(name=name, state=NOT_RUN, what="its size cannot be read")
+    what = f"{size / GIB:.1f} GiB on the host; containers get their own, as large as needed"
+    if size >= SHM_BYTES:
+        return Finding(name=name, state=OK, what=what)
+    hint = "--placement host-network uses the host's: mount -o remount,size=8G /dev/shm"
+    return Finding(name=name, state=NOTE, what=what, hint=hint)
 
 
 def _access(machine: Machine, host: GpuHost) -> list[Finding]:
@@ -316,9 +324,9 @@ def runs_on(capability: tuple[int, int], known: Iterable[tuple[int, int]]) -> bo
 
 
 def worst(findings: Sequence[Finding]) -> str:
-    """Return the worst state of all findings."""
+    """Return the worst state of all findings; what was not read is no better than a limit."""
     states = {finding.state for finding in findings}
-    return next((state for state in (WRONG, NOTE) if state in states), OK)
+    return next((state for state in (WRONG, NOT_RUN, NOTE) if state in states), OK)
 
 
 def require_fit(driver: str, gpus: Sequence[Gpu], base: Base, bases: Iterable[Base]) -> None:

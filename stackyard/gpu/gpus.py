@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from stackyard.gpu import access, infiniband
+from stackyard.gpu import access, health, infiniband
 from stackyard.gpu.access import DriverFiles
+from stackyard.gpu.health import HostHealth
 from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import Gpu, GpuHost, GpuProcess
 from stackyard.system import process
-from stackyard.system.errors import NothingToRunOn
+from stackyard.system.errors import NothingToRunOn, StackyardError
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -105,6 +107,20 @@ def read_adapters() -> Adapters:
     """Read the InfiniBand and RoCE adapters of this machine."""
     said = process.run(["sh", "-c", infiniband.SCRIPT], timeout=20)
     return infiniband.parse(said.output.splitlines())
+
+
+def read_health(env: Mapping[str, str] | None = None) -> HostHealth:
+    """Read the health of this machine, in a process of its own: a broken GPU may hang NVML.
+
+    Args:
+        env: variables added to this process's own.
+    """
+    argv = [sys.executable, *health.COMMAND[1:]]
+    try:
+        said = process.run(argv, stdin=health.PROGRAM, env=env, timeout=health.SECONDS, check=False)
+    except StackyardError as error:
+        return HostHealth(unread=error.what)
+    return health.parse(said.output)
 
 
 def _or(default: Any, ask: Callable[..., Any], *arguments: Any) -> Any:

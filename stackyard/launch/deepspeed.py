@@ -1,7 +1,8 @@
 """Write the command of the `deepspeed` launcher, which starts the nodes of a hostfile by pdsh.
 
 The launcher exports to the nodes what the file named by DS_ENV_FILE holds: this launch's own
-variables, and nothing of the caller's environment. With option `ssh: no` every node runs
+variables, and nothing of the caller's environment. It puts them on a command line, so the user's
+variables go by a file that each node has (`launch.settings`). With option `ssh: no` every node runs
 `deepspeed --no_ssh` for its own ranks.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
+from stackyard.launch.settings import VARIABLE
 from stackyard.system import template
 
 
@@ -38,7 +40,9 @@ def environment_file(request: LaunchRequest) -> str:
     The launcher puts each value between double quotes into a line for the nodes' shells, so
     characters that are special there are escaped.
     """
-    return "".join(f"{n}={_quoted(value)}\n" for n, value in sorted(request.env.items()))
+    own = {VARIABLE: request.settings} if request.settings else {}
+    exported = {**request.env, **own}
+    return "".join(f"{n}={_quoted(value)}\n" for n, value in sorted(exported.items()))
 
 
 def _quoted(value: str) -> str:

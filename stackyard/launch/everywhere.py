@@ -28,7 +28,9 @@ def everywhere(request: LaunchRequest, words: Sequence[str], numbered: Sequence[
     before = [_escaped(word) for word in ["env", *assignments, program]]
     after = [_escaped(word) for word in rest]
     command = " ".join([*before, *numbered, *after])
-    remote = f"cd {shlex.quote(request.folder)} && exec {command}"
+    # A node's own variables are in a file: a command line is seen by every user of the host.
+    own = f". {shlex.quote(request.settings)} && " if request.settings else ""
+    remote = f"cd {shlex.quote(request.folder)} && {own}exec {command}"
     # Without -f pdsh runs on 32 nodes at a time, and these would wait for the others for ever.
     fan = ("-f", str(len(request.nodes))) if len(request.nodes) > PDSH_FAN_OUT else ()
     return Launch(

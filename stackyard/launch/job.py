@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stackyard.launch.accelerate_config import AccelerateConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -30,6 +32,9 @@ class Job:
         launcher: a name in `stackyard.launch.LAUNCHERS`; where a scheduler starts the processes,
             it decides which environment and rendezvous these get.
         options: the launcher's options.
+        settings: the user's variables, typed or of the caller's shell, in place of `env`'s and of
+            the hosts' own.
+        config: the user's own accelerate configuration.
         own: users' source trees that replace installed packages, as they are recorded.
     """
 
@@ -48,6 +53,8 @@ class Job:
     files: Mapping[str, bytes] = field(default_factory=dict)
     launcher: str = "torchrun"
     options: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    config: AccelerateConfig | None = None
     own: tuple[str, ...] = ()
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stackyard.launch.accelerate_config import AccelerateConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
@@ -24,6 +26,9 @@ class LaunchRequest:
         include: nodes and slots that take part, in DeepSpeed's syntax; empty for what `gpus` says.
         gpus: indexes of the GPUs that each node's processes take, among those that the node sees,
             in node order; empty on CPU ranks.
+        settings: a file on every node with the user's variables there (`launch.settings`); empty
+            where there are none, or where `env` holds them.
+        config: the user's own accelerate configuration.
     """
 
     nodes: tuple[str, ...]
@@ -38,6 +43,8 @@ class LaunchRequest:
     per_node: int = 1
     gpus: tuple[tuple[int, ...], ...] = ()
     include: str = ""
+    settings: str = ""
+    config: AccelerateConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,12 @@ Owns the checks between hosts (routes, MTU) and the table's rows. It starts noth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from stackyard.definitions.spec import Base
 from stackyard.gpu import doctor, infiniband
+from stackyard.mesh import host_health
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
 from stackyard.mesh.node import SSH_PORT
@@ -21,7 +23,7 @@ from stackyard.mesh.survey import HostFacts, Network, choose_network
 from stackyard.system.errors import StackyardError
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
-           "route", "port", "runs")  # fmt: skip
+           "route", "port", "health", "runs")  # fmt: skip
 # `ip route get` for each address, and a ping with the interface's whole MTU, unfragmented.
 _ROUTES = """PATH="$PATH:/usr/sbin:/sbin"
 size=$1; shift
@@ -51,13 +53,15 @@ def inspect(
         lambda link: info.id if tag and (info := link.engine.image(tag)) else "",
     )
     routes = _routes(hosts, network)
+    health = host_health.examine({name: hosts.links[name] for name in found.facts}, found.facts)
     rows, remarks = [], []
     for host in fleet.hosts:
         error = found.failed.get(host.name)
         if host.name not in found.facts:
             rows.append({"host": host.name, "engine": _short(host.name, error)})
             continue
-        rows.append(_row(host.name, found, network, images.get(host.name, ""), routes, tag, fleet))
+        row = _row(host.name, found, network, images.get(host.name, ""), routes, tag, fleet)
+        rows.append({**row, "health": host_health.summary(health[host.name])})
     for name, error in found.failed.items():
         remarks.append(f"{name}: {_short(name, error)}" + (f"; {error.hint}" if error.hint else ""))
     remarks += [f"{host}: {what}" for host, what in problems]
@@ -75,11 +79,14 @@ def inspect(
     if network.why:
         remarks.append(f"network between nodes: {network.why}")
     remarks += _adapters(found.facts)
+    remarks += host_health.remarks(health)
     remarks += _pair_remarks(routes)
     ready = not (found.failed or problems or any(found.unshared.values()) or len(held) > 1)
     ready = ready and not (tag and unfit)
+    ready = ready and all(doctor.worst(one) != doctor.WRONG for one in health.values())
     return {"columns": COLUMNS, "hosts": rows, "remarks": remarks, "ready": ready,
-            "pairs": routes}  # fmt: skip
+            "pairs": routes,
+            "health": {name: [asdict(f) for f in one] for name, one in health.items()}}  # fmt: skip
 
 
 def _short(name: str, error: StackyardError | None) -> str:
@@ -96,7 +103,6 @@ def _row(
     total = len(usable) + len(refused)
     chosen = network.chosen.get(name)
     rate = f", {chosen.speed} Mbit/s" if chosen and chosen.speed else ""
-    skew = f"{facts.skew:+.1f} s" if abs(facts.skew) - facts.skew_error > SKEW_WARNING else "ok"
     mine = [run for run, r in found.runs.items() if any(n.host == name for n in r.plan.nodes)]
     return {
         "host": name,
@@ -106,7 +112,7 @@ def _row(
         "GPUs free": f"{len(usable)} of {total}" if total else "none",
         "memory": f"{facts.memory_bytes / 2**30:.0f} GiB",
         "disk": "?" if (free := facts.engine_free_bytes) is None else f"{free / 2**30:.0f} GiB",
-        "clock": skew,
+        "clock": _clock(facts),
         "interface": f"{chosen.name} {chosen.address}{rate}, MTU {chosen.mtu}"
         if chosen
         else "none",
@@ -114,6 +120,13 @@ def _row(
         "port": f"{SSH_PORT} {'taken' if SSH_PORT in facts.ports else 'free'}",
         "runs": ", ".join(mine),
     }
+
+
+def _clock(facts: HostFacts) -> str:
+    if facts.skew is None:
+        return "?"
+    off = abs(facts.skew) - facts.skew_error > SKEW_WARNING
+    return f"{facts.skew:+.1f} s" if off else "ok"
 
 
 def _adapters(facts: Mapping[str, HostFacts]) -> list[str]:

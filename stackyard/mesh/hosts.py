@@ -1,9 +1,10 @@
 """Read which machines a run may use: hosts.yml, and inventories that users already have.
 
-Owns the reading of hosts.yml, of deepspeed hostfiles and of names out of an ssh configuration,
-and their rules. Pure: texts in, values out; it collects every problem. It must not connect.
+Owns the reading of hosts.yml, of deepspeed hostfiles, of node sets and of names out of an ssh
+configuration, and their rules. Pure: texts in, values out; it collects every problem. It must not
+connect.
 
-Over 300 lines: three forms of one inventory, with their rules.
+Over 300 lines: four forms of one inventory, with their rules.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from stackyard.definitions.document import Mapping as Entry
 from stackyard.definitions.document import parse_document
+from stackyard.mesh import settings
 from stackyard.system.errors import DefinitionError, Problem, UsageError, shown
 
 # A host's name becomes a node's: a host name, an ssh certificate's principal, part of a label.
@@ -23,6 +25,10 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 SOCKET = "/var/run/docker.sock"
 MAX_NODES = 64
 MAX_SLOTS = 256
+MAX_HOSTS = 4096
+# Characters that only a node set has; other words are names by comma, in the order given.
+_SET = re.compile(r"[\[\]!&^]")
+_LONG_NUMBER = re.compile(r"[0-9]{6}")
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]+")
 _INTERFACE = re.compile(r"[A-Za-z0-9._:@-]{1,15}")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*")
@@ -57,6 +63,7 @@ class Host:
         interface: the network interface for training traffic; `auto` chooses one.
         engine: the socket of its container engine.
         nodes: the number of containers of a run on it.
+        env: variables of every process of a training on it.
     """
 
     name: str
@@ -69,6 +76,7 @@ class Host:
     engine: str = SOCKET
     nodes: int = 1
     config: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +177,11 @@ def _reachable(host: Host) -> bool:
 def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
     """Read a hosts.yml (docs/hosts.md)."""
     top = parse_document(text, file=source, problems=problems)
-    if top is None:
-        return Fleet(source=source, hosts=())
+    return read_top(top, source) if top is not None else Fleet(source=source, hosts=())
+
+
+def read_top(top: Entry, source: str) -> Fleet:
+    """Read the top mapping of a hosts.yml."""
     defaults = top.mapping("defaults")
     common = _settings(defaults, Host(name="", ssh="")) if defaults else Host(name="", ssh="")
     hosts = []
@@ -183,7 +194,7 @@ def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
             outer.problem("a host's name has lower-case letters, digits and `-`", key=name)
         hosts.append(_host(entry, given) if entry is not None else given)
     if not hosts and (outer is not None or not top.has("hosts")):
-        top.problem("no host is named in it", key="hosts")
+        top.missing("hosts", "no host is named in it")
     folders = _folders(top)
     top.done()
     if outer is not None:
@@ -210,6 +221,7 @@ def _settings(entry: Entry, given: Host) -> Host:
         engine=entry.single_line("engine", given.engine),
         config=entry.single_line("ssh_config", given.config),
         nodes=entry.integer("nodes", given.nodes),
+        env={**given.env, **_variables(entry)},
     )
     checks = (
         ("user", not host.user or bool(_USER.fullmatch(host.user)), "must be a user's name"),
@@ -226,6 +238,17 @@ def _settings(entry: Entry, given: Host) -> Host:
             entry.problem(message, key=key)
     entry.done()
     return host
+
+
+def _variables(entry: Entry) -> dict[str, str]:
+    """Read `env`; numbers and words such as `no` are the text that stands there."""
+    outer = entry.mapping("env")
+    found = {name: outer.word(name) for name in outer.keys()} if outer else {}  # noqa: SIM118
+    for name, value in found.items():
+        wrong = settings.why_not(name, value)
+        if outer and wrong:
+            outer.problem(f"cannot be set: {wrong}", key=name)
+    return found
 
 
 def gpu_indexes(text: str) -> tuple[int, ...]:
@@ -313,6 +336,40 @@ def from_names(names: Sequence[str], source: str) -> Fleet:
     if problems:
         raise DefinitionError(problems)
     return Fleet(source=source, hosts=tuple(hosts))
+
+
+def expand(text: str) -> list[str]:
+    """Return the names in a ClusterShell node set (`gpu[01-64]`), or in names by comma.
+
+    A node set's names come in ClusterShell's order, by number; names by comma stay as given.
+    Groups (`@gpus`) are not looked up: that would run the commands of a file on this machine.
+
+    Raises:
+        UsageError: the text is no node set, or one with a group, no name or too many.
+    """
+    words = [word.strip() for word in text.split(",")]
+    group = next((word for word in words if word.startswith("@")), "")
+    if group:
+        raise UsageError(
+            f"{shown(group)!r} is a group", why="groups of ClusterShell are not looked up"
+        )
+    if not _SET.search(text):
+        return words
+    # It takes 0.1 s to import, which only a node set needs.
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    many = f"at most {MAX_HOSTS} hosts, with numbers of at most 5 digits"
+    if _LONG_NUMBER.search(text):
+        raise UsageError(f"{shown(text)!r} names too many hosts", why=many)
+    try:
+        found = NodeSet(text, resolver=RESOLVER_NOGROUP)
+    except NodeSetException as error:
+        raise UsageError(f"{shown(text)!r} is no node set", why=shown(str(error))) from error
+    if not 0 < len(found) <= MAX_HOSTS:
+        raise UsageError(
+            f"{shown(text)!r} names {len(found) or 'no'} hosts", why=many if found else ""
+        )
+    return list(found)
 
 
 def matching(config: str, pattern: str) -> list[str]:

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, wrong_options
+from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, accelerate, wrong_options
+from stackyard.launch.accelerate_config import Ranks, conflicts, replaced
 from stackyard.launch.job import Job
-from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, SITE, rank_environment
+from stackyard.mesh import settings
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
+from stackyard.mesh.settings import Variables
 from stackyard.system.errors import UsageError, shown
 
 
@@ -93,13 +96,18 @@ def _parse(
     return found
 
 
-def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) -> LaunchRequest:
+def request_of(
+    plan: StandingPlan, job: Job, selection: Selection, port: int, own: Variables | None = None
+) -> LaunchRequest:
     """Return the request for the job's launcher.
+
+    Args:
+        own: the user's variables by node (`mesh.settings`).
 
     Raises:
         UsageError: this launcher cannot start these ranks, or has no such option.
     """
-    _check_launcher(job, selection)
+    require_startable(job, selection)
     if not selection.even and job.launcher != "deepspeed":
         counts = ", ".join(f"{node} {len(s)}" for node, s in selection.slots.items())
         raise UsageError(
@@ -107,8 +115,16 @@ def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) ->
             hint="choose as many slots of each node, or --launcher deepspeed",
         )
     takes = taken(plan, selection) if job.device == "cuda" else {}
+    named = {name for variables in (own or {}).values() for name in variables}
+    alone = len(selection.nodes) == 1
     ports = {node.port for node in plan.nodes}
     whole = all(len(s) == len(plan.node(n).gpus) for n, s in selection.slots.items())
+    generated = {**job.env, **environment(job, {} if whole else takes)}
+    # A node alone is started with its variables; several read them from a file of their own, which
+    # DeepSpeed's nodes find by a program on PYTHONPATH.
+    kept = {"PYTHONPATH"} if _exported(job) else set()
+    env = {name: value for name, value in generated.items() if name not in named - kept}
+    env |= (own or {}).get(selection.nodes[0], {}) if alone else {}
     return LaunchRequest(
         nodes=selection.nodes,
         per_node=max(len(slots) for slots in selection.slots.values()),
@@ -116,14 +132,49 @@ def request_of(plan: StandingPlan, job: Job, selection: Selection, port: int) ->
         device=job.device,
         port=port,
         program=job.program,
-        env={**job.env, **environment(job, {} if whole else takes)},
+        env=env,
         folder=job.folder,
         scratch=f"{SCRATCH}/{job.name}",
         ssh_port=ports.pop() if len(ports) == 1 else 0,
         options={**job.options, "meeting": meeting_file(job)},
         # On GPUs `gpus` holds the choice, by the numbers in the container; slots count in a node.
         include="" if takes or selection.even else counted(selection),
+        settings=settings.path_of(job) if named and not alone else "",
+        config=job.config,
     )
+
+
+def config_ranks(job: Job, selection: Selection) -> Ranks:
+    """Return what an accelerate configuration is held against."""
+    count = max(len(slots) for slots in selection.slots.values())
+    return Ranks(nodes=selection.nodes, per_node=count, device=job.device)
+
+
+def replaced_lines(job: Job, selection: Selection) -> list[str]:
+    """Return a sentence on the lines of the user's configuration that the run replaces."""
+    return replaced(job.config, config_ranks(job, selection)) if job.config else []
+
+
+def require_startable(job: Job, selection: Selection) -> None:
+    """Require that the job's launcher can start it, and that its configuration fits the ranks.
+
+    Raises:
+        UsageError: they do not; names every contradiction.
+    """
+    _check_launcher(job, selection)
+    if job.config is None:
+        return
+    name = job.config.name
+    if job.launcher != "accelerate":
+        what = f"{name} is for the launcher accelerate, not for {job.launcher}"
+        raise UsageError(what, hint="--launcher accelerate")
+    twice = [option for option in ("zero_stage", "start") if option in job.options]
+    if twice:
+        what = f"{name} decides what {' and '.join(twice)} would, too"
+        raise UsageError(what, hint="leave --accelerate-config or that option out")
+    found = conflicts(job.config, config_ranks(job, selection))
+    if found:
+        raise UsageError(f"{name} contradicts this run", why="\n".join(found))
 
 
 def _check_launcher(job: Job, selection: Selection) -> None:
@@ -166,7 +217,7 @@ def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str
     Raises:
         UsageError: the GPUs differ between nodes, and the launcher gives all nodes the same.
     """
-    site = ":".join(part for part in (SITE, job.env.get("PYTHONPATH", "")) if part)
+    site = settings.python_path(job.env.get("PYTHONPATH", ""))
     found = {**rank_environment(job.name), "PYTHONPATH": site}
     if not takes or _tells_each_node(job, len(takes)):
         return found
@@ -183,20 +234,32 @@ def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str
 def _tells_each_node(job: Job, nodes: int) -> bool:
     """Return whether DeepSpeed starts the ranks, and so sets CUDA_VISIBLE_DEVICES on each node."""
     if job.launcher == "accelerate":
-        by_pdsh = job.options.get("start", "pdsh") == "pdsh"
-        return nodes > 1 and by_pdsh and job.options.get("zero_stage", "0") != "0"
+        return nodes > 1 and accelerate.by_pdsh(job.config, job.options)
     return job.launcher == "deepspeed"
 
 
+def _exported(job: Job) -> bool:
+    """Return whether DeepSpeed passes the environment on to the nodes, on a command line."""
+    return _tells_each_node(job, 2) and job.options.get("ssh") != "no"
+
+
 def start_request(
-    plan: StandingPlan, job: Job, selection: Selection, port: int, lease: float
+    plan: StandingPlan,
+    job: Job,
+    selection: Selection,
+    port: int,
+    lease: float,
+    own: Variables | None = None,
 ) -> tuple[dict[str, Any], Launch]:
     """Return the supervisor's request for a job, and the launch (with files for the nodes).
+
+    Args:
+        own: the user's variables by node; several nodes also need `settings.files`.
 
     Raises:
         UsageError: the launcher cannot start such a job.
     """
-    request = request_of(plan, job, selection, port)
+    request = request_of(plan, job, selection, port, own)
     launch = LAUNCHERS[job.launcher](request)
     steps = [
         _step(f"prepare: {' '.join(words)[:60]}", LAUNCHERS["each"](_quiet(request, words)))

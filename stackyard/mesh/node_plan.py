@@ -282,8 +282,9 @@ def wrong_host(fleet: Fleet, host: Host, facts: HostFacts, wanted: Wanted) -> li
     if host.name in wanted.taken:
         found.append(wrong(f"run {wanted.run!r} is on it already ({wanted.taken[host.name]})",
                            f"invoke down --name {wanted.run}, or another --name"))  # fmt: skip
-    off = abs(facts.skew) - facts.skew_error
-    direction = "ahead of" if facts.skew > 0 else "behind"
+    skew = facts.skew or 0.0  # without a clock, certificates decide
+    off = abs(skew) - facts.skew_error
+    direction = "ahead of" if skew > 0 else "behind"
     if off > SKEW_SECONDS:
         found.append(wrong(f"its clock is {off:.0f} s {direction} ours",
                            "set it (chrony, timedatectl set-ntp true): certificates would not be"

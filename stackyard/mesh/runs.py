@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from stackyard.launch import deepspeed_config
 from stackyard.launch.job import Job
-from stackyard.mesh import standing, sync
+from stackyard.mesh import settings, standing, sync
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.jobs import Selection, start_request
+from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
 from stackyard.mesh.node_plan import HostProblem, StandingPlan, Wanted
 from stackyard.mesh.preflight import Muster, muster, plan_run
@@ -59,11 +60,17 @@ def reached(fleet: Fleet) -> Iterator[Reached]:
 
 
 def up(
-    hosts: Reached, wanted: Wanted, say: Say, *, owner: float = 0.0
+    hosts: Reached,
+    wanted: Wanted,
+    say: Say,
+    *,
+    owner: float = 0.0,
+    check: Callable[[StandingPlan], object] = lambda plan: None,
 ) -> tuple[Standing, list[HostProblem]]:
     """Start a mesh; if that fails, remove what was started.
 
     Args:
+        check: called with the plan before anything starts; raises for what does not fit it.
         owner: seconds without the controller's heartbeat after which it ends; 0: only `down`
             ends it.
 
@@ -75,6 +82,7 @@ def up(
     found = muster(hosts.links, hosts.failed, hosts.fleet)
     for attempt in range(PORT_TRIES):
         plan, warnings = plan_run(hosts.links, hosts.fleet, found, wanted)
+        check(plan)
         say(f"starting {len(plan.nodes)} nodes: {plan.why}, sshd at port {plan.nodes[0].port}")
         try:
             links = {host: hosts.links[host] for host in {node.host for node in plan.nodes}}
@@ -128,8 +136,8 @@ def end_job(talk: Talk, job: str) -> None:
         talk.send("stop", job=job, reason="it was interrupted")
         talk.send("follow", job=job, **{"from": 0})
         for event in talk.events(20):
-            if event["event"] == "ended":
-                return
+            if event["event"] in ("ended", "refused"):
+                return  # it has ended, or it never began
     except StackyardError:
         return  # the job's lease ends it
 
@@ -163,9 +171,15 @@ def unequal(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> 
 _CONFIG = 'f="${HF_HOME:-$HOME/.cache/huggingface}/accelerate/default_config.yaml"; ls "$f"'
 
 
-def remarks(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> list[str]:
-    """Return warnings for the user before a job starts, with what to do."""
-    found = [
+def remarks(hosts: Reached, run: Standing, job: Job, selection: Selection) -> list[str]:
+    """Return warnings for the user before a job starts, with what to do.
+
+    Raises:
+        UsageError: a DeepSpeed configuration that the program names is missing or does not fit.
+    """
+    nodes = selection.nodes
+    found = [*replaced_lines(job, selection), *_deepspeed(hosts, run, job, selection)]
+    found += [
         f"{line}; invoke sync brings the same files to all"
         for line in unequal(hosts, run, job, nodes)
     ]
@@ -179,6 +193,22 @@ def remarks(hosts: Reached, run: Standing, job: Job, nodes: tuple[str, ...]) -> 
                 f"{said} on {first.name} is not read: this run has a configuration of its own"
             )
     return found
+
+
+def _deepspeed(hosts: Reached, run: Standing, job: Job, selection: Selection) -> list[str]:
+    """Return warnings about the DeepSpeed configurations of a job, as its first node has them."""
+    first = run.plan.node(selection.nodes[0])
+    ranks = sum(len(slots) for slots in selection.slots.values())
+
+    def read(path: str) -> bytes | None:
+        if path in job.files:
+            return job.files[path]
+        words = ["head", "-c", str(deepspeed_config.MOST_BYTES), path]
+        link = hosts.links[first.host]
+        done = link.engine.exec(run.containers[first.name], words, seconds=20)
+        return done.output.encode() if done.code == 0 else None
+
+    return deepspeed_config.examine(job, ranks, read)
 
 
 def require_valid(run: Standing, now: float) -> None:
@@ -196,20 +226,28 @@ def require_valid(run: Standing, now: float) -> None:
 
 
 def deliver(
-    hosts: Reached, run: Standing, files: Mapping[str, bytes], names: tuple[str, ...]
+    hosts: Reached,
+    run: Standing,
+    files: Mapping[str, bytes],
+    names: tuple[str, ...],
+    own: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> None:
     """Put files into nodes, by absolute path, readable by their user only.
+
+    Args:
+        own: files of one node, by its name.
 
     Raises:
         EngineError: a node did not take them.
     """
-    if not files:
+    if not files and not own:
         return
-    archive = pack({path.lstrip("/"): data for path, data in files.items()}, mode=0o600)
 
     def one(link: Link) -> None:
         for node in run.plan.nodes:
             if node.host == link.host.name and node.name in names:
+                given = {**files, **(own or {}).get(node.name, {})}
+                archive = pack({path.lstrip("/"): d for path, d in given.items()}, mode=0o600)
                 done = link.engine.exec(
                     run.containers[node.name], ["tar", "-x", "-C", "/"], seconds=60, stdin=archive
                 )
@@ -265,11 +303,12 @@ def begin(
     """
     first = run.plan.node(selection.nodes[0])
     port = int(talk.ask("port", "port", address=first.address)["port"])
-    value, launch = start_request(run.plan, job, selection, port, lease)
-    deliver(hosts, run, job.files, selection.nodes)
-    if launch.everywhere:
-        texts = {path: text.encode() for path, text in launch.files.items()}
-        deliver(hosts, run, texts, selection.nodes)
+    by_host = {host.name: host.env for host in hosts.fleet.hosts}
+    named = {name: by_host.get(run.plan.node(name).host, {}) for name in selection.nodes}
+    own = settings.by_node(job, named)
+    value, launch = start_request(run.plan, job, selection, port, lease, own)
+    texts = {path: text.encode() for path, text in launch.files.items() if launch.everywhere}
+    deliver(hosts, run, {**job.files, **texts}, selection.nodes, settings.files(job, own))
     started: Event = talk.ask("start", "started", **{"job": value, **value})["job"]
     return started
 

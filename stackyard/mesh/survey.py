@@ -66,7 +66,8 @@ class HostFacts:
     """Describe one host at the time of the survey.
 
     Attributes:
-        skew: seconds that its clock is ahead of the controller's, within `skew_error` seconds.
+        skew: seconds that its clock is ahead of the controller's, within `skew_error` seconds; None
+            where it reports no time.
         reached: the host's address that the controller's login came to.
         ports: TCP ports that something listens on.
         engine_free_bytes: where the engine keeps containers; None where the host reports none.
@@ -74,7 +75,7 @@ class HostFacts:
     """
 
     name: str
-    skew: float
+    skew: float | None
     skew_error: float
     reached: str
     interfaces: tuple[Interface, ...]
@@ -120,7 +121,7 @@ def parse(text: str, asked: float, answered: float) -> HostFacts | None:
     return HostFacts(
         name=first("name"),
         # The script reads the clock first, so `asked` is nearer to that moment than `answered`.
-        skew=_clock(first("clock"), asked) - asked,
+        skew=None if (clock := _clock(first("clock"))) is None else clock - asked,
         skew_error=max(0.0, answered - asked),
         reached=connection[2] if len(connection) == 4 else "",
         interfaces=tuple(_interfaces(found["addresses"], links)),
@@ -144,10 +145,10 @@ def _number(text: str) -> float:
     return float(text) if re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII) else 0.0
 
 
-def _clock(text: str, asked: float) -> float:
-    """Read seconds since the epoch (whole ones from busybox); `asked` where there are none."""
+def _clock(text: str) -> float | None:
+    """Read seconds since the epoch (whole ones from busybox); None where there are none."""
     whole = re.match(r"[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII)
-    return float(whole[0]) if whole else asked
+    return float(whole[0]) if whole else None
 
 
 def _interfaces(lines: Iterable[str], links: Mapping[str, Sequence[str]]) -> Iterable[Interface]:

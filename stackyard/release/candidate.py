@@ -19,18 +19,19 @@ from typing import IO, Any
 from stackyard import __version__
 from stackyard.build import base_image, catalog, mirrors, recipe
 from stackyard.build.catalog import ResolvedImage
-from stackyard.build.dockerfile import image_tag
+from stackyard.build.dockerfile import image_tag, render_files
 from stackyard.build.source.fork import Fork, fork_of
 from stackyard.build.source.naming import require_labels
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.release import statement
 from stackyard.release.spool import Saved, Spool
-from stackyard.release.statement import Attached, Subject
+from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
 from stackyard.report import evidence
 from stackyard.report.records import path_of
 from stackyard.report.vouch import Vouched
 from stackyard.scan import contents, sbom, sizes
+from stackyard.scan.installed import Installed, installed
 from stackyard.scan.layer import LayerReader
 from stackyard.scan.mirror_traces import Caller, make_caller
 from stackyard.scan.oci import digest_of
@@ -207,6 +208,8 @@ class Read:
         findings: of the gate that searches for secrets.
         attached: the files to attach to it.
         sizes: the size report.
+        installed: its packages.
+        origin: where the image comes from.
     """
 
     saved: Saved
@@ -214,6 +217,8 @@ class Read:
     attached: Sequence[Attached]
     sizes: Mapping[str, Any]
     created: str
+    installed: Installed
+    origin: Origin = NOWHERE
 
 
 def read(
@@ -244,7 +249,32 @@ def read(
     merged = contents.merge(saved.read["contents"])
     report = _sizes(engine, found, saved, merged, config)
     return Read(saved=saved, findings=findings, sizes=report, created=created,
+                installed=installed(merged), origin=_origin(project, found.image, merged),
                 attached=_attached(project, found, merged, report, created))  # fmt: skip
+
+
+def _origin(project: Project, image: ResolvedImage, merged: contents.Contents) -> Origin:
+    paths = {*recipe.context_paths(image), *render_files(image)}
+    return Origin(
+        revision=revision_of(project.root, paths), source=project.source,
+        base_name=base_image.base_reference(image.base, image.common),
+        licences=sbom.licence_expression(merged, image.stack.packages),
+    )  # fmt: skip
+
+
+def revision_of(root: Path, paths: Iterable[str]) -> str:
+    """Return the commit that last changed some files; empty if they have changes in no commit.
+
+    Unlike HEAD it stays as long as they do: the same image keeps its annotations and its digest.
+    """
+    git, files = ["git", "-C", str(root)], ["--", *sorted(paths)]
+    try:
+        changed = process.run([*git, "status", "--porcelain", *files], timeout=60).output
+        if changed.strip():
+            return ""
+        return process.run([*git, "log", "-1", "--format=%H", *files], timeout=60).output.strip()
+    except StackyardError:
+        return ""
 
 
 def _seconds(created: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stackyard.release.registry import Registry
-from stackyard.release.spool import layer_path
+from stackyard.release.spool import layer_path, note_place
 from stackyard.system.chunks import Digest, chunks
 from stackyard.system.errors import ReleaseError
 from stackyard.system.files import new_file
@@ -68,13 +68,16 @@ class LayerSource:
             for chunk in found.of(self._registry.stream(digest)):
                 part.file.write(chunk)
                 self.fetched += len(chunk)
+                if found.size > self._sizes[digest]:
+                    break
                 if found.size > start:
                     yield chunk[max(0, len(chunk) - (found.size - start)) :]
             if found.sha256 != digest:
                 raise ReleaseError(
                     f"layer {digest[7:19]} is not what was signed",
-                    why=f"{found.size} bytes came, with another digest",
+                    why=f"{found.size} bytes came, with another digest or beyond its size",
                     hint="the registry, or somebody on the way to it, changed them: tell whoever"
                     " runs it; no host uses them",
                 )
             part.keep(path)
+        note_place(self._folder, digest, self._registry.repository)

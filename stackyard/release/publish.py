@@ -9,27 +9,30 @@ Over 300 lines: one publication, whose steps share what was sent.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from stackyard.release import statement, verify
+from stackyard.release import attestation, statement, verify
+from stackyard.release.attestation import Attestation
 from stackyard.release.registry import Registry, manifest_descriptor
-from stackyard.release.spool import Layer, Saved, Spool
-from stackyard.release.statement import Attached, Subject
+from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
+from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
 from stackyard.report import evidence
 from stackyard.report.vouch import Vouched
 from stackyard.scan import oci
 from stackyard.scan.oci import Descriptor
 from stackyard.scan.secrets.gate import Finding
-from stackyard.system import cleanup, signing
+from stackyard.system import cleanup, plain_signing, signing
 from stackyard.system.errors import RegistryError, ReleaseError
 from stackyard.system.image import ImageInfo
+from stackyard.system.plain_signing import Agent
 
 CLAIM = "application/vnd.stackyard.claim.v1"
 UPLOADS = 4
@@ -48,8 +51,11 @@ class Wanted:
         key: path of the key that signs the statement.
         builder: version of each tool that made the image and this release, by name.
         source: the project's revision: `commit`, `dirty`.
+        origin: where the image comes from, for the annotations of its manifest.
         needs_gpus: the image is for GPUs.
         evidence: verified evidence of this image.
+        audit: what is known of vulnerabilities in it today.
+        agent: the ssh agent that may hold the key.
     """
 
     subject: Subject
@@ -61,8 +67,11 @@ class Wanted:
     key: Path
     builder: Mapping[str, str]
     source: Mapping[str, str]
+    origin: Origin = NOWHERE
     needs_gpus: bool = False
     evidence: Sequence[Vouched] = ()
+    audit: Mapping[str, Any] | None = None
+    agent: Agent = plain_signing.no_agent
 
     @property
     def seen_on(self) -> list[str]:
@@ -79,6 +88,8 @@ class Published:
         sent: bytes uploaded to the registry.
         held: bytes of layers that the registry had already.
         again: whether this image had been released before under that name.
+        attested: short names of the attestations that this publication signed.
+        unsigned: those that the key could not sign; the release's signature covers them.
     """
 
     name: str
@@ -89,6 +100,8 @@ class Published:
     sent: int
     held: int
     again: bool
+    attested: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
 
 
 def require_clean(findings: Sequence[Finding], name: str) -> None:
@@ -116,15 +129,21 @@ def bring(registry: Registry, blob: Descriptor, data: bytes) -> int:
 
 
 def attach(
-    registry: Registry, files: Sequence[Attached], image: Descriptor
+    registry: Registry,
+    files: Sequence[Attached],
+    image: Descriptor,
+    annotations: Mapping[str, str] | None = None,
 ) -> tuple[list[Descriptor], int]:
     """Upload an artifact and attach it to an image; return its blobs and the bytes sent."""
+    notes = annotations or {}
     blobs = [oci.described(file.media_type, file.data, file.title) for file in files]
     sent = sum(bring(registry, blob, file.data) for blob, file in zip(blobs, files, strict=True))
     kind = files[0].media_type
     sent += bring(registry, oci.described(oci.EMPTY, oci.EMPTY_CONTENT), oci.EMPTY_CONTENT)
-    data = oci.artifact_manifest(kind, blobs, image, {})
-    registry.attach(manifest_descriptor(data, kind), data, image.digest)
+    data = oci.artifact_manifest(kind, blobs, image, notes)
+    # The list under the fallback tag shows an artifact's annotations, as the API of referrers does.
+    entry = replace(manifest_descriptor(data, kind), annotations=notes)
+    registry.attach(entry, data, image.digest)
     return blobs, sent
 
 
@@ -156,25 +175,33 @@ class Publisher:
         config = oci.described(oci.CONFIG, saved.config)
         layers = [Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
                   for layer in saved.layers]  # fmt: skip
-        notes = statement.image_annotations(wanted.subject, wanted.info, wanted.created)
+        notes = statement.image_annotations(
+            wanted.subject, wanted.info, wanted.created, wanted.origin
+        )
         manifest = oci.image_manifest(config, layers, notes)
         image = manifest_descriptor(manifest)
         before = self._named(wanted.subject, image)
         self._upload(saved, config)
         self._registry.put_manifest(image.digest, manifest)
         self._say("attaching what belongs to it")
-        attached = [self._attach(file, image) for file in self._files(wanted, image)]
+        attached = [self._attach(file, image) for file in self._files(wanted)]
         self._require_there(image, manifest, [config, *layers])
         number = before or self._claim(wanted.subject, image)
         name = statement.revision_tag(wanted.subject, number)
+        made: list[Attestation] = []
         if not self._sealed(wanted, image, name):
             self._say(f"signing {name}")
-            self._seal(saved, wanted, image, name, attached)
+            created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+            made = self._attest(saved, wanted, image, created)
+            attached += [self._attach([one.file], image, one.annotations) for one in made]
+            self._seal(saved, wanted, image, name, attached, created)
         self._name(wanted.subject, number, image, manifest)
         return Published(
             name=name, digest=image.digest, latest=wanted.subject.latest, layers=saved.layers,
             artifacts=tuple(e.artifact_type for e in self._registry.referrers(image.digest)),
             sent=self._sent, held=self._held, again=bool(before),
+            attested=tuple(one.name for one in made if one.signed),
+            unsigned=tuple(one.name for one in made if not one.signed),
         )  # fmt: skip
 
     def _named(self, subject: Subject, image: Descriptor) -> int:
@@ -207,9 +234,12 @@ class Publisher:
         def one(layer: Layer) -> None:
             path = self._spool.path(layer)
             blob = Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
-            if not self._registry.upload(blob, lambda: path.open("rb"), told):
+            repository = self._registry.repository
+            source = place_beside(self._spool.folder, layer.digest, repository)
+            if not self._registry.upload(blob, lambda: path.open("rb"), told, source):
                 with self._lock:
                     self._held += layer.size
+            note_place(self._spool.folder, layer.digest, repository)
 
         with ThreadPoolExecutor(UPLOADS) as pool:
             try:
@@ -224,24 +254,46 @@ class Publisher:
     def _bring(self, blob: Descriptor, data: bytes) -> None:
         self._sent += bring(self._registry, blob, data)
 
-    def _files(self, wanted: Wanted, image: Descriptor) -> list[list[Attached]]:
+    def _files(self, wanted: Wanted) -> list[list[Attached]]:
         """Return the files to attach to the image, grouped by artifact."""
-        made = statement.provenance(
-            wanted.subject, name=str(self._registry.repository), digest=image.digest,
-            labels=wanted.info.labels, locks=wanted.locks, source=wanted.source,
-            builder=wanted.builder,
-        )  # fmt: skip
-        files = [*wanted.attached, Attached(
-            title="provenance.json", media_type=statement.PROVENANCE, data=made
-        )]  # fmt: skip
+        files = wanted.attached
         kinds = dict.fromkeys(file.media_type for file in files)
         grouped = [[file for file in files if file.media_type == kind] for kind in kinds]
         # One artifact each, as for evidence that is attached later.
         return [*grouped, *([evidence_file(one)] for one in wanted.evidence)]
 
-    def _attach(self, files: Sequence[Attached], image: Descriptor) -> list[Descriptor]:
+    def _attest(
+        self, saved: Saved, wanted: Wanted, image: Descriptor, created: str
+    ) -> list[Attestation]:
+        """Return the image's attestations: provenance, its SBOM, and the proof's test result."""
+        predicates: dict[str, Mapping[str, Any]] = {
+            attestation.SLSA: statement.provenance(
+                wanted.subject, labels=wanted.info.labels, locks=wanted.locks,
+                source=wanted.source, builder=wanted.builder, place=wanted.origin.source,
+            )
+        }  # fmt: skip
+        for file in wanted.attached:
+            if file.media_type == statement.SBOM:
+                predicates[attestation.CYCLONEDX] = json.loads(file.data)
+        if wanted.proof is not None:
+            layers = [layer.diff_id for layer in saved.layers]
+            predicates[evidence.TEST_RESULT] = evidence.predicate(wanted.proof, layers)
+        line, name = signing.public_half(wanted.key), str(self._registry.repository)
+        found = []
+        for kind, predicate in predicates.items():
+            payload = attestation.statement(name, image.digest, kind, predicate)
+            seal = plain_signing.sign(attestation.encoded(payload), wanted.key, wanted.agent)
+            found.append(attestation.attest(payload, line, seal, created))
+        return found
+
+    def _attach(
+        self,
+        files: Sequence[Attached],
+        image: Descriptor,
+        annotations: Mapping[str, str] | None = None,
+    ) -> list[Descriptor]:
         """Upload an artifact and attach it to the image; return its blobs."""
-        blobs, sent = attach(self._registry, files, image)
+        blobs, sent = attach(self._registry, files, image, annotations)
         self._sent += sent
         return blobs
 
@@ -292,6 +344,7 @@ class Publisher:
         image: Descriptor,
         name: str,
         attached: Sequence[Sequence[Descriptor]],
+        created: str,
     ) -> None:
         """Write and sign the release's statement, upload both, and read them back."""
         text = statement.statement(
@@ -299,8 +352,8 @@ class Publisher:
             image_id=oci.digest_of(saved.config), layers=[asdict(layer) for layer in saved.layers],
             labels=wanted.info.labels, proof=wanted.proof,
             artifacts=[blob for blobs in attached for blob in blobs],
-            created=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-            builder=wanted.builder, needs_gpus=wanted.needs_gpus, seen_on=wanted.seen_on,
+            created=created, builder=wanted.builder, needs_gpus=wanted.needs_gpus,
+            seen_on=wanted.seen_on, audit=wanted.audit,
         )  # fmt: skip
         signature = signing.sign(text, wanted.key)
         files = [
@@ -317,11 +370,17 @@ class Publisher:
             signers = folder / "signers"
             signers.write_text(f"{line}\n", encoding="utf-8")
             try:
-                found = verify.verify_release(self._registry, image.digest, signers).release
+                verified = verify.verify_release(self._registry, image.digest, signers)
             except ReleaseError:
                 return False
+        found, attested = verified.release, bool(verified.attested)
         said = found.name, found.proven, found.needs_gpus, found.value.get("seen_on", [])
-        return said == (name, wanted.proof is not None, wanted.needs_gpus, wanted.seen_on)
+        return attested and said == (
+            name,
+            wanted.proof is not None,
+            wanted.needs_gpus,
+            wanted.seen_on,
+        )
 
     def _name(self, subject: Subject, number: int, image: Descriptor, manifest: bytes) -> None:
         """Put the release's own tag, and `latest` unless a later revision exists."""

@@ -1,8 +1,8 @@
 """Save an image from an engine: compress its layers into files, and feed all readers in one pass.
 
 Owns the folder of compressed layers (kept between publications, so that an interrupted one can
-resume) and reading `docker save` as a stream. It must not know what its readers look for, nor how
-the files are used.
+resume), its notes of which repository has a layer, and reading `docker save` as a stream. It must
+not know what its readers look for, nor how the files are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 
 from zlib_ng import zlib_ng
 
-from stackyard.scan.oci import digest_of
+from stackyard.scan.oci import Repository, digest_of
 from stackyard.system.chunks import (
     CHUNK,
     Digest,
@@ -73,6 +73,30 @@ def layer_path(folder: Path, digest: str) -> Path:
     return folder / digest.replace(":", "-")
 
 
+def note_place(folder: Path, digest: str, repository: Repository) -> None:
+    """Note that a repository has a layer, since it was uploaded there or came from there."""
+    places = {**_places(folder, digest), repository.host: repository.name}
+    replace_file(_places_path(folder, digest), [json.dumps(places).encode()])
+
+
+def place_beside(folder: Path, digest: str, repository: Repository) -> str:
+    """Return the name of another repository of the same registry that had a layer; or empty."""
+    name = _places(folder, digest).get(repository.host, "")
+    return name if isinstance(name, str) and name != repository.name else ""
+
+
+def _places(folder: Path, digest: str) -> dict[str, Any]:
+    try:
+        found = json.loads(_places_path(folder, digest).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _places_path(folder: Path, digest: str) -> Path:
+    return folder / f"places-{digest.replace(':', '-')}.json"
+
+
 class Spool:
     """Keep compressed layers in a folder, by digest.
 
@@ -83,6 +107,11 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of compressed layers."""
+        return self._folder
 
     def path(self, layer: Layer) -> Path:
         """Return the path of a layer's compressed bytes."""

@@ -28,6 +28,8 @@ REPORT = "application/vnd.stackyard.report.v1+json"
 LOCK = "application/vnd.stackyard.lock.v1+text"
 SIZES = "application/vnd.stackyard.sizes.v1+json"
 BUILD_TYPE = "https://stackyard.example/build/v1"
+# SLSA asks for a URI that names the build platform; the versions stand beside it.
+BUILDER = "https://stackyard.example/builder/v1"
 NEVER = "never"
 
 
@@ -58,6 +60,26 @@ class Subject:
     def latest(self) -> str:
         """Return the moving tag of this stack on this base; users' own source has another."""
         return f"{self.stack}-{self.base_name}-{'src-' if self.own else ''}latest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Hold where an image comes from, as OCI's standard annotations state it; empty if unknown.
+
+    Attributes:
+        revision: the commit that last changed what the image is built from.
+        source: URL of the project's published source.
+        base_name: the reference of the base.
+        licences: of the packages that the stack names, as an SPDX expression.
+    """
+
+    revision: str = ""
+    source: str = ""
+    base_name: str = ""
+    licences: str = ""
+
+
+NOWHERE = Origin()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +217,18 @@ def require_proof(
     )
 
 
-def image_annotations(subject: Subject, info: ImageInfo, created: str) -> dict[str, str]:
-    """Return the annotations of an image's manifest: the same for the same image."""
+def image_annotations(
+    subject: Subject, info: ImageInfo, created: str, origin: Origin
+) -> dict[str, str]:
+    """Return the annotations of an image's manifest: the same for the same image and origin."""
     given = {
         "org.opencontainers.image.title": f"stackyard/{subject.stack}",
         "org.opencontainers.image.version": subject.version,
         "org.opencontainers.image.created": created,
+        "org.opencontainers.image.revision": origin.revision,
+        "org.opencontainers.image.source": origin.source,
+        "org.opencontainers.image.licenses": origin.licences,
+        "org.opencontainers.image.base.name": origin.base_name,
         "org.opencontainers.image.base.digest": info.labels.get("stackyard.base.digest", ""),
         "stackyard.stack": subject.stack,
         "stackyard.base": subject.base_name,
@@ -225,6 +253,7 @@ def statement(
     builder: Mapping[str, str],
     needs_gpus: bool = False,
     seen_on: Sequence[str] = (),
+    audit: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the statement to sign, which holds everything a release claims.
 
@@ -232,6 +261,7 @@ def statement(
         name: the release's tag.
         needs_gpus: the image is for GPUs.
         seen_on: GPUs on which the image has trained, by its evidence.
+        audit: what was known of vulnerabilities at the time of the release.
         layers: each with digest, diff_id, size, unpacked.
         artifacts: the files attached to the image, as blobs.
         created: UTC time in ISO 8601.
@@ -251,7 +281,7 @@ def statement(
             "id": image_id,
             "recipe": labels.get("stackyard.recipe", ""),
             "base_digest": labels.get("stackyard.base.digest", ""),
-            "fixes": [fix for fix in labels.get("stackyard.fixes", "").split(",") if fix],
+            "fixes": fixes_of(labels),
             "layers": [dict(layer) for layer in layers],
             **({"sources": own, "despite": list(despite_of(labels))} if own else {}),
         },
@@ -259,6 +289,7 @@ def statement(
         "proof": _proof_value(proof) if proof is not None else None,
         "needs_gpus": needs_gpus,
         "seen_on": list(seen_on),
+        **({"audit": dict(audit)} if audit is not None else {}),
         "artifacts": [artifact.value() for artifact in artifacts],
         "builder": dict(builder),
     }
@@ -281,24 +312,25 @@ def _proof_value(proof: Mapping[str, Any]) -> dict[str, Any]:
 def provenance(
     subject: Subject,
     *,
-    name: str,
-    digest: str,
     labels: Mapping[str, str],
     locks: Mapping[str, str],
     source: Mapping[str, str],
     builder: Mapping[str, str],
-) -> bytes:
-    """Return an image's provenance, as an in-toto statement with SLSA's predicate (v1).
+    place: str = "",
+) -> dict[str, Any]:
+    """Return an image's provenance, as SLSA's predicate (v1).
 
     Args:
         locks: digests of the locks, by file.
         source: the project's revision, where known.
+        place: URL of the project's published source; empty for none.
     """
     base_digest = _sha256(labels.get("stackyard.base.digest", ""))
     materials: list[dict[str, Any]] = [{"name": f"base {subject.base_name}", "digest": base_digest}]
     materials += [{"name": file, "digest": _sha256(found)} for file, found in sorted(locks.items())]
     if source.get("commit"):
-        materials.append({"name": "source", "digest": {"gitCommit": source["commit"]}})
+        found = {"uri": f"git+{place}"} if place else {}
+        materials.append({"name": "source", **found, "digest": {"gitCommit": source["commit"]}})
     own = sources_of(labels)
     for one in own:
         # A commit identifies the built tree only if nothing was changed; the digest always does.
@@ -306,36 +338,29 @@ def provenance(
         uri = {"uri": f"git+{one.origin}"} if one.origin else {}
         digest_ = {"sha256": one.digest.removeprefix("sha256:"), **commit}
         materials.append({"name": f"source of {one.package}", **uri, "digest": digest_})
-    return text_of(
-        {
-            "_type": "https://in-toto.io/Statement/v1",
-            "subject": [{"name": name, "digest": _sha256(digest)}],
-            "predicateType": "https://slsa.dev/provenance/v1",
-            "predicate": {
-                "buildDefinition": {
-                    "buildType": BUILD_TYPE,
-                    "externalParameters": {"stack": subject.stack, "base": subject.base_name},
-                    "internalParameters": {
-                        "recipe": labels.get("stackyard.recipe", ""),
-                        "fixes": labels.get("stackyard.fixes", "").split(","),
-                        "uncommitted_changes": source.get("dirty", "unknown"),
-                        **(
-                            {"sources": sources_value(labels), "despite": list(despite_of(labels))}
-                            if own
-                            else {}
-                        ),
-                    },
-                    "resolvedDependencies": [m for m in materials if m["digest"]],
-                },
-                "runDetails": {
-                    "builder": {
-                        "id": f"stackyard {builder.get('stackyard', '')}",
-                        "version": dict(builder),
-                    }
-                },
+    return {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"stack": subject.stack, "base": subject.base_name},
+            "internalParameters": {
+                "recipe": labels.get("stackyard.recipe", ""),
+                "fixes": fixes_of(labels),
+                "uncommitted_changes": source.get("dirty", "unknown"),
+                **(
+                    {"sources": sources_value(labels), "despite": list(despite_of(labels))}
+                    if own
+                    else {}
+                ),
             },
-        }
-    )
+            "resolvedDependencies": [m for m in materials if m["digest"]],
+        },
+        "runDetails": {"builder": {"id": BUILDER, "version": dict(builder)}},
+    }
+
+
+def fixes_of(labels: Mapping[str, str]) -> list[str]:
+    """Return the names of the fixes that an image has."""
+    return [fix for fix in labels.get("stackyard.fixes", "").split(",") if fix]
 
 
 def _sha256(digest: str) -> dict[str, str]:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from stackyard.release import attestation
 from stackyard.release import statement as release
 from stackyard.release.registry import Registry
 from stackyard.release.statement import Release
 from stackyard.report import evidence, vouch
 from stackyard.report.vouch import Vouched
+from stackyard.scan import oci
 from stackyard.scan.oci import Descriptor, Manifest, digest_of, is_digest, read_manifest
-from stackyard.system import signing
-from stackyard.system.errors import ReleaseError, StackyardError, UsageError
+from stackyard.system import plain_signing, signing
+from stackyard.system.errors import RegistryError, ReleaseError, StackyardError, UsageError
 
 LONGEST_STATEMENT = 4 * 2**20
 # Everybody who may push may attach artifacts without end; each costs requests and processes.
@@ -33,6 +35,7 @@ class Verified:
     Attributes:
         signer: the name in the allowed-signers file.
         statement, signature: as signed, so that hosts can verify them again.
+        attested: short names of its attestations, each checked; none of an old release.
     """
 
     release: Release
@@ -41,6 +44,7 @@ class Verified:
     signature: bytes
     manifest: bytes
     config: Descriptor
+    attested: tuple[str, ...] = ()
 
 
 def verify_release(registry: Registry, reference: str, signers: Path) -> Verified:
@@ -74,13 +78,17 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
             who = signing.verify(text, signature, signers)
             read = release.read_statement(text)
             _require_same(read, manifest, digest, reference)
+            attested = _attested(registry, read, plain_signing.signer_of(signature))
         except UsageError:
             raise
         except StackyardError as error:
+            if isinstance(error, RegistryError) and error.passing:
+                raise
             problems.append(f"{error.what}: {error.why}" if error.why else error.what)
             continue
         found.append(Verified(release=read, signer=who, statement=text, signature=signature,
-                              manifest=data, config=manifest.config))  # fmt: skip
+                              manifest=data, config=manifest.config,
+                              attested=attested))  # fmt: skip
     if not found and next(statements, None) is not None:
         problems.append(f"further statements were not read: at most {MOST_PIECES} of an image are")
     if not found:
@@ -90,6 +98,27 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
             hint=f"{signers} names whose releases are accepted; ask whoever published it",
         )
     return max(found, key=_weight)
+
+
+def _attested(registry: Registry, read: Release, line: str) -> tuple[str, ...]:
+    """Check the attestations that a release names; return their short names.
+
+    Args:
+        line: the public key that signed the release.
+
+    Raises:
+        ReleaseError: one of them does not count.
+        RegistryError: the registry does not give one.
+    """
+    try:
+        blobs = [oci.read_descriptor(value) for value in read.value.get("artifacts", [])]
+    except (TypeError, ValueError) as error:
+        raise ReleaseError("a release's artifacts cannot be read", why=repr(error)) from error
+    return tuple(
+        attestation.require_attests(registry.blob(blob), blob, read.digest, line)
+        for blob in blobs
+        if blob.media_type in attestation.KINDS
+    )
 
 
 def _weight(found: Verified) -> tuple[bool, bool, str]:

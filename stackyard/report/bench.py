@@ -6,11 +6,20 @@ Owns the schema. Pure: the clock, the image and the machine are arguments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Failure
 from stackyard.report import page, records
+from stackyard.report.shapes import (
+    BenchGpus,
+    BenchReport,
+    ModelValue,
+    PauseValue,
+    PlayedValue,
+    ResultValue,
+    SideValue,
+)
 from stackyard.system import template
 from stackyard.system.image import ImageInfo
 from stackyard.validate.bench import flops
@@ -33,7 +42,7 @@ from stackyard.validate.checks import Check, verdict
 from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
 
-SCHEMA = "stackyard.bench/2"
+SCHEMA: Final = "stackyard.bench/2"
 GIB = 2**30
 
 
@@ -48,9 +57,9 @@ def bench_report(
     started: str,
     seconds: float,
     host: Mapping[str, str],
-    gpus: Mapping[str, Any],
+    gpus: BenchGpus,
     failures: Iterable[Failure],
-) -> dict[str, Any]:
+) -> BenchReport:
     """Return the record of one bench.
 
     Args:
@@ -76,7 +85,7 @@ def bench_report(
         "unit": plan.bench.unit,
         "image": records.image_value(image, info),
         "host": dict(host),
-        "gpus": dict(gpus),
+        "gpus": gpus,
         "model": _model(size.model),
         "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
         "no_mfu": no_mfu,
@@ -91,18 +100,26 @@ def bench_report(
         "results": [_line(plan, line, peak) for line in lines(plan, seen)],
         "runs": [_played(plan, played) for played in seen.played],
         "checks": [records.check_value(check) for check in checks],
-        "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures)],
-        "phases": [{"name": p.name, "seconds": p.seconds} for p in seen.phases],
+        "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures, "run")],
+        "phases": [records.phase_value(phase) for phase in seen.phases],
         "last_lines": tails,
     }
 
 
-def _model(model: Model) -> dict[str, Any]:
-    per_token = flops.flops_per_token(model)
-    return {**vars(model), "multiplied": flops.multiplied(model), "flops_per_token": per_token}
+def _model(model: Model) -> ModelValue:
+    return {
+        "layers": model.layers,
+        "width": model.width,
+        "heads": model.heads,
+        "inner": model.inner,
+        "vocabulary": model.vocabulary,
+        "context": model.context,
+        "multiplied": flops.multiplied(model),
+        "flops_per_token": flops.flops_per_token(model),
+    }
 
 
-def _side(plan: BenchPlan, side: Side) -> dict[str, Any]:
+def _side(plan: BenchPlan, side: Side) -> SideValue:
     return {
         "what": side.what,
         "env": dict(side.env),
@@ -111,7 +128,7 @@ def _side(plan: BenchPlan, side: Side) -> dict[str, Any]:
     }
 
 
-def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> dict[str, Any]:
+def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> ResultValue:
     share = None
     if line.speed is not None:
         share = flops.mfu(plan.size.model, line.speed, line.ranks, peak)
@@ -140,7 +157,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
+def _played(plan: BenchPlan, played: Played) -> PlayedValue:
     turn, training = played.turn, played.training
     return {
         "side": turn.side,
@@ -163,7 +180,7 @@ def _played(plan: BenchPlan, played: Played) -> dict[str, Any]:
     }
 
 
-def _pause(training: Training) -> dict[str, Any] | None:
+def _pause(training: Training) -> PauseValue | None:
     found = longest_pause(training)
     return {"seconds": round(found[0], 3), "at": found[1]} if found else None
 

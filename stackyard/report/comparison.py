@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stackyard.build.locks.change import direction
+from stackyard.report import shapes
 from stackyard.report.records import as_json
-from stackyard.validate.checks import FAILED, NOT_RUN, PASSED
+from stackyard.validate.checks import FAILED, NOT_RUN, PASSED, OutcomeWord
 from stackyard.validate.judge_training import gaps, largest_gap
 
 Report = Mapping[str, Any]
@@ -24,7 +25,7 @@ _KIND = ("cpus", "architecture", "memory_gib", "smokes_at_once")
 _RESUME = "resume_equal"
 
 
-def compare(before: Report, after: Report) -> dict[str, Any]:
+def compare(before: Report, after: Report) -> shapes.Comparison:
     """Compare and judge two records; return the result, ready for JSON.
 
     `outcome` is `failed` when a curve parts or the resume broke, `not run` when no layout was
@@ -52,10 +53,14 @@ def compare(before: Report, after: Report) -> dict[str, Any]:
     }
 
 
-def _said(report: Report) -> dict[str, Any]:
+def _said(report: Report) -> shapes.ComparedReport:
     image = report["image"]
     return {
-        **{key: report[key] for key in ("stack", "base", "outcome", "started", "run")},
+        "stack": report["stack"],
+        "base": report["base"],
+        "outcome": report["outcome"],
+        "started": report["started"],
+        "run": report["run"],
         "image": image["id"],
         "recipe": image["recipe"],
         "size_bytes": image["size_bytes"],
@@ -77,14 +82,14 @@ def tolerance_of(report: Report, curve: str) -> float:
     return 1e-3
 
 
-def _curves(before: Report, after: Report) -> list[dict[str, Any]]:
+def _curves(before: Report, after: Report) -> list[shapes.CurveComparison]:
     old, new = before["curves"], after["curves"]
     names = [name for name in dict.fromkeys([*old, *new]) if not name.endswith(", killed")]
     return [_curve(name, before, after) for name in names]
 
 
-def _curve(name: str, before: Report, after: Report) -> dict[str, Any]:
-    value: dict[str, Any] = {"layout": name, "outcome": NOT_RUN, "why": ""}
+def _curve(name: str, before: Report, after: Report) -> shapes.CurveComparison:
+    value: shapes.CurveComparison = {"layout": name, "outcome": NOT_RUN, "why": ""}
     for which, report in (("later", after), ("earlier", before)):
         if name not in report["curves"]:
             return {**value, "why": f"{name} is not in the {which} report"}
@@ -133,9 +138,10 @@ def _points(points: Sequence[Sequence[Any]], last: int) -> dict[int, float]:
 # Resume
 
 
-def _resume(before: Report, after: Report) -> dict[str, Any]:
+def _resume(before: Report, after: Report) -> shapes.ResumeComparison:
     old, new = (_check(report, _RESUME).get("outcome", NOT_RUN) for report in (before, after))
-    why, outcome = "", PASSED
+    why = ""
+    outcome: OutcomeWord = PASSED
     if new != PASSED:
         said = _check(after, _RESUME).get("why", "")
         outcome = FAILED if old == PASSED else NOT_RUN
@@ -151,10 +157,10 @@ def _check(report: Report, name: str) -> Mapping[str, Any]:
 # Speed
 
 
-def _speeds(before: Report, after: Report) -> dict[str, Any]:
+def _speeds(before: Report, after: Report) -> shapes.SpeedComparison:
     old, new = _rates(before), _rates(after)
     other = _other_machine(before, after)
-    rows = []
+    rows: list[shapes.SpeedRow] = []
     for name in [name for name in new if name in old]:
         ratio = new[name] / old[name] if old[name] else math.nan
         rows.append(
@@ -184,7 +190,7 @@ def _rates(report: Report) -> dict[str, float]:
     return {**found, **({"GPT-2 small, tokens/s": float(tokens)} if tokens else {})}
 
 
-def _speed_word(ratio: float) -> str:
+def _speed_word(ratio: float) -> shapes.SpeedWord:
     if not math.isfinite(ratio):
         return "not judged"
     if ratio < 1 - SPEED_MARGIN:
@@ -210,20 +216,19 @@ def _machine(report: Report) -> dict[str, Any]:
 # Changes
 
 
-def _size(before: Report, after: Report) -> dict[str, int]:
+def _size(before: Report, after: Report) -> shapes.SizeComparison:
     old, new = (int(report["image"]["size_bytes"]) for report in (before, after))
     return {"before": old, "after": new, "difference": new - old}
 
 
-def _packages(before: Report, after: Report) -> dict[str, Any]:
+def _packages(before: Report, after: Report) -> shapes.PackageComparison:
     """Return the packages that moved between the images, as found in both, else as locked."""
     found = [report["image"].get("installed") for report in (before, after)]
     if all(found):
-        kinds = {
-            kind: moves(found[0].get(kind, {}), found[1].get(kind, {}))
-            for kind in ("python", "debian")
-        }
-        return {"from": "installed", "why": "", **kinds}
+        python, debian = (
+            moves(found[0].get(kind, {}), found[1].get(kind, {})) for kind in ("python", "debian")
+        )
+        return {"from": "installed", "why": "", "python": python, "debian": debian}
     which = [w for w, f in (("earlier", found[0]), ("later", found[1])) if not f]
     # A base's own packages are locked without a version: nothing is known of them.
     locked = [report["image"].get("packages", {}) for report in (before, after)]
@@ -245,7 +250,7 @@ def _which(lacking: Sequence[str]) -> str:
     return "the reports do not tell"
 
 
-def moves(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, Any]:
+def moves(old: Mapping[str, str], new: Mapping[str, str]) -> shapes.MovesValue:
     """Return the names that were added or removed, and the versions that moved, with direction."""
     both = [name for name in sorted(new) if name in old and old[name] != new[name]]
     return {

@@ -156,13 +156,18 @@ def statement(report: Mapping[str, Any], diff_ids: Sequence[str]) -> bytes:
             }
         ],
         "predicateType": TEST_RESULT,
-        "predicate": {
-            **_result(report),
-            "configuration": _configuration(str(image["recipe"])),
-            EXTENSION: {"diff_ids": list(diff_ids), "report": dict(report)},
-        },
+        "predicate": predicate(report, diff_ids),
     }
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def predicate(report: Mapping[str, Any], diff_ids: Sequence[str]) -> dict[str, Any]:
+    """Return a report as in-toto's predicate of a test result."""
+    return {
+        **_result(report),
+        "configuration": _configuration(str(report["image"]["recipe"])),
+        EXTENSION: {"diff_ids": list(diff_ids), "report": dict(report)},
+    }
 
 
 def _configuration(recipe: str) -> list[dict[str, Any]]:

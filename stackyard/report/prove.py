@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Definitions, Fix, Limit
 from stackyard.report import records
+from stackyard.report.shapes import Proofs, ProofValue, ProveReport
 from stackyard.system.image import ImageInfo
 from stackyard.validate.prove.judge import PROVEN, Verdict
 from stackyard.validate.prove.plan import digest, versions_of
 
-SCHEMA = "stackyard.prove/1"
+SCHEMA: Final = "stackyard.prove/1"
 _TAIL = 25  # lines of an output that is shown
 _LINE = 300  # characters of a line that is kept
 
@@ -37,7 +38,7 @@ def prove_report(
     started: str,
     seconds: float,
     host: Mapping[str, str],
-) -> dict[str, Any]:
+) -> ProveReport:
     """Return the record of all proofs of one image.
 
     Args:
@@ -62,9 +63,9 @@ def prove_report(
     }
 
 
-def _proof_value(verdict: Verdict) -> dict[str, Any]:
+def _proof_value(verdict: Verdict) -> ProofValue:
     proof, without = verdict.proof, verdict.without
-    value: dict[str, Any] = {
+    value: ProofValue = {
         "id": proof.id,
         "kind": proof.kind,
         "verdict": verdict.word,
@@ -97,7 +98,7 @@ def record(
     played: Iterable[tuple[ResolvedImage, Mapping[str, Any]]],
     *,
     whole: bool,
-) -> dict[str, Any]:
+) -> Proofs:
     """Return the recorded proofs, updated with those of some reports.
 
     Args:

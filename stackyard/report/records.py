@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from stackyard.build.catalog import ResolvedImage
-from stackyard.build.source.naming import despite_of, sources_of
+from stackyard.build.source.naming import Source, despite_of, sources_of
 from stackyard.definitions.spec import Failure
+from stackyard.report import shapes
 from stackyard.system.image import ImageInfo
 from stackyard.validate.checks import Check
-from stackyard.validate.diagnose import diagnose_all, diagnosis_value
+from stackyard.validate.diagnose import DiagnosisValue, diagnose_all, diagnosis_value
 from stackyard.validate.judge_gpu import GpuObservation
-from stackyard.validate.outcome import Outcome
+from stackyard.validate.outcome import Observation, Outcome, Phase
 
-SCHEMA = "stackyard.report/2"
+SCHEMA: Final = "stackyard.report/2"
 CPU_RANKS = "cpu-ranks"
 
 
@@ -53,7 +53,7 @@ def smoke_report(
     ranks: str,
     build_seconds: float,
     failures: Iterable[Failure],
-) -> dict[str, Any]:
+) -> shapes.SmokeReport:
     """Return the record of one smoke.
 
     Args:
@@ -69,30 +69,25 @@ def smoke_report(
         "kind": "smoke",
         "stack": image.stack.name,
         "base": image.base.name,
-        **({"ranks": ranks} if ranks != image.base.device else {}),
         "outcome": outcome.verdict,
         "started": started,
         "seconds": round(seconds, 2),
         "build_seconds": round(build_seconds, 2),
         "run": outcome.run,
-        "image": {**image_value(image, info), **_installed(seen.installed)},
+        "image": image_value(image, info, seen.installed),
         "host": dict(host),
         "nodes": list(seen.nodes),
-        **({"gpus": _gpus(seen.gpu)} if seen.gpu else {}),
         "checks": [check_value(check) for check in outcome.checks],
         "diagnoses": _diagnoses(outcome, failures),
         "phases": [
             {"name": "have the image", "seconds": round(build_seconds, 2)},
-            *({"name": p.name, "seconds": p.seconds} for p in outcome.phases),
+            *[phase_value(phase) for phase in outcome.phases],
         ],
         "curves": {
             name: [[step, as_json(loss)] for step, loss in sorted(training.losses.items())]
             for name, training in seen.everything.items()
         },
-        "speeds": {
-            name: {"updates_s": as_json(round(training.updates_s, 4))}
-            for name, training in seen.trainings.items()
-        },
+        **_parts(seen, ranks, image.base.device),
         "commands": {name: list(training.command) for name, training in seen.trainings.items()},
         "last_lines": {
             name: training.tail
@@ -102,12 +97,22 @@ def smoke_report(
     }
 
 
-def _installed(found: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Return the versions found in the image; nothing if they were not read."""
-    return {"installed": {kind: dict(found[kind]) for kind in found}} if found else {}
+def _parts(seen: Observation, ranks: str, device: str) -> shapes.SmokeParts:
+    """Return what only some smokes have."""
+    found: shapes.SmokeParts = {
+        "speeds": {
+            name: {"updates_s": as_json(round(training.updates_s, 4))}
+            for name, training in seen.trainings.items()
+        }
+    }
+    if ranks != device:
+        found["ranks"] = ranks
+    if seen.gpu:
+        found["gpus"] = _gpus(seen.gpu)
+    return found
 
 
-def _gpus(seen: GpuObservation) -> dict[str, Any]:
+def _gpus(seen: GpuObservation) -> shapes.GpusValue:
     """Return a run's GPUs, how they are spread over containers, and their measurements."""
     placement = seen.placement
     return {
@@ -127,7 +132,7 @@ def _gpus(seen: GpuObservation) -> dict[str, Any]:
     }
 
 
-def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, Any]]:
+def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[DiagnosisValue]:
     """Return known failures in the output of trainings and checks; none if all passed."""
     if outcome.verdict == "passed":
         return []
@@ -139,12 +144,17 @@ def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[dict[str, 
     }
     # A check gives its reasons on one line: each is evidence by itself.
     texts |= {check.name: check.why.replace("; ", "\n") for check in outcome.checks if check.why}
-    return [diagnosis_value(found) for found in diagnose_all(texts, failures)]
+    return [diagnosis_value(found) for found in diagnose_all(texts, failures, "run")]
 
 
-def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
-    """Return an image as data; `sources` and `despite` only if there are any."""
-    sources, despite = sources_of(info.labels), despite_of(info.labels)
+def image_value(
+    image: ResolvedImage, info: ImageInfo, installed: Mapping[str, Mapping[str, str]] | None = None
+) -> shapes.ImageValue:
+    """Return an image as data; `sources` and `despite` only if there are any.
+
+    Args:
+        installed: versions found in it, by kind of package and name; none if they were not read.
+    """
     return {
         "id": info.id,
         "tags": list(info.tags),
@@ -155,20 +165,53 @@ def image_value(image: ResolvedImage, info: ImageInfo) -> dict[str, Any]:
             name: setting.value
             for name, setting in sorted({**image.provided, **image.packages}.items())
         },
-        **({"sources": [{**asdict(s), "short": s.short} for s in sources]} if sources else {}),
-        **({"despite": list(despite)} if despite else {}),
+        **_image_parts(info, installed or {}),
     }
 
 
-def check_value(check: Check) -> dict[str, Any]:
+def _image_parts(info: ImageInfo, installed: Mapping[str, Mapping[str, str]]) -> shapes.ImageParts:
+    """Return what was found in an image, and the sources and left-out fixes of users' own code."""
+    found: shapes.ImageParts = {}
+    if installed:
+        found["installed"] = {kind: dict(installed[kind]) for kind in installed}
+    if sources := sources_of(info.labels):
+        found["sources"] = [_source(source) for source in sources]
+    if despite := despite_of(info.labels):
+        found["despite"] = list(despite)
+    return found
+
+
+def _source(source: Source) -> shapes.SourceValue:
+    return {
+        "package": source.package,
+        "origin": source.origin,
+        "revision": source.revision,
+        "commit": source.commit,
+        "dirty": source.dirty,
+        "digest": source.digest,
+        "submodules": list(source.submodules),
+        "version": source.version,
+        "files": source.files,
+        "short": source.short,
+    }
+
+
+def phase_value(phase: Phase) -> shapes.PhaseValue:
+    """Return a phase as data."""
+    return {"name": phase.name, "seconds": phase.seconds}
+
+
+def check_value(check: Check) -> shapes.CheckValue:
     """Return a check as data; `why` only if there is a reason."""
-    value = {
+    value: shapes.CheckValue = {
         "name": check.name,
         "outcome": check.outcome,
         "measured": as_json(check.measured),
         "expected": as_json(check.expected),
     }
-    return {**value, "why": check.why} if check.why else value
+    if check.why:
+        value["why"] = check.why
+    return value
 
 
 def figure(check: Mapping[str, Any]) -> str:

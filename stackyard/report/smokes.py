@@ -20,6 +20,7 @@ from stackyard.build.builder import Built
 from stackyard.definitions.project import Project
 from stackyard.mesh import nodes
 from stackyard.report import page, records, vouch
+from stackyard.report.shapes import SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
 from stackyard.system.files import replace_texts
@@ -43,7 +44,7 @@ def smoke_all(
     node_count: int,
     watchers: Sequence[smoke.Watcher],
     plan: GpuPlan | None = None,
-) -> list[dict[str, Any]]:
+) -> list[SmokeReport]:
     """Run the smokes of several images, some at the same time; return the records in order.
 
     Args:
@@ -55,7 +56,7 @@ def smoke_all(
     facts = engine.facts()
     count = at_once(facts, len(images)) if plan is None else 1
     runs = [f"{built.image.stack.name}-{secrets.token_hex(4)}" for built in images]
-    jobs: list[Future[dict[str, Any]]] = []
+    jobs: list[Future[SmokeReport]] = []
     with ThreadPoolExecutor(count) as pool:
         try:
             for built, run, watcher in zip(images, runs, watchers, strict=True):
@@ -97,7 +98,7 @@ def smoke_one(
     run: str,
     host: Mapping[str, str],
     plan: GpuPlan | None = None,
-) -> dict[str, Any]:
+) -> SmokeReport:
     """Run the smoke of one image, write its reports and evidence, return the record."""
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
@@ -149,7 +150,7 @@ def recorded_curve(root: Path, stack: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in json.loads(text)["curve"]}
 
 
-def write_reports(root: Path, value: dict[str, Any]) -> None:
+def write_reports(root: Path, value: Mapping[str, Any]) -> None:
     """Write the JSON record and the page, each as a whole."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     files = {records.path_of_report(value, "json"): text}

@@ -14,6 +14,7 @@ from typing import Any
 
 from stackyard.report import evidence, records
 from stackyard.report.evidence import Envelope, Evidence, Signature
+from stackyard.report.shapes import EvidenceValue
 from stackyard.system import cleanup, signing
 from stackyard.system.errors import ReleaseError, StackyardError, UsageError
 from stackyard.system.files import replace_file
@@ -34,7 +35,7 @@ class Vouched:
     signer: str
     data: bytes
 
-    def value(self) -> dict[str, Any]:
+    def value(self) -> EvidenceValue:
         """Return the evidence as data for JSON, without the report."""
         found = self.evidence
         return {

@@ -15,12 +15,11 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from email.message import Message
-from email.parser import HeaderParser
 from functools import cached_property
-from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
+from packaging.direct_url import DirectUrl, DirectUrlValidationError
+from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import canonicalize_name
 
 from stackyard.scan.contents import Contents
@@ -31,6 +30,8 @@ _METADATA = re.compile(
 _SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages")
 _BYTECODE = re.compile(r"(?P<folder>.*/)__pycache__/(?P<module>[^/]+?)\.[^./]+(?:\.opt-\d)?\.pyc")
 _VERSIONED = re.compile(r"(?:.*/)?python(3\.\d+)/.*")
+# Well-known labels of a project's source, without punctuation.
+_SOURCE = ("source", "repository", "sourcecode", "github")
 _PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
 
 
@@ -230,45 +231,42 @@ def _distributions(contents: Contents) -> tuple[Distribution, ...]:
 
 def _distribution(contents: Contents, info: str, paths: list[str]) -> Distribution:
     head = next((p for p in paths if not p.endswith("/RECORD")), "")
-    fields = HeaderParser().parsestr(contents.texts.get(head, ""))
+    # Fields that are not as the standard says are left out, as pip leaves them out.
+    fields, _ = parse_email(contents.texts.get(head, ""))
     name, _, version = posixpath.basename(info).rpartition(".")[0].partition("-")
     links = dict(_links(fields))
     return Distribution(
-        name=_field(fields, "Name") or name or posixpath.basename(info),
-        version=_field(fields, "Version") or version.partition("-")[0],
+        name=_said(fields.get("name")) or name or posixpath.basename(info),
+        version=_said(fields.get("version")) or version.partition("-")[0],
         info=info,
         layer=contents.files[paths[0]].layer,
-        expression=_field(fields, "License-Expression"),
-        licence=_field(fields, "License"),
+        expression=_said(fields.get("license_expression")),
+        licence=_said(fields.get("license")),
         classifiers=tuple(
             text.rpartition("::")[2].strip()
-            for text in _all(fields, "Classifier")
+            for text in fields.get("classifiers", [])
             if text.startswith("License ::") and text != "License :: OSI Approved"
         ),
-        home=public_url(_field(fields, "Home-page")) or links.get("homepage", ""),
-        source=links.get("source") or links.get("repository", ""),
-        requires=tuple(_all(fields, "Requires-Dist")),
+        home=public_url(_said(fields.get("home_page"))) or links.get("homepage", ""),
+        source=next((links[label] for label in _SOURCE if label in links), ""),
+        requires=tuple(" ".join(text.split()) for text in fields.get("requires_dist", [])),
         installer=contents.texts.get(f"{info}/INSTALLER", "").strip(),
         origin=_origin(contents.texts.get(f"{info}/direct_url.json", "")),
         record=tuple(_record(contents, info)),
     )
 
 
-def _field(fields: Message, name: str) -> str:
-    value = str(fields.get(name) or "").strip()
-    return "" if value.upper() == "UNKNOWN" else value
+def _said(value: str | None) -> str:
+    text = (value or "").strip()
+    return "" if text.upper() == "UNKNOWN" else text
 
 
-def _all(fields: Message, name: str) -> list[str]:
-    return [" ".join(str(value).split()) for value in fields.get_all(name) or []]
-
-
-def _links(fields: Message) -> Iterator[tuple[str, str]]:
-    for text in _all(fields, "Project-URL"):
-        label, _, address = text.partition(",")
+def _links(fields: RawMetadata) -> Iterator[tuple[str, str]]:
+    """Yield public addresses by label, each label as the standard compares them (PEP 753)."""
+    for label, address in fields.get("project_urls", {}).items():
         url = public_url(address.strip())
         if url:
-            yield label.lower().replace(" code", "").replace("-", "").strip(), url
+            yield re.sub(r"[\s!-/:-@\[-`{-~]", "", label).lower(), url
 
 
 def _record(contents: Contents, info: str) -> Iterator[str]:
@@ -286,27 +284,18 @@ def _record(contents: Contents, info: str) -> Iterator[str]:
 
 def _origin(text: str) -> Origin | None:
     try:
-        data = json.loads(text)
-        url, editable = urlsplit(data["url"]), bool(data.get("dir_info", {}).get("editable"))
-    except (ValueError, TypeError, KeyError, AttributeError):
+        found = DirectUrl.from_dict(json.loads(text))
+        url = urlsplit(found.url)
+    except (ValueError, TypeError, AttributeError, DirectUrlValidationError):
         return None
     address = _address(url)
-    if isinstance(vcs := data.get("vcs_info"), dict):
-        commit = str(vcs.get("commit_id", ""))
-        return Origin(kind=str(vcs.get("vcs", "git")), address=address, commit=commit)
-    if "dir_info" in data:
-        return Origin(kind="folder", address=address, editable=editable)
+    if found.vcs_info:
+        return Origin(kind=found.vcs_info.vcs, address=address, commit=found.vcs_info.commit_id)
+    if found.dir_info:
+        return Origin(kind="folder", address=address, editable=bool(found.dir_info.editable))
+    digest = (found.archive_info.hashes or {}).get("sha256", "") if found.archive_info else ""
     return Origin(kind="wheel" if url.path.endswith(".whl") else "file", address=address,
-                  sha256=_archive_hash(data.get("archive_info")))  # fmt: skip
-
-
-def _archive_hash(archive: Any) -> str:
-    if not isinstance(archive, dict):
-        return ""
-    hashes = archive.get("hashes")
-    found = hashes.get("sha256") if isinstance(hashes, dict) else None
-    found = found or str(archive.get("hash", "")).removeprefix("sha256=")
-    return found if re.fullmatch(r"[0-9a-f]{64}", str(found)) else ""
+                  sha256=digest if re.fullmatch(r"[0-9a-f]{64}", digest) else "")  # fmt: skip
 
 
 def _address(url: SplitResult) -> str:

@@ -144,7 +144,9 @@ def _system(there: Installed) -> Component | None:
 
 
 def _deb(package: DebianPackage, there: Installed) -> Component:
-    qualifiers = {"arch": package.architecture, "distro": _distro(there.system)}
+    # Debian's advisories are about source packages: scanners find them by `upstream`.
+    qualifiers = {"arch": package.architecture, "distro": _distro(there.system),
+                  "upstream": _upstream(package)}  # fmt: skip
     purl = PackageURL(
         type="deb", namespace=there.system.get("ID", "debian"), name=package.name,
         version=package.version, qualifiers={k: v for k, v in qualifiers.items() if v},
@@ -154,6 +156,12 @@ def _deb(package: DebianPackage, there: Installed) -> Component:
         external_references=_references({ExternalReferenceType.WEBSITE: package.home}),
         properties=_properties({"source-package": package.source}),
     )  # fmt: skip
+
+
+def _upstream(package: DebianPackage) -> str:
+    """Return `SOURCE` or `SOURCE@VERSION`, as dpkg names it where it is not the package's own."""
+    match = re.fullmatch(r"(\S+)(?:\s+\((\S+)\))?", package.source)
+    return "@".join(filter(None, match.groups())) if match else ""
 
 
 def _distro(system: Mapping[str, str]) -> str:
@@ -266,6 +274,27 @@ def licences(distribution: Distribution) -> list[License]:
         else:
             found.append(DisjunctiveLicense(name=word, acknowledgement=declared))
     return found
+
+
+def licence_expression(contents: Contents, names: Iterable[str]) -> str:
+    """Return the licences of some packages as one SPDX expression.
+
+    Empty unless each of them declares a licence that SPDX knows.
+    """
+    wanted, said = {canonicalize_name(name) for name in names}, set()
+    there = [d for d in installed(contents).distributions if d.key in wanted and not d.owner]
+    for distribution in there:
+        for licence in licences(distribution):
+            if isinstance(licence, LicenseExpression):
+                simple = " " not in licence.value
+                said.add(licence.value if simple else f"({licence.value})")
+            elif licence.id:
+                said.add(licence.id)
+            else:
+                return ""
+        if not licences(distribution):
+            return ""
+    return " AND ".join(sorted(said)) if wanted <= {d.key for d in there} else ""
 
 
 def _version(text: str) -> str:

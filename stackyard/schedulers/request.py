@@ -19,6 +19,7 @@ from stackyard.definitions.examples import Where
 from stackyard.definitions.job_source import Work, example_name, load_example, require_work
 from stackyard.definitions.project import Project
 from stackyard.launch.job import Job
+from stackyard.mesh import settings
 from stackyard.schedulers import slurm_client
 from stackyard.schedulers.kubernetes_site import KubernetesSite
 from stackyard.schedulers.site import AUTO, ENGINES, SiteFile, read_site
@@ -40,6 +41,7 @@ class ClusterArguments(Work):
         gpus: of the whole job; 0 for CPU ranks, None for what the base is for.
         site: the settings of the cluster; empty for `SITE_FILE`, if that is there.
         name: of the job; empty for one made of what runs and the time.
+        env: variables of every process, as NAME=VALUE.
         others: arguments that make no sense on a cluster, by their flag; true where given.
     """
 
@@ -52,6 +54,7 @@ class ClusterArguments(Work):
     image: str = ""
     site: str = ""
     name: str = ""
+    env: tuple[str, ...] = ()
     others: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -127,7 +130,7 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
     example = load_example(project.root, stack, given.example)
     usual = project.definitions.stacks[stack].smoke.launcher
     job = job_source.make_job(given, example, where, root=project.root, stack=stack, usual=usual)
-    job = replace(job, binds=binds)
+    job = replace(job, binds=binds, env={**job.env, **settings.parse(given.env)})
     notes = list(_saving(job, site, where)) if example else []
     if isinstance(site, SlurmSite):
         site, told = _slurm_here(site, job.image, away=away)

@@ -56,13 +56,14 @@ def read_site(text: str, file: str) -> SiteFile:
     """
     problems: list[Problem] = []
     top = parse_document(text, file=file, problems=problems)
-    found = _read(top) if top is not None else SiteFile()
+    found = read_top(top) if top is not None else SiteFile()
     if problems:
         raise DefinitionError(problems)
     return found
 
 
-def _read(top: Entry) -> SiteFile:
+def read_top(top: Entry) -> SiteFile:
+    """Read the top mapping of a site.yml."""
     binds: dict[str, Mapping[str, str]] = {}
     slurm = _section(top, "slurm", SlurmSite(runtime=AUTO), _check_slurm, binds)
     kubernetes = _section(top, "kubernetes", KubernetesSite(), _check_kubernetes, binds)

@@ -15,9 +15,13 @@ class StackyardError(Exception):
         what: one sentence naming the thing that failed.
         why: the probable reason, or the last lines of what failed.
         hint: what to type or change next.
+
+    Attributes:
+        step: the step that failed, as known failures name steps; empty where it may be any.
     """
 
     exit_code = 4
+    step = ""
 
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -98,6 +102,7 @@ class RegistryError(StackyardError):
         passing: whether the same request may succeed later.
     """
 
+    step = "registry"
     passing = False
 
 
@@ -113,6 +118,10 @@ class ReleaseError(StackyardError):
 class BuildError(StackyardError):
     """Report that an image could not be built, with the failed step and its last lines."""
 
+    step = "build"
+
 
 class MeshError(StackyardError):
     """Report that a node of a mesh did not become reachable, and why."""
+
+    step = "run"

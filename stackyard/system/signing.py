@@ -50,7 +50,7 @@ def needs_touch(key: Path) -> bool:
     Raises:
         ReleaseError: its public half is not beside it.
     """
-    return _public(key)[0].startswith("sk-")
+    return public_half(key).startswith("sk-")
 
 
 def sign(data: bytes, key: Path, namespace: str = NAMESPACE, *, unattended: bool = False) -> bytes:
@@ -129,8 +129,7 @@ def signer_line(key: Path, name: str, namespaces: Sequence[str] = (NAMESPACE, EV
     Raises:
         ReleaseError: its public half is not beside it.
     """
-    kind, body = _public(key)
-    return f'{name} namespaces="{",".join(namespaces)}" {kind} {body}'
+    return f'{name} namespaces="{",".join(namespaces)}" {public_half(key)}'
 
 
 def fingerprint(key: Path) -> str:
@@ -139,18 +138,31 @@ def fingerprint(key: Path) -> str:
     Raises:
         ReleaseError: its public half is not beside it, or is none.
     """
-    _, body = _public(key)
     try:
-        raw = base64.b64decode(body, validate=True)
+        return fingerprint_of(public_half(key))
     except binascii.Error as error:
         raise ReleaseError(f"the public half of {key} cannot be read", why=str(error)) from error
+
+
+def fingerprint_of(line: str) -> str:
+    """Return the fingerprint of a public key, `KIND BASE64`.
+
+    Raises:
+        binascii.Error: it is not base64.
+    """
+    raw = base64.b64decode(line.partition(" ")[2], validate=True)
     return f"SHA256:{base64.b64encode(hashlib.sha256(raw).digest()).decode().rstrip('=')}"
 
 
-def _public(key: Path) -> tuple[str, str]:
+def public_half(key: Path) -> str:
+    """Return a key's public half, `KIND BASE64`, from the file beside it.
+
+    Raises:
+        ReleaseError: it is not beside it, or is no public key.
+    """
     public = key if key.suffix == ".pub" else key.with_name(f"{key.name}.pub")
     try:
         kind, body = public.read_text(encoding="utf-8").split()[:2]
     except (OSError, ValueError) as error:
         raise ReleaseError(f"{public} cannot be read", why=str(error)) from error
-    return kind, body
+    return f"{kind} {body}"

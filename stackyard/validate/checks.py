@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
-PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+OutcomeWord = Literal["passed", "failed", "not run"]
+PASSED: Final = "passed"
+FAILED: Final = "failed"
+NOT_RUN: Final = "not run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class Check:
     """
 
     name: str
-    outcome: str
+    outcome: OutcomeWord
     measured: Any
     expected: Any
     why: str = ""
@@ -55,13 +58,12 @@ def not_run(name: str, expected: Any, why: str, measured: Any = None) -> Check:
     return Check(name=name, outcome=NOT_RUN, measured=measured, expected=expected, why=why)
 
 
-def verdict(checks: Sequence[Check]) -> str:
+def verdict(checks: Sequence[Check]) -> OutcomeWord:
     """Return `failed` if any check failed, `not run` if any was not run, else `passed`.
 
     No checks at all are `not run`.
     """
     outcomes = {check.outcome for check in checks}
-    for outcome in (FAILED, NOT_RUN):
-        if outcome in outcomes:
-            return outcome
-    return PASSED if checks else NOT_RUN
+    if FAILED in outcomes:
+        return FAILED
+    return PASSED if checks and NOT_RUN not in outcomes else NOT_RUN

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from stackyard.definitions.read.failures import KINDS
 from stackyard.definitions.spec import Failure
@@ -36,18 +36,22 @@ class Diagnosis:
     where: str = ""
 
 
-def diagnose(text: str, failures: Iterable[Failure]) -> tuple[Diagnosis, ...]:
+def diagnose(text: str, failures: Iterable[Failure], step: str = "") -> tuple[Diagnosis, ...]:
     """Return the failures recognised in one text: causes first, at most `MOST`."""
-    return diagnose_all({"": text}, failures)
+    return diagnose_all({"": text}, failures, step)
 
 
-def diagnose_all(texts: Mapping[str, str], failures: Iterable[Failure]) -> tuple[Diagnosis, ...]:
+def diagnose_all(
+    texts: Mapping[str, str], failures: Iterable[Failure], step: str = ""
+) -> tuple[Diagnosis, ...]:
     """Return the failures recognised in several named texts of one run, each failure once.
+
+    Only failures that can occur in `step` are looked for; all where the step is not known (empty).
 
     Failures that another one brings about are left out, also if they are in different texts: the
     rank that ran out of memory and the one that lost its peer seldom write to the same log.
     """
-    known = tuple(failures)
+    known = tuple(one for one in failures if not step or step in one.steps)
     found: dict[str, tuple[int, Diagnosis]] = {}
     for place, (where, text) in enumerate(texts.items()):
         for diagnosis in _find(text, known, where):
@@ -102,7 +106,26 @@ def _cut(line: str, start: int) -> str:
     return ("..." if first else "") + part + ("..." if first + EVIDENCE_LENGTH < len(line) else "")
 
 
-def diagnosis_value(diagnosis: Diagnosis) -> dict[str, Any]:
+class DiagnosisValue(TypedDict):
+    """Hold a recognised failure as data.
+
+    Attributes:
+        evidence: the line that gave it away, and `line` its number in its text.
+        where: which text; empty where there is only one.
+    """
+
+    id: str
+    title: str
+    kind: str
+    cause: str
+    remedy: str
+    threads: list[str]
+    evidence: str
+    line: int
+    where: str
+
+
+def diagnosis_value(diagnosis: Diagnosis) -> DiagnosisValue:
     """Return a diagnosis as data, for reports and `--json`."""
     failure = diagnosis.failure
     return {

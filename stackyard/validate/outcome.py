@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stackyard.validate.checks import Check, verdict
+from stackyard.validate.checks import Check, OutcomeWord, verdict
 from stackyard.validate.judge_gpu import GpuObservation
 from stackyard.validate.record import Training
 
@@ -74,6 +74,6 @@ class Outcome:
     observation: Observation
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> OutcomeWord:
         """Return `passed`, `failed` or `not run`."""
         return verdict(self.checks)

@@ -143,6 +143,8 @@ class _Running:
         self.when = 0.0
         self._mesh, self._asked = mesh, False
         self._limit = time.monotonic() + start.smoke.start_seconds + start.smoke.stall_seconds * 10
+        if self.launch.everywhere:
+            mesh.deliver(self.launch.files, start.plan.nodes)
         mesh.talk.send("start", **_request(start.smoke, start.plan, self.launch))
         mesh.talk.send("follow", job=self.plan.label)
 

@@ -133,8 +133,8 @@ def refused(box, material, place):
             "split": [],
             "reading": {"encoding": "utf-8", "bad": "fail", "key": "", "keep_blank": False},
             "tokens": {"kind": "words", "path": str(material / "vocab.json"), "name": "vocab.json"},
-            "append_eod": True, "eod": "", "unk": "<unk>", "seq_length": 0, "workers": 1,
-            "chunk": CHUNK, "told": {}, "work": work or str(folder),
+            "append_eod": True, "eod": "", "unk": "<unk>", "seq_length": 0, "folders": 0,
+            "workers": 1, "chunk": CHUNK, "told": {}, "work": work or str(folder),
         }  # fmt: skip
         text = json.dumps({**given, **changed}).encode() + b"\n"
         done = box(stack).run("python3", "/srv/data/prepare.py", stdin=text)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stackyard.data import encoding
+from stackyard.data import container
 
 
 def vocabulary(place, **table):
@@ -63,13 +63,13 @@ def test_a_folder_that_only_fairseqs_image_can_read_says_so(refused, material):
 
 def test_what_the_program_says_reaches_whoever_typed(make, material, tmp_path):
     (material / "blank.txt").write_text(" \n\n")
-    with pytest.raises(encoding.DataError, match="train has no documents"):
+    with pytest.raises(container.DataError, match="train has no documents"):
         make("megatron", vocab="vocab.json", train="blank.txt")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_finished_serves_the_corrected_command(make, tmp_path):
-    with pytest.raises(encoding.DataError, match="valid has no documents"):
+    with pytest.raises(container.DataError, match="valid has no documents"):
         make("megatron", vocab="vocab.json", split=(99999.0, 1.0, 0.0))
     (work,) = tmp_path.glob(".out.*.partial")
     finished = {path: path.stat().st_mtime_ns for path in work.glob("shards/*.json")}
@@ -82,6 +82,6 @@ def test_what_is_finished_serves_the_corrected_command(make, tmp_path):
 
 def test_a_vocabulary_that_is_refused_leaves_no_folder(make, material, tmp_path):
     (material / "none.json").write_text('{"a": 0}')
-    with pytest.raises(encoding.DataError, match="has no '<unk>'"):
+    with pytest.raises(container.DataError, match="has no '<unk>'"):
         make("megatron", vocab="none.json")
     assert list(tmp_path.iterdir()) == []

@@ -11,3 +11,70 @@ for update in range(1, 100000):
         print(f"update {update} loss {loss.item():.6f}", flush=True)
     time.sleep(0.1)
 """
+
+# As users write them, tiny and on data of their own: accelerate, DeepSpeed, and HF's Trainer.
+OWN_ACCELERATE = """
+import accelerate, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(7)
+one = accelerate.Accelerator()
+x = torch.randn(64, 8)
+data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+model, optimizer, data = one.prepare(model, optimizer, data)
+for update, (x, y) in enumerate((batch for epoch in range(6) for batch in data), 1):
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    one.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    if one.is_main_process:
+        print(f"update {update} loss {loss.item():.6f}", flush=True)
+kind = one.distributed_type.value
+print(f"rank {one.process_index} of {one.num_processes} by {kind}", flush=True)
+one.end_training()
+"""
+DEEPSPEED = """
+import argparse, deepspeed, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+args = deepspeed.add_config_arguments(parser).parse_args()
+deepspeed.init_distributed("gloo")
+torch.manual_seed(7)
+model = torch.nn.Linear(8, 1)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+x = torch.randn(2, 8)
+for update in range(1, 31):
+    loss = torch.nn.functional.mse_loss(engine(x), x.sum(1, keepdim=True))
+    engine.backward(loss)
+    engine.step()
+    if engine.global_rank == 0:
+        print(f"update {update} loss {loss.item():.6f}", flush=True)
+ranks = torch.distributed.get_world_size()
+print(f"stage {engine.zero_optimization_stage()} of {ranks} ranks", flush=True)
+"""
+TRAINER = """
+import pathlib, torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+text = pathlib.Path(__file__).read_bytes() * 4
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        ids = torch.tensor(list(text[number * 32 : number * 32 + 32]))
+        return {"input_ids": ids, "labels": ids}
+
+shape = GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=1, n_head=2,
+                   bos_token_id=0, eos_token_id=0)
+trainer = Trainer(model=GPT2LMHeadModel(shape), args=args, train_dataset=Data())
+trainer.train()
+if trainer.is_world_process_zero():
+    for row in trainer.state.log_history:
+        if "loss" in row:
+            print(f"update {row['step']} loss {float(row['loss']):.6f}", flush=True)
+ranks = f"{args.process_index} of {args.world_size}"
+print(f"rank {ranks} deepspeed {bool(args.deepspeed)}", flush=True)
+"""

@@ -26,21 +26,22 @@ def launched(stack, example, more, ranks, *marks):
     return pytest.param(stack, example, more, ranks, id=example, marks=marks)
 
 
-# Every launcher of the 2021 notes, each way it starts; all but one or two ways of each are
-# repetition. lm-ddp and llama-zero2 train over hosts in other tests here, too.
+# Every launcher of the 2021 notes, each way it starts; all but one way of each are repetition.
+# lm-ddp and llama-zero2 train over hosts in other tests here, too; smokes play deepspeed's and
+# accelerate's launchers on two nodes.
 repeat = pytest.mark.repeat
 LAUNCHERS = (
-    launched("fairseq", "gpt2-fsdp", TWO, 2),  # torchrun, static rendezvous; fully sharded
+    launched("fairseq", "gpt2-fsdp", TWO, 2, repeat),  # torchrun, static rendezvous; fully sharded
     launched("fairseq", "lm-ddp", (), 3, repeat),  # torchrun, c10d rendezvous
     launched("megatron", "gpt-tp", ("--include", "study:0@train:0"), 2),  # deepspeed, hostfile, -i
     launched("megatron", "gpt-pp", ("--exclude", "depot"), 2, repeat),  # deepspeed, -e
     launched("megatron", "gpt-no-ssh", ("--include", "study@depot"), 2, repeat),  # --no_ssh
     launched("megatron", "gpt-3d", (*TWO, "--per-node", "4"), 8, repeat),  # 3D over hosts
-    launched("accelerate", "llama-ddp", TWO, 2),  # accelerate on every node
+    launched("accelerate", "llama-ddp", TWO, 2, repeat),  # accelerate on every node
     launched("accelerate", "llama-zero2", TWO, 2, repeat),  # accelerate, pdsh, ZeRO-2
     launched("accelerate", "llama-zero3", TWO, 2, repeat),  # accelerate, pdsh, ZeRO-3
     launched("accelerate", "llama-zero3-standard", TWO, 2, repeat),
-    launched("accelerate", "ddp-tcp", (), 3),  # init_method tcp://
+    launched("accelerate", "ddp-tcp", (), 3, repeat),  # init_method tcp://
     launched("accelerate", "ddp-file", TWO, 2),  # init_method file:// on the shared folder
 )
 

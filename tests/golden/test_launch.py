@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from stackyard.launch import LAUNCHERS, LaunchRequest
+from stackyard.launch.accelerate_config import parse
+from stackyard.launch.settings import file_text
 from tests.unit.standins import StandIns
 
 CASES = [(name, nodes) for name in sorted(LAUNCHERS) for nodes in (1, 2)
@@ -25,6 +27,26 @@ GPU_FILES = [f"{name}{f'-zero-{stage}' if stage else ''}-gpus-{nodes}.txt"
              for name, nodes, stage in GPU_CASES]  # fmt: skip
 
 
+# What users bring: a file of variables on every node, and accelerate's configuration.
+SETTINGS = "/run/stackyard/launch/sample/settings"
+OWN_FSDP = parse(
+    """
+distributed_type: FSDP
+fsdp_config: {fsdp_version: 2, fsdp_offload_params: true}
+dynamo_config: {dynamo_backend: INDUCTOR}
+machine_rank: 0
+mixed_precision: bf16
+""",
+    "own.yaml",
+)
+OWN_ZERO = parse(
+    """
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, zero3_init_flag: true, offload_optimizer_device: cpu}
+""",
+    "own.yaml",
+)
+
 # Ways of starting that a launcher's options choose: name, nodes, options, other changes.
 OPTION_CASES = {
     "torchrun-c10d-2": ("torchrun", 2, {"rendezvous": "c10d", "restarts": "3"}, {}),
@@ -35,6 +57,11 @@ OPTION_CASES = {
     "accelerate-standard-2": ("accelerate", 2, {"zero_stage": "3", "start": "standard"}, {}),
     "accelerate-ddp-2": ("accelerate", 2, {"zero_stage": "0"}, {}),
     "accelerate-ddp-1": ("accelerate", 1, {"zero_stage": "0"}, {"per_node": 2}),
+    "torchrun-settings-2": ("torchrun", 2, {}, {"settings": SETTINGS}),
+    "deepspeed-settings-2": ("deepspeed", 2, {}, {"settings": SETTINGS}),
+    "accelerate-own-fsdp-2": ("accelerate", 2, {}, {"config": OWN_FSDP, "settings": SETTINGS}),
+    "accelerate-own-zero-2": ("accelerate", 2, {}, {"config": OWN_ZERO, "settings": SETTINGS}),
+    "accelerate-test-2": ("accelerate", 2, {}, {"program": ("accelerate", "test")}),
     "plain-file-2": ("plain", 2, {"meet": "file", "meeting": "/shared/a meeting"}, {}),
 }
 
@@ -135,16 +162,21 @@ def test_every_node_starts_the_program_with_its_words_and_environment(file, tmp_
     name, asked = ALL[file]
     folder = tmp_path / "it's a folder"
     folder.mkdir()
-    launch = LAUNCHERS[name](dataclasses.replace(asked, folder=str(folder)))
     programs = StandIns(tmp_path)
     programs.recorder("torchrun", "deepspeed", "accelerate", "python3")
     programs.program("pdsh", PDSH.format(python=sys.executable))
+    settings = tmp_path / "settings"
+    settings.write_text(file_text({"OWN": "it's 5%"} if asked.settings else {}))
+    asked = dataclasses.replace(asked, settings=str(settings) if asked.settings else "")
+    launch = LAUNCHERS[name](dataclasses.replace(asked, folder=str(folder)))
     subprocess.run(launch.argv, env={"PATH": programs.path, **launch.env}, check=True, timeout=60)
     calls = programs.calls()
     assert len(calls) == len(asked.nodes) > 1
     for call in calls:
-        assert tuple(call["argv"][-len(asked.program) :]) == asked.program
+        if asked.program != ("accelerate", "test"):  # a module in its place
+            assert tuple(call["argv"][-len(asked.program) :]) == asked.program
         assert {name: call["env"].get(name) for name in asked.env} == asked.env
+        assert call["env"].get("OWN") == ("it's 5%" if asked.settings else None)
         assert call["folder"] == str(folder)
     # Nodes are told their number, and nothing else apart, or find it out by themselves.
     first, second = (call["argv"] for call in calls)

@@ -74,7 +74,7 @@ def test_debian_packages_are_those_that_dpkg_has_and_no_others(engine, built, bi
     wanted = [
         [name, version, arch] for status, name, version, arch in listed if status == "installed"
     ]
-    pattern = r"pkg:deb/debian/([^@]+)@([^?]+)\?arch=([^&]+)&distro=debian-\d+"
+    pattern = r"pkg:deb/debian/([^@]+)@([^?]+)\?arch=([^&]+)&distro=debian-\d+(?:&upstream=[^&]+)?"
     parts = [re.fullmatch(pattern, p).groups() for p in purls(bill, "deb")]
     assert len(wanted) > 50
     assert sorted([name.replace("%2B", "+"), version.replace("%2B", "+"), arch]

@@ -9,9 +9,10 @@ import json
 import sys
 from pathlib import Path
 
+from stackyard.release.connection import PATIENT, Patience
 from stackyard.release.credentials import Login
 from stackyard.release.publish import Published, Publisher, Wanted
-from stackyard.release.registry import PATIENT, Patience, Registry
+from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool
 from stackyard.release.statement import LOCK, Attached, Subject
 from stackyard.scan.oci import parse_repository

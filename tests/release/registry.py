@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from stackyard.release.registry import CERTS
+from stackyard.release.connection import CERTS
 from tests.fleet.emulated import docker, machine_image, owned
 
 LABEL = "stackyard-test-registry"

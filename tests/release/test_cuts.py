@@ -134,7 +134,7 @@ def whole_images(host) -> list[str]:
 
 
 # Without power, without a network; below, without whoever pulls.
-@pytest.mark.parametrize("number", once(2, 3))
+@pytest.mark.parametrize("number", once(2))
 def test_a_pull_that_is_cut(site, number):
     chance = random.Random(SEED + 100 + number)
     with small_image(4, 18) as image:  # layers that engines are given before the rest is there

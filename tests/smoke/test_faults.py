@@ -166,7 +166,9 @@ def test_a_resume_that_forgets_the_optimizer_is_not_equal(example, train, good, 
     assert judge.no_strays(example, seen).outcome == "passed"
 
 
-@pytest.mark.parametrize("fault", ["stray", "stray-holding-output"])
+@pytest.mark.parametrize(
+    "fault", ["stray", pytest.param("stray-holding-output", marks=pytest.mark.repeat)]
+)
 def test_a_process_left_behind_is_named_and_then_removed(example, train, shared_mesh, fault):
     result = judge.no_strays(example, see(trainings={"ddp-2": train(fault)}))
     assert result.outcome == "failed"

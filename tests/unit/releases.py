@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import requests
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,7 +19,7 @@ from requests.adapters import BaseAdapter
 
 from stackyard.definitions.project import ROOT
 from stackyard.mesh.certificates import private_text
-from stackyard.release import registry, statement
+from stackyard.release import connection, registry, statement
 from stackyard.release.statement import Subject
 from stackyard.report import evidence, vouch
 from stackyard.report.evidence import Envelope
@@ -136,6 +137,7 @@ class Held(BaseAdapter):
     Attributes:
         before: asked first for each request; None where the store is to answer.
         ranges: whether it knows ranges; `api`: whether it knows the API of referrers.
+        beside: blobs of the registry's other repositories, by name.
         asked: every request, `METHOD path`.
     """
 
@@ -144,14 +146,15 @@ class Held(BaseAdapter):
     before: Before = field(default=lambda request: None)
     ranges: bool = True
     api: bool = False
+    beside: dict[str, dict[str, bytes]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def open(self, monkeypatch: Any, **given: Any) -> registry.Registry:
         """A registry that asks this store."""
-        monkeypatch.setattr(registry, "_Certificates", lambda folder: self)
+        monkeypatch.setattr(connection, "Certificates", lambda folder: self)
         # Whatever address it is: nobody else is asked.
         monkeypatch.setattr(requests.Session, "get_adapter", lambda session, url: self)
-        given.setdefault("patience", registry.Patience(pause_seconds=0))
+        given.setdefault("patience", connection.Patience(pause_seconds=0))
         return registry.Registry(PLACE, **given)
 
     def put(self, found: Image, *tags: str) -> str:
@@ -207,6 +210,11 @@ class Held(BaseAdapter):
             listed = self.manifests.get(oci.referrers_tag(name), oci.referrers_index([]))
             return reply(200, listed, Content_Type=oci.INDEX)
         if path == "/blobs/uploads/":
+            asked = dict(parse_qsl(query))
+            data = self.beside.get(asked.get("from", ""), {}).get(asked.get("mount", ""))
+            if data is not None:
+                self.blobs[asked["mount"]] = data
+                return reply(201)
             return reply(202, Location="/v2/upload/1")
         if path == "/v2/upload/1" and request.method == "PUT":
             body, digest = request.body.read(-1), query.partition("digest=")[2]  # type: ignore

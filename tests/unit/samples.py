@@ -241,6 +241,7 @@ def failure(**changes: Any) -> Failure:
         "id": "disk-full",
         "title": "a disk is full",
         "kind": "cause",
+        "steps": ("build", "run"),
         "any_of": ("No space left",),
         "all_of": (),
         "cause": "something was written",

@@ -1,5 +1,6 @@
 """The pure half of the benchmarks: what is compared, and that a wrong comparison is seen."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from benchmarks import (
     cold_build,
     common,
+    data_large,
     hand_build,
     mesh_nodes,
     mutations,
@@ -444,3 +446,33 @@ def test_more_survivors_than_5_of_60_miss_the_goal():
         return all(verdict.met for verdict in mutations.verdicts([*left, *others]))
 
     assert met(5) and not met(6)
+
+
+# large data
+
+
+def large(**changed):
+    runs = [
+        {"side": data_large.OURS, "megabytes": size, "workers": 2, "seconds": size / 10,
+         "memory": 300 * 10**6, "disk": 107, "written": 100}
+        for size in (500, 5000)
+    ]  # fmt: skip
+    runs[-1] |= changed
+    runs.append({"side": data_large.LINES, "megabytes": 500, "seconds": 150.0})
+    return [verdict.met for verdict in data_large.verdicts(runs, (500, 5000))]
+
+
+def test_large_data_are_judged_by_time_growth_memory_and_disk():
+    assert large() == [True, True, True, True]
+    assert large(seconds=650) == [True, False, True, True]
+    assert large(memory=601 * 10**6) == [True, True, False, True]
+    assert large(disk=200) == [True, True, True, False]
+
+
+def test_large_files_are_lines_of_json_in_a_fixed_order(tmp_path):
+    for name in "ab":
+        data_large.make_file(["你好", 'say "x"'], 100_000, tmp_path / name)
+    text = gzip.decompress((tmp_path / "a").read_bytes())
+    assert text == gzip.decompress((tmp_path / "b").read_bytes())
+    assert len(text) >= 100_000
+    assert {json.loads(line)["text"] for line in text.splitlines()} == {"你好", 'say "x"'}

@@ -40,6 +40,15 @@ def test_connecting_anywhere_fails_the_test(fuse):
     fuse.blown.clear()
 
 
+@pytest.mark.usefixtures("allow_own_servers")
+def test_a_test_that_asks_for_it_may_talk_to_its_own_servers_and_to_nobody_else(fuse):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as mine:
+        mine.connect(server.getsockname())
+    with socket.socket() as mine, pytest.raises(FAILED, match="tried to connect to"):
+        mine.connect(("192.0.2.1", 9))
+    fuse.blown.clear()
+
+
 @pytest.mark.usefixtures("allow_processes")
 def test_a_test_that_asks_for_it_may_start_a_process():
     done = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True)

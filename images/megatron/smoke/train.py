@@ -135,7 +135,9 @@ def train(engine: PipelineEngine, recorder: Recorder, options: argparse.Namespac
             record_parameters(recorder, step, engine.module)
         if step == options.save_at:
             # It returns after a barrier that follows the last write of all ranks.
-            engine.save_checkpoint(str(options.save), client_state={"update": step})
+            engine.save_checkpoint(
+                str(options.save), client_state={"update": step, "heads": model.HEADS}
+            )
             recorder.saved(step)
     recorder.end(options.updates)
 

@@ -197,7 +197,9 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder) -> None:
         last = step == options.updates
         if options.save_every and (last or step % options.save_every == 0):
             # It returns after a barrier that follows the last write of all ranks.
-            engine.save_checkpoint(str(options.save), client_state={"update": step})
+            engine.save_checkpoint(
+                str(options.save), client_state={"update": step, "heads": options.heads}
+            )
             recorder.saved(step)
     recorder.end(options.updates)
 

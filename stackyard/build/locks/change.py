@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from packaging.version import InvalidVersion, Version
 
@@ -131,7 +131,34 @@ def subject_of(path: str) -> tuple[str, str]:
     return f"{_OF_WHEEL}{name}", ""
 
 
-def change_value(change: LockChange) -> dict[str, Any]:
+# Its key `from` is a word of Python.
+MoveValue = TypedDict("MoveValue", {"name": str, "from": str, "to": str, "way": str})
+
+
+class RehashedValue(TypedDict):
+    """Hold a package whose version has other files than before."""
+
+    name: str
+    version: str
+    gone: list[str]
+    new: list[str]
+
+
+class LockChanged(TypedDict):
+    """Hold how one lock changed."""
+
+    lock: str
+    of: str
+    base: str
+    first: bool
+    redeclared: bool
+    added: dict[str, str]
+    removed: dict[str, str]
+    moved: list[MoveValue]
+    rehashed: list[RehashedValue]
+
+
+def change_value(change: LockChange) -> LockChanged:
     """Return a change as data, for `--json`."""
     return {
         "lock": change.path,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 from stackyard.build import catalog, mirrors
 from stackyard.build.builder import require_lock
@@ -29,7 +29,15 @@ _SILENT = re.compile(
 _ANSWERED = re.compile(r"HTTP status (client|server) error", re.IGNORECASE)
 
 
-def outdated(project: Project, stack: str, base_name: str, say: Say) -> list[dict[str, Any]]:
+class OutdatedStack(TypedDict):
+    """Hold the packages of one stack."""
+
+    stack: str
+    base: str
+    packages: list[upstream.OutdatedPackage]
+
+
+def outdated(project: Project, stack: str, base_name: str, say: Say) -> list[OutdatedStack]:
     """Return the newer releases for each stack, with its base.
 
     Raises:
@@ -57,7 +65,7 @@ def outdated(project: Project, stack: str, base_name: str, say: Say) -> list[dic
 
 def _of_stack(
     project: Project, image: catalog.ResolvedImage, then: dict[str, str], say: Say
-) -> dict[str, Any]:
+) -> OutdatedStack:
     base, stack = image.base, image.stack
     paths = [lock.base_lock_path(base.name), lock.lock_path(stack.name, base.name)]
     locked: dict[str, str] = {}

@@ -26,6 +26,7 @@ from stackyard.system import cleanup, process
 from stackyard.system.engine import Engine
 from stackyard.system.errors import CommandError, StackyardError
 from stackyard.system.image import ImageInfo
+from stackyard.system.toml import parse_toml
 
 # In the order of Python's path: of two distributions with the same name, it imports the first.
 _INVENTORY = """
@@ -203,7 +204,8 @@ def find_sdists(locked: Iterable[Locked], base: Base, caller: CallerSettings) ->
             "--python-version", base.python,
         ]  # fmt: skip
         process.run(command, env=_environment(caller, folder), timeout=600)
-        return re.findall(r'^sdist = \{.*?\burl = "([^"]+)"', out.read_text(), re.MULTILINE)
+        packages = parse_toml(out.read_text(encoding="utf-8")).get("packages", [])
+        return [one["sdist"]["url"] for one in packages if "url" in one.get("sdist", {})]
 
 
 def find_newest(
@@ -229,17 +231,17 @@ def find_newest(
         for wheels in caller.wheel_folders:
             command += ["--find-links", str(wheels)]
         process.run(command, env=_environment(caller, folder), timeout=600)
-        return _releases(out.read_text())
+        return _releases(out.read_text(encoding="utf-8"))
 
 
 def _releases(pylock: str) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
-    for block in pylock.split("[[packages]]")[1:]:
-        name = re.search(r'^name = "([^"]+)"', block, re.MULTILINE)
-        version = re.search(r'^version = "([^"]+)"', block, re.MULTILINE)
-        days = re.findall(r"upload-time = (\d{4}-\d{2}-\d{2})", block)
-        if name and version:
-            found[canonicalize_name(name[1])] = (str(version[1]), min(days, default=""))
+    for package in parse_toml(pylock).get("packages", []):
+        files = [package.get("sdist", {}), *package.get("wheels", [])]
+        days = [str(file["upload-time"])[:10] for file in files if "upload-time" in file]
+        if "version" in package:
+            name = canonicalize_name(package["name"])
+            found[name] = (package["version"], min(days, default=""))
     return found
 
 

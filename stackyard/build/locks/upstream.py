@@ -7,7 +7,7 @@ Owns which packages are listed, and when one is behind. Pure: versions are argum
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypedDict
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -45,13 +45,31 @@ def told(
     return tuple(sorted(wanted))
 
 
+class OutdatedPackage(TypedDict):
+    """Hold one package: its version in the lock, in a new lock, and the newest there is.
+
+    Attributes:
+        released: the day of the newest.
+        asked_in: the file that asks for it by name; empty for what others require.
+    """
+
+    name: str
+    locked: str
+    allowed: str
+    newest: str
+    released: str
+    asked_in: str
+    behind: bool
+    fixes_not_covering: list[str]
+
+
 def rows(
     locked: Mapping[str, str],
     allowed: Mapping[str, str],
     newest: Mapping[str, tuple[str, str]],
     written: Mapping[str, str],
     fixes: Iterable[Fix],
-) -> list[dict[str, Any]]:
+) -> list[OutdatedPackage]:
     """Return one row for each package, sorted by name, ready for JSON.
 
     Args:
@@ -62,7 +80,7 @@ def rows(
         fixes: the fixes whose `applies_to` is checked.
     """
     known = list(fixes)
-    found = []
+    found: list[OutdatedPackage] = []
     for name in told(locked, allowed, written):
         version, day = newest.get(name, ("", ""))
         found.append(

@@ -16,6 +16,9 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
+
+from stackyard.system.toml import parse_toml
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _SCM = re.compile(r"setuptools[-_]scm|hatch-vcs|versioningit|\bpbr\b|poetry-dynamic-versioning")
@@ -86,10 +89,9 @@ def asks_git(tree: Tree) -> bool:
 
 def project_name(tree: Tree) -> str:
     """Return the distribution's name, if a file declares it statically; else empty."""
-    found = _toml_table(text(tree, "pyproject.toml"), "project")
-    match = re.search(r'^name\s*=\s*["\']([^"\']+)["\']', found, re.MULTILINE)
-    if match:
-        return match[1]
+    named = _project(tree).get("name")
+    if isinstance(named, str):
+        return named
     config = _config(tree)
     if config.get("metadata", "name", fallback=""):
         return config.get("metadata", "name")
@@ -99,11 +101,9 @@ def project_name(tree: Tree) -> str:
 
 def requirements(tree: Tree) -> tuple[str, ...]:
     """Return the requirements that a file declares statically; a build finds the others."""
-    found = _toml_table(text(tree, "pyproject.toml"), "project")
-    array = r"^dependencies\s*=\s*(\[[^\n]*\]|\[.*?^\s*\])"
-    match = re.search(array, found, re.MULTILINE | re.DOTALL)
-    if match:
-        return _strings(_literal(match[1]))
+    needs = _project(tree).get("dependencies")
+    if isinstance(needs, list):
+        return tuple(need for need in needs if isinstance(need, str))
     listed = _config(tree).get("options", "install_requires", fallback="")
     if listed:
         return tuple(line.strip() for line in listed.splitlines() if line.strip())
@@ -117,18 +117,13 @@ def text(tree: Tree, path: str) -> str:
     return entry.data.decode("utf-8", errors="replace") if entry else ""
 
 
-def _toml_table(content: str, name: str) -> str:
-    """Return one table's lines; Python 3.10 has no TOML parser, and we read only two keys."""
-    match = re.search(rf"^\[{name}\]\s*$(.*?)(?=^\[|\Z)", content, re.MULTILINE | re.DOTALL)
-    return match[1] if match else ""
-
-
-def _literal(source: str) -> ast.expr | None:
-    """Parse a TOML array of strings, which has the same syntax in Python."""
+def _project(tree: Tree) -> Mapping[str, Any]:
+    """Return pyproject.toml's table `project`; empty where the file is not TOML."""
     try:
-        return ast.parse(source.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
+        found = parse_toml(text(tree, "pyproject.toml")).get("project")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _strings(node: ast.expr | None) -> tuple[str, ...]:

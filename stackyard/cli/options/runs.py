@@ -68,6 +68,10 @@ class JobRequest:
     ] = ""
     save: Annotated[str, Option("folder of checkpoints in the nodes")] = ""
     folder: Annotated[str, Option("working directory of a command in the nodes")] = ""
+    env: Annotated[
+        tuple[str, ...],
+        Option("NAME=VALUE for every process of the training; several times (docs/hosts.md)"),
+    ] = ()
     base: Base = ""
 
 
@@ -115,6 +119,9 @@ class RunRequest(JobRequest):
         tuple[str, ...],
         Option("with --mount: a fix that is not to be applied to your tree; several times"),
     ] = ()
+    accelerate_config: Annotated[
+        str, Option("your own accelerate configuration, completed with hosts, ports and ranks")
+    ] = ""
     out: Annotated[
         str,
         Option("with --on slurm: folder to make for script and log, which all nodes see (./NAME)"),

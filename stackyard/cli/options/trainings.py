@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import Base, Image, Option, Stacks
+from stackyard.cli.option import Base, Image, Junit, Option, Stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class SmokeRequest:
         str, Option("an earlier smoke.json (or a folder like reports/) to compare with")
     ] = ""
     image: Image = ""
+    junit: Junit = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ class ProveRequest:
     ] = False
     page: Annotated[bool, Option("only write docs/fixes.md out of what is recorded")] = False
     check: Annotated[bool, Option("with --page: compare only; fail when the page differs")] = False
+    junit: Junit = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,4 +108,28 @@ class DataRequest:
             "tokens of a sample: every split must hold one; accelerate's are cut (1024)", least=1
         ),
     ] = 0
+    shards: Annotated[
+        int, Option("fairseq: folders shard0, shard1, ... of which an epoch reads one", least=1)
+    ] = 0
     workers: Annotated[int | None, Option("processes (one a core)", least=1)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertRequest:
+    """Ask for a checkpoint as a folder of transformers."""
+
+    stack: Annotated[str, Option("fairseq, megatron or accelerate", positional=True)]
+    base: Base = ""
+    checkpoint: Annotated[
+        str, Option("the folder that a training saved to, one update's, or a file of fairseq's")
+    ] = ""
+    out: Annotated[str, Option("the folder to make")] = ""
+    data: Annotated[
+        str, Option("what `invoke data` made and the model was trained on: its tokenizer")
+    ] = ""
+    heads: Annotated[
+        int, Option("megatron: attention heads, if the checkpoint does not say", least=1)
+    ] = 0
+    config: Annotated[
+        str, Option("accelerate: config.json (../model/config.json, if it is there)")
+    ] = ""

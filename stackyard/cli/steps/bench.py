@@ -31,6 +31,7 @@ from stackyard.gpu import access
 from stackyard.mesh import nodes
 from stackyard.report import records, vouch
 from stackyard.report.bench import bench_report, headings, render_page, rows
+from stackyard.report.shapes import BenchGpus, BenchReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
 from stackyard.system.files import replace_texts
@@ -110,7 +111,7 @@ def _bench_one(
     peaks: tuple[Peak, ...],
     gpu_plan: GpuPlan | None,
     terminal: Terminal,
-) -> dict[str, Any]:
+) -> BenchReport:
     name = built.image.stack.name
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
@@ -122,7 +123,7 @@ def _bench_one(
     beside = play.files(project.root, name)
     facts = held.facts()  # read now: the engine may be gone at the end
 
-    def written(seen: Seen) -> dict[str, Any]:
+    def written(seen: Seen) -> BenchReport:
         value = bench_report(
             built.image,
             built.info,
@@ -163,7 +164,7 @@ def _bench_one(
     return written(seen)
 
 
-def _gpus(gpu: GpuRun | None) -> dict[str, Any]:
+def _gpus(gpu: GpuRun | None) -> BenchGpus:
     if gpu is None:
         return {}
     placed = gpu.placement

@@ -6,19 +6,21 @@ Owns the output; `build.builder` builds.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stackyard.build.builder import Builder, Built
 from stackyard.build.choice import decide
 from stackyard.cli import parser
-from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BuildRequest
 from stackyard.definitions.project import load_project
 from stackyard.system.engine import Engine
 
+if TYPE_CHECKING:
+    from stackyard.cli import answers
 
-def build(terminal: Terminal, asked: BuildRequest) -> Answer:
+
+def build(terminal: Terminal, asked: BuildRequest) -> tuple[answers.BuiltImages, int]:
     """Build the stacks that were asked for; current images stay."""
     project = load_project()
     base = asked.base or base_of_smoke()
@@ -36,7 +38,7 @@ def base_of_smoke() -> str:
     return parser.on_this_line("smoke", "base") or ("cpu" if on_cpu else "")
 
 
-def _row(built: Built, terminal: Terminal) -> dict[str, Any]:
+def _row(built: Built, terminal: Terminal) -> answers.BuiltRow:
     name = built.image.stack.name
     made = f"built in {built.seconds:.1f} s" if built.made else "is current"
     terminal.done(name, f"{built.tag} {made} ({built.info.size / 1e9:.2f} GB)")

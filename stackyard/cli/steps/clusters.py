@@ -61,7 +61,7 @@ def arguments_of(
         engine=engine, stack=asked.stack, nodes=asked.nodes or 0, per_node=asked.per_node,
         gpus=asked.gpus, base=asked.base, image=asked.image, site=asked.site, name=asked.name,
         others=others or {}, example=asked.example, words=asked.words, launcher=asked.launcher,
-        settings=asked.set, save=asked.save, folder=asked.folder,
+        settings=asked.set, save=asked.save, folder=asked.folder, env=asked.env,
     )  # fmt: skip
 
 
@@ -75,6 +75,7 @@ def only_on_hosts(asked: RunRequest) -> dict[str, object]:
         "--lease": asked.lease != LEASE,
         "--mount": asked.mount,
         "--despite": asked.despite,
+        "--accelerate-config": asked.accelerate_config,
     }
 
 
@@ -111,7 +112,7 @@ def run(terminal: Terminal, asked: RunRequest) -> Answer:
         return value, 0
     passed = value["state"] == "done"
     if not passed:
-        found = diagnose.recognised(ROOT, lines.tail)["diagnoses"]
+        found = diagnose.recognised(ROOT, lines.tail, "run")["diagnoses"]
         diagnose.show(found, terminal.text)
         value["diagnoses"] = found
     return {"outcome": "passed" if passed else "failed", **value}, 0 if passed else 1

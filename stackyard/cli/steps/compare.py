@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stackyard.cli import tables
-from stackyard.cli.answer import EXIT_CODES, Answer
+from stackyard.cli.answer import EXIT_CODES
 from stackyard.cli.console import Terminal
 from stackyard.definitions.project import Project
 from stackyard.report import comparison, comparison_view, records, smokes
 from stackyard.report.earlier import read_report
+from stackyard.report.shapes import Comparison, SmokeReport
 from stackyard.system.errors import UsageError
 
+if TYPE_CHECKING:
+    pass
 
-def compare(terminal: Terminal, before: str, after: str) -> Answer:
+
+def compare(terminal: Terminal, before: str, after: str) -> tuple[Comparison, int]:
     """Run `invoke compare REPORT REPORT`, with the earlier report first."""
     old = read_report(Path(before))
     new = read_report(Path(after), stack=old["stack"])
@@ -28,7 +32,7 @@ def compare(terminal: Terminal, before: str, after: str) -> Answer:
     return value, EXIT_CODES[value["outcome"]]
 
 
-def show(value: dict[str, Any], terminal: Terminal) -> None:
+def show(value: Comparison, terminal: Terminal) -> None:
     """Print a comparison."""
     terminal.table(tables.comparison_table(value))
     for line in comparison_view.comparison_lines(value):
@@ -73,7 +77,7 @@ def earlier_reports(
 def hold_against(
     project: Project,
     earlier: dict[str, dict[str, Any]],
-    reports: Sequence[dict[str, Any]],
+    reports: Sequence[SmokeReport],
     terminal: Terminal,
 ) -> int:
     """Compare reports with earlier ones; write and show the results; return the exit code."""

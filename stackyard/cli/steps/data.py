@@ -87,6 +87,7 @@ def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
         eod=typed.eod,
         unk=typed.unk,
         seq_length=typed.seq_length,
+        shards=typed.shards,
         places=_places(inputs),
     )
     dataset.require(request)
@@ -94,9 +95,21 @@ def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
 
 
 def _usual_key(inputs: Mapping[str, list[str]]) -> str:
-    """Return `text` if all files are named as JSON lines, else an empty key."""
+    """Return `text` if all files are named as JSON lines, an empty key if none is.
+
+    Raises:
+        UsageError: some are and others are not.
+    """
     names = [name for found in inputs.values() for name in found]
-    return "text" if all(".jsonl" in Path(name).suffixes for name in names) else ""
+    lines = [name for name in names if ".jsonl" in Path(name).suffixes]
+    others = [name for name in names if name not in lines]
+    if lines and others:
+        raise UsageError(
+            f"{lines[0]} is named as JSON lines, {others[0]} is not",
+            why="all files of a command are read alike",
+            hint="--key text if all are JSON lines; else give one kind, or convert the other",
+        )
+    return "text" if lines else ""
 
 
 def _places(inputs: Mapping[str, list[str]]) -> dict[str, str]:
@@ -124,6 +137,9 @@ def _show(done: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
             terminal.text(f"{what}: {about[what]:,}{share}")
     if len(about["splits"]) == 1 and about["stack"] == "fairseq":
         terminal.note("fairseq-train opens a validation set, too: --split 98,2 or --valid FILE")
+    if "folders" in about:
+        folders = ":".join(str(out / name) for name in about["folders"])
+        terminal.note(f"an epoch reads one folder: fairseq-train {folders}")
     terminal.text(
         f"{about['vocabulary']:,} tokens in the vocabulary, {about['dtype']}; data in {out}"
     )

@@ -29,14 +29,19 @@ def diagnose(terminal: Terminal, file: str) -> Answer:
     return {"file": file, **found}, 0 if found["diagnoses"] else 1
 
 
-def recognised(root: Path, text: str) -> dict[str, Any]:
+def recognised(root: Path, text: str, step: str = "") -> dict[str, Any]:
     """Return the known failures recognised in a text, and how many are known.
+
+    Args:
+        step: the step that said it, as failures name steps; empty where it is not known.
 
     Raises:
         DefinitionError: the failures' definitions are invalid.
     """
     failures = load_failures(root)
-    found = [diagnosis_value(diagnosis) for diagnosis in diagnoses_of(text, failures.values())]
+    found = [
+        diagnosis_value(diagnosis) for diagnosis in diagnoses_of(text, failures.values(), step)
+    ]
     return {"known": len(failures), "diagnoses": found}
 
 

@@ -1,10 +1,11 @@
 """Run `invoke doctor`: read this machine's state and print the problems that a run would have.
 
-Owns the reading and the printing; `gpu.doctor` judges.
+Owns the reading and the printing; `gpu.doctor` and `gpu.health` judge.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -18,7 +19,7 @@ from stackyard.cli import tables
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.definitions.project import load_project
-from stackyard.gpu import access, doctor, gpus
+from stackyard.gpu import access, doctor, gpus, health
 from stackyard.gpu.doctor import Machine
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
@@ -31,6 +32,7 @@ def examine(terminal: Terminal) -> Answer:
     default = bases.get(project.default_base)
     needed = (default.disk_bytes if default else 0) or host.NEEDED_BYTES
     findings = doctor.examine(read_machine(needed), bases.values())
+    findings += health.merged(health.examine(gpus.read_health()))
     terminal.table(tables.findings_table(findings))
     state = doctor.worst(findings)
     return {"state": state, "findings": [asdict(f) for f in findings]}, int(state == doctor.WRONG)
@@ -59,10 +61,9 @@ def read_machine(needed: int) -> Machine:
     except StackyardError as error:
         found |= {"gpus": None, "no_gpus": error.what}
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    try:
+    shm: int | None = None
+    with contextlib.suppress(OSError):
         shm = shutil.disk_usage("/dev/shm").total
-    except OSError:
-        shm = 0
     return Machine(
         shm_bytes=shm,
         memlock=-1 if limit == resource.RLIM_INFINITY else limit,

@@ -34,7 +34,7 @@ def show(terminal: Terminal, given: EvidenceRequest) -> Answer:
     elif signed:
         value = {}
     else:
-        value = look(given, signers, terminal).value()
+        value = {**look(given, signers, terminal).value()}
     return {"file": given.file, **({"signer": signed} if signed else {}), **value}, 0
 
 

@@ -11,16 +11,16 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from stackyard.build.choice import decide
-from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
-from stackyard.cli.steps.run import wanted_of, work_of
+from stackyard.cli.steps.run import wanted_of
+from stackyard.cli.steps.run_job import work_of
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import (
     example_files,
@@ -33,6 +33,9 @@ from stackyard.definitions.job_source import (
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.mesh.example_copy import CopyRequest, copied
 from stackyard.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from stackyard.cli import answers
 
 
 def repeated(given: RunRequest) -> dict[str, str]:
@@ -56,6 +59,8 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
         "--detach": given.detach,
         "--mount": given.mount,
         "--despite": given.despite,
+        "--env": given.env,
+        "--accelerate-config": given.accelerate_config,
         "--on": given.on,
         "--nodes": given.nodes,
         "--site": given.site,
@@ -63,7 +68,7 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
     }
 
 
-def list_examples(terminal: Terminal, stack: str) -> Answer:
+def list_examples(terminal: Terminal, stack: str) -> tuple[answers.Examples, int]:
     """Run `invoke run STACK --examples`: list examples with their ranks and notes."""
     project = load_project()
     name = decide(project, stack).stack
@@ -85,7 +90,7 @@ def _table(stack: str, examples: list[Example]) -> Table:
     return table
 
 
-def _value(example: Example) -> dict[str, Any]:
+def _value(example: Example) -> answers.ExampleRow:
     return {
         "name": example.name,
         "summary": example.summary,
@@ -98,7 +103,7 @@ def _value(example: Example) -> dict[str, Any]:
     }
 
 
-def write_example(terminal: Terminal, given: RunRequest) -> Answer:
+def write_example(terminal: Terminal, given: RunRequest) -> tuple[answers.Written, int]:
     """Run `invoke run STACK --example NAME --write FOLDER`: write a copy for the user to edit."""
     unfit = [flag for flag, value in unfit_of(given).items() if value]
     if unfit or not given.example:

@@ -6,6 +6,7 @@ takes the steps, `cli.run_view` draws.
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from stackyard.definitions.project import load_project
 from stackyard.mesh import runs, standing
 from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
-from stackyard.mesh.hosts import Fleet, from_names, matching, read_inventory
+from stackyard.mesh.hosts import Fleet, expand, from_names, matching, read_inventory
 from stackyard.mesh.node_plan import StandingPlan
 from stackyard.mesh.preflight import muster
 from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
@@ -34,7 +35,7 @@ HOSTS_FILE = "hosts.yml"
 
 
 def load_fleet(given: str) -> Fleet:
-    """Load hosts from a file, names by comma, or `ssh:PATTERN` of ~/.ssh/config.
+    """Load hosts from a file, a node set, names by comma, or `ssh:PATTERN` of ~/.ssh/config.
 
     Raises:
         UsageError: no inventory was named or found.
@@ -54,12 +55,28 @@ def load_fleet(given: str) -> Fleet:
             return read_inventory(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read", why=str(error)) from error
-    if given and "/" not in given and not given.endswith((".yml", ".yaml")):
-        return from_names([word.strip() for word in given.split(",")], "--hosts")
-    raise UsageError(
-        f"there is no {name}",
-        why="it says which machines there are",
-        hint="write one (docs/hosts.md), or name them: --hosts study,train",
+    if not given or "/" in given or given.endswith((".yml", ".yaml")):
+        raise _no_hosts(path, f"there is no {shown(name)}", "it says which machines there are")
+    try:
+        names = expand(given)
+    except UsageError as error:
+        what = f"--hosts {shown(given)!r} is neither a file nor a node set"
+        raise _no_hosts(path, what, error.why or error.what) from error
+    return from_names(names, "--hosts")
+
+
+def _no_hosts(path: Path, what: str, why: str) -> UsageError:
+    """Return the error for hosts that are neither a file nor a node set; it names files near."""
+    try:
+        files = [one.name for one in path.parent.iterdir() if one.is_file()]
+    except OSError:
+        files = []
+    near = difflib.get_close_matches(path.name, files, n=1, cutoff=0.7)
+    hint = f"did you mean {str(path.with_name(near[0]))!r}? Or " if near else ""
+    return UsageError(
+        what,
+        why=why,
+        hint=f"{hint}write a hosts.yml (docs/hosts.md), or name hosts: --hosts 'gpu[01-04],train'",
     )
 
 

@@ -11,12 +11,11 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stackyard.build import catalog, dockerfile
 from stackyard.build.choice import decide
 from stackyard.cli import tables
-from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BundleRequest
 from stackyard.definitions.project import Project, load_project
@@ -25,16 +24,19 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
 from stackyard.system.files import replace_texts
 
+if TYPE_CHECKING:
+    from stackyard.cli import answers
+
 Say = Callable[[str, str], None]
 
 
-def list_all(project: Project, engine: Engine | None) -> dict[str, Any]:
+def list_all(project: Project, engine: Engine | None) -> answers.Listed:
     """Return stacks and bases, with each one's image (if an engine answers) and last smoke."""
     rows = []
     for stack in sorted(project.definitions.stacks.values(), key=lambda s: s.name):
         for base in sorted(project.definitions.bases.values(), key=lambda b: b.name):
             rows.append(_row(project, engine, stack.name, base.name))
-    bases = [
+    bases: list[answers.BaseRow] = [
         {
             "base": base.name,
             "summary": base.summary,
@@ -47,7 +49,7 @@ def list_all(project: Project, engine: Engine | None) -> dict[str, Any]:
     return {"engine": engine.version if engine else None, "images": rows, "bases": bases}
 
 
-def _row(project: Project, engine: Engine | None, stack: str, base: str) -> dict[str, Any]:
+def _row(project: Project, engine: Engine | None, stack: str, base: str) -> answers.ImageRow:
     image = catalog.resolve(project.definitions, stack, base)
     info = engine.image(dockerfile.image_tag(stack, base)) if engine else None
     last = load_report(project.root, stack, base, "smoke")
@@ -75,11 +77,11 @@ def load_report(root: Path, stack: str, base: str, kind: str) -> dict[str, Any] 
     return found
 
 
-def show_value(project: Project, stack: str, base: str) -> dict[str, Any]:
+def show_value(project: Project, stack: str, base: str) -> answers.Shown:
     """Return every value of one stack on one base, with its origin."""
     image = catalog.resolve(project.definitions, stack, base)
 
-    def table(values: Mapping[str, catalog.Setting]) -> dict[str, dict[str, str]]:
+    def table(values: Mapping[str, catalog.Setting]) -> dict[str, answers.Sourced]:
         return {n: {"value": s.value, "from": s.source} for n, s in sorted(values.items())}
 
     return {
@@ -119,7 +121,7 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str, Any]:
+def make_base(project: Project, engine: Engine, name: str, say: Say) -> answers.MadeBase:
     """Make (or pull) a base unless the engine's own is current.
 
     Raises:
@@ -160,7 +162,7 @@ def make_base(project: Project, engine: Engine, name: str, say: Say) -> dict[str
 
 def make_bundle(
     project: Project, stack: str, base_name: str, out: Path, say: Say
-) -> dict[str, Any]:
+) -> answers.Bundled:
     """Fetch and pack the inputs of builds on a base; return the bundle's contents.
 
     Raises:
@@ -195,7 +197,7 @@ def make_bundle(
     }
 
 
-def list_images(terminal: Terminal) -> Answer:
+def list_images(terminal: Terminal) -> tuple[answers.Listed, int]:
     """Run `invoke list`."""
     with contextlib.ExitStack() as stack:
         held = _engine_or_none(stack)
@@ -218,7 +220,7 @@ def _engine_or_none(stack: contextlib.ExitStack) -> Engine | None:
         return None
 
 
-def show(terminal: Terminal, stack: str, base: str) -> Answer:
+def show(terminal: Terminal, stack: str, base: str) -> tuple[answers.Shown, int]:
     """Run `invoke show STACK`."""
     project = load_project(locks_required=False)
     chosen = decide(project, stack, base)
@@ -229,7 +231,7 @@ def show(terminal: Terminal, stack: str, base: str) -> Answer:
     return found, 0
 
 
-def render(terminal: Terminal, stack: str, *, check: bool) -> Answer:
+def render(terminal: Terminal, stack: str, *, check: bool) -> tuple[answers.Changed, int]:
     """Run `invoke render [--check]`."""
     changed = render_files(load_project(locks_required=False), stack, check=check)
     for path in changed:
@@ -241,7 +243,7 @@ def render(terminal: Terminal, stack: str, *, check: bool) -> Answer:
     return {"changed": changed}, 1 if check and changed else 0
 
 
-def base(terminal: Terminal, name: str) -> Answer:
+def base(terminal: Terminal, name: str) -> tuple[answers.MadeBase, int]:
     """Run `invoke base NAME`."""
     project = load_project()
     catalog.choose("base", name, project.definitions.bases)
@@ -252,7 +254,7 @@ def base(terminal: Terminal, name: str) -> Answer:
     return made, 0
 
 
-def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
+def bundle(terminal: Terminal, asked: BundleRequest) -> tuple[answers.Bundled, int]:
     """Run `invoke bundle [STACK] --base BASE`."""
     project = load_project()
     chosen = decide(project, asked.stack, asked.base).base.name
@@ -264,7 +266,7 @@ def bundle(terminal: Terminal, asked: BundleRequest) -> Answer:
     return made, 0
 
 
-def engine(terminal: Terminal) -> Answer:
+def engine(terminal: Terminal) -> tuple[dict[str, str], int]:
     """Run `invoke engine`: find, install or start a container engine."""
     from stackyard.build import host
 

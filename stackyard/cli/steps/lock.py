@@ -6,18 +6,22 @@ Owns the words on the terminal and the exit codes. `build.locks.locking` and
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stackyard.build.choice import decide
 from stackyard.build.locks import locking
 from stackyard.build.locks import outdated as upstream
 from stackyard.build.locks.change import change_lines, change_value
 from stackyard.cli import tables
-from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.definitions.project import Project, load_project
 from stackyard.system.files import replace_texts
 
+if TYPE_CHECKING:
+    from stackyard.cli import answers
 
-def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
+
+def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> tuple[answers.Locked, int]:
     """Run `invoke lock [STACK] [--base B] [--check]`: write locks, then files that need them.
 
     `--check` writes nothing; its exit code is 1 when something would change.
@@ -34,7 +38,7 @@ def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
         terminal.text("every lock is as it was")
     for path, typed in made.stale.items():
         terminal.note(f"still to be locked: {path}; type: {typed.partition(' --base')[0]}")
-    value = {
+    value: answers.Locked = {
         "changed": list(made.written),
         "check": check,
         "locks": [change_value(change) for change in made.changes],
@@ -43,7 +47,7 @@ def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> Answer:
     return value, 1 if check and made.written else 0
 
 
-def outdated(terminal: Terminal, stack: str, base: str) -> Answer:
+def outdated(terminal: Terminal, stack: str, base: str) -> tuple[answers.Outdated, int]:
     """Run `invoke outdated [STACK] [--base B]`; exit code 1 when a newer release exists."""
     project = load_project()
     chosen = decide(project, stack, base or _locked_base(project, stack))

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -24,9 +25,10 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import ProveRequest
 from stackyard.definitions.project import Project, load_project
 from stackyard.mesh import nodes
-from stackyard.report import records
+from stackyard.report import junit, records
 from stackyard.report.prove import prove_report, record, recorded_path, text
 from stackyard.report.prove_page import PAGE, render_page
+from stackyard.report.shapes import ProveReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.system.files import replace_texts
@@ -42,11 +44,20 @@ def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
     project = load_project()
     if asked.check and not asked.page:
         raise UsageError("--check compares a page", hint="invoke prove --page --check")
+    if asked.page and asked.junit:
+        raise UsageError(
+            "--junit is for proofs, and --page plays none", hint="leave one of them out"
+        )
     if asked.page:
         return _page(project, terminal, check=asked.check)
-    return prove_all(
+    if asked.junit:
+        junit.require_place(Path(asked.junit))
+    answer, code = prove_all(
         project, asked.stack, asked.fix, asked.base or BASE, terminal, record_them=asked.record
     )
+    if asked.junit:
+        junit.write(Path(asked.junit), answer["reports"])
+    return answer, code
 
 
 def prove_all(
@@ -106,7 +117,7 @@ def _why_nowhere(project: Project, stacks: Sequence[str], fix: str, base: str) -
 
 def _prove_one(
     project: Project, held: Engine, builder: Builder, built: Built, fix: str, terminal: Terminal
-) -> dict[str, Any]:
+) -> ProveReport:
     image, name = built.image, built.image.stack.name
     proofs, elsewhere = plan.proofs(image, project.definitions.limits.values(), fix)
     started = datetime.datetime.now(datetime.timezone.utc)
@@ -144,7 +155,7 @@ def _prove_one(
     return value
 
 
-def _table(reports: list[dict[str, Any]]) -> Table:
+def _table(reports: Sequence[ProveReport]) -> Table:
     table = Table(title="proofs", title_justify="left")
     for column in ("stack", "fix or limit", "verdict", "what is seen without it"):
         table.add_column(column, overflow="fold")
@@ -152,7 +163,9 @@ def _table(reports: list[dict[str, Any]]) -> Table:
     for value in reports:
         for proof in value["proofs"]:
             good = proof["verdict"] == PROVEN
-            seconds = proof["with"]["seconds"] + (proof["without"] or {}).get("seconds", 0.0)
+            seconds = proof["with"]["seconds"] + (
+                proof["without"]["seconds"] if proof["without"] else 0.0
+            )
             said = proof["symptom"] if good else proof["why"]
             word = f"[{'bold green' if good else 'bold red'}]{proof['verdict']}[/]"
             table.add_row(

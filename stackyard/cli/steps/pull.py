@@ -62,7 +62,8 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
                 f"{reference} is {found.release.stack} on {found.release.base},"
                 f" not {name} on {base}"
             )
-        terminal.say(name, f"{found.release.name}, signed by {found.signer}")
+        attested = f", with {', '.join(found.attested)}" if found.attested else ""
+        terminal.say(name, f"{found.release.name}, signed by {found.signer}{attested}")
         seen = seen_value(registry, found, signers)
         for why in seen["evidence_refused"]:
             terminal.note(f"{found.release.name}: {why}")
@@ -73,7 +74,7 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
         else:
             with reached(load_fleet(given.hosts)) as hosts:
                 value, code = _pull_hosts(registry, found, signers, hosts, given, terminal)
-        return {**value, **seen}, code
+        return {**value, **seen, "attested": list(found.attested)}, code
 
 
 def _pull_here(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,20 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BundleRequest
 from stackyard.cli.options.releases import PublishRequest
 from stackyard.cli.release_view import release_table
+from stackyard.cli.steps import audit
 from stackyard.definitions.project import Project, load_project
 from stackyard.release import airgap, candidate, verify
 from stackyard.release import statement as release
 from stackyard.release.credentials import find_login
 from stackyard.release.layer_source import LayerSource
-from stackyard.release.publish import Publisher, Wanted, require_clean
+from stackyard.release.publish import Published, Publisher, Wanted, require_clean
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import vouch
 from stackyard.scan import oci
+from stackyard.scan.audit import Audit, require_fixed
 from stackyard.scan.sizes import size_lines
-from stackyard.system import signing
+from stackyard.system import plain_signing, signing
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
 
@@ -75,21 +78,23 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         read = candidate.read(project, engine, store, found, say)
         candidate.require_saved(vouched, read.saved)
         require_clean(read.findings, found.tag)
+        audited = audit.audited(project, found.image.base, read.installed, say)
+        require_fixed(audited, found.tag)
         wanted = Wanted(
             subject=found.subject, info=found.info, created=read.created, proof=found.proof,
             attached=read.attached, locks=candidate.lock_digests(project, found.image),
             key=path, builder=candidate.builder_of(engine),
-            source=candidate.source_of(project.root),
+            source=candidate.source_of(project.root), origin=read.origin,
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
+            agent=plain_signing.agent_at(os.environ.get("SSH_AUTH_SOCK", "")),
+            audit=audited.value(),
         )  # fmt: skip
         done = Publisher(registry, store, say).publish(read.saved, wanted)
         store.forget_old()
     for text in size_lines(read.sizes):
         terminal.text(text)
-    if not found.proof:
-        terminal.note("it was published as unproven: its statement says so")
-    if wanted.needs_gpus and not wanted.seen_on:
-        terminal.note("it was published without evidence of GPUs: its statement says so")
+    for text in _reservations(wanted, audited, done):
+        terminal.note(text)
     for one in vouched:
         terminal.text(f"evidence: {vouch.words(one)}")
     place = f"{registry.repository}:{done.name}"
@@ -99,8 +104,24 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
     seconds = round(time.monotonic() - started, 2)
     more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line,
             "needs_gpus": wanted.needs_gpus, "seen_on": wanted.seen_on,
-            "evidence": [one.value() for one in vouched]}  # fmt: skip
+            "evidence": [one.value() for one in vouched], "audit": audited.value()}  # fmt: skip
     return {**asdict(done), **more, "proven": bool(found.proof), "seconds": seconds}, 0
+
+
+def _reservations(wanted: Wanted, audited: Audit, done: Published) -> Iterator[str]:
+    """Yield what a release lacks, each as a text for its publisher."""
+    if not wanted.proof:
+        yield "it was published as unproven: its statement says so"
+    if wanted.needs_gpus and not wanted.seen_on:
+        yield "it was published without evidence of GPUs: its statement says so"
+    for part in audited.parts:
+        if part.why:
+            yield f"vulnerabilities, {part.name}: {part.outcome}: {part.why}"
+    if done.unsigned:
+        yield (
+            f"{', '.join(done.unsigned)}: without a signature of its own, which this key cannot"
+            " make; the release's signature covers it (docs/releases.md)"
+        )
 
 
 def signer_name() -> str:
@@ -148,6 +169,7 @@ def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
     return {
         "name": tag, "believed": True, "signer": found.signer, "created": entry.created,
         "proven": entry.proven, "digest": entry.digest, "bytes": entry.size, "why": "",
+        "attested": list(found.attested),
         **seen,
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ Owns the meaning of their arguments. `mesh.runs` takes the steps, `cli.run_view`
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Collection
 from typing import Any
@@ -13,34 +13,23 @@ from typing import Any
 from stackyard.build.choice import decide
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.options.runs import JobRequest, RunRequest, UpRequest
+from stackyard.cli.options.runs import RunRequest, UpRequest
 from stackyard.cli.run_view import RunView, runs_table
 from stackyard.cli.steps import diagnose, mount
 from stackyard.cli.steps.hosts import load_fleet, plan_value, row
-from stackyard.definitions import job_source
-from stackyard.definitions.examples import Example, Where
-from stackyard.definitions.job_source import Work, load_example, require_work
+from stackyard.cli.steps.run_job import Own, chosen, own_of, work_of
+from stackyard.definitions.examples import Example
+from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
 from stackyard.gpu import fused
-from stackyard.launch.job import Job
 from stackyard.mesh import runs, standing
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.jobs import select
 from stackyard.mesh.mounts import require_there, together, with_mounts
-from stackyard.mesh.node import JOBS
 from stackyard.mesh.node_plan import StandingPlan, Wanted, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import UsageError
-
-
-def work_of(asked: JobRequest) -> Work:
-    """Return the work that a job is made of."""
-    return Work(
-        example=asked.example, words=asked.words, launcher=asked.launcher, settings=asked.set,
-        save=asked.save, folder=asked.folder,
-    )  # fmt: skip
 
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
@@ -94,6 +83,9 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
 def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     """Run `invoke run STACK --example NAME` or `-- COMMAND`."""
     project = load_project()
+    own = own_of(wanted, os.environ)
+    if own.caller:
+        terminal.note(f"from your environment, for every rank: {', '.join(own.caller)}")
     fleet = load_fleet(wanted.hosts)
     asked = wanted_of(project, wanted.mesh, fleet)
     fleet = with_mounts(fleet, asked.mounts)
@@ -102,7 +94,7 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     with reached(fleet) as hosts:
         mesh = standing.find(hosts.links)[0].get(asked.run)
         _require_mesh(mesh, asked, wanted, hosts)
-        ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal)
+        ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
     return _conclude(ended, wanted, terminal)
 
 
@@ -139,16 +131,23 @@ def _attempts(
     example: Example | None,
     wanted: RunRequest,
     terminal: Terminal,
+    own: Own,
 ) -> Ended:
     """Run the job; after a loss of nodes, restart it on the others while restarts are left."""
     lost = set[str]()
+
+    def check(plan: StandingPlan) -> None:
+        chosen(plan, example, wanted, lost, own)
+
     for attempt in range(wanted.restarts + 1):
         mesh = up_already
         if mesh is None:
-            mesh, _ = runs.up(hosts, asked, lambda text: terminal.say(asked.run, text),
-                              owner=asked.lease)  # fmt: skip
+            mesh, _ = runs.up(
+                hosts, asked, lambda text: terminal.say(asked.run, text), owner=asked.lease,
+                check=check,
+            )  # fmt: skip
         try:
-            ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost)
+            ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost, own)
         finally:
             if up_already is None:
                 for host, error in runs.down(hosts, mesh)[1].items():
@@ -168,34 +167,6 @@ def _attempts(
     return ended
 
 
-def make_job(
-    plan: StandingPlan, example: Example | None, wanted: RunRequest, nodes: int, per_node: int
-) -> Job:
-    """Make a mesh's job from an example or from the user's own command.
-
-    Raises:
-        UsageError: the example does not fit.
-    """
-    name = f"{example.name if example else 'run'}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
-    folder = f"{JOBS}/{name}"
-    where = Where(
-        name=name,
-        base=plan.base,
-        image=plan.image,
-        nodes=nodes,
-        per_node=per_node,
-        device="cuda" if any(node.gpus for node in plan.nodes) else "cpu",
-        folder=folder,
-        save=wanted.save or f"{folder}/checkpoints",
-    )
-    usual = ""
-    if example is None and not wanted.launcher:
-        usual = load_project().definitions.stacks[plan.stack].smoke.launcher
-    return job_source.make_job(
-        work_of(wanted), example, where, root=ROOT, stack=plan.stack, usual=usual
-    )
-
-
 def _run(
     project: Project,
     hosts: Reached,
@@ -205,13 +176,10 @@ def _run(
     asked: Wanted,
     terminal: Terminal,
     lost: Collection[str],
+    own: Own,
 ) -> Ended:
     plan, lease = mesh.plan, asked.lease
-    gone = [] if wanted.include else [name for name in plan.names if name in lost]
-    left_out = "@".join(filter(None, [wanted.exclude, *gone]))
-    selection = select(plan, wanted.per_node, wanted.include, left_out)
-    per_node = max(len(slots) for slots in selection.slots.values())
-    job = make_job(plan, example, wanted, len(selection.nodes), per_node)
+    job, selection = chosen(plan, example, wanted, lost, own)
     runs.require_valid(mesh, time.time())
     talk = standing.connect(hosts.links, mesh)
     follower = None
@@ -222,7 +190,7 @@ def _run(
             project, hosts, mesh, job, selection.nodes, together(asked.mounts, plan.mounts),
             wanted.despite, terminal.note,
         )  # fmt: skip
-        for remark in runs.remarks(hosts, mesh, job, selection.nodes):
+        for remark in runs.remarks(hosts, mesh, job, selection):
             terminal.note(remark)
         runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
         terminal.done(plan.run, f"{job.name}: {sum(len(s) for s in selection.slots.values())} ranks"
@@ -271,7 +239,7 @@ def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any
     elif not ended.passed:
         reason = job["reason"] or f"the launcher ended with exit code {job['code']}"
         terminal.text(f"{job['name']} failed: {reason}")
-        found = diagnose.recognised(ROOT, terminal.tail)["diagnoses"]
+        found = diagnose.recognised(ROOT, terminal.tail, "run")["diagnoses"]
         diagnose.show(found, terminal.text)
     else:
         seconds = float(job["ended"]) - float(job["started"])

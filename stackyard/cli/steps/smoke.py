@@ -5,7 +5,7 @@ Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
@@ -18,7 +18,8 @@ from stackyard.cli.steps import compare, diagnose
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
-from stackyard.report import records, smokes, vouch
+from stackyard.report import junit, records, smokes, vouch
+from stackyard.report.shapes import SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.validate import gpu_run
@@ -44,6 +45,8 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     names, base = list(chosen.stacks), chosen.base.name
     require_smokes(project, names, chosen.device)
     earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
+    if asked.junit:
+        junit.require_place(Path(asked.junit))
     with Engine() as held:
         plan = None
         if gpus:
@@ -58,6 +61,8 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
         _explain(value, terminal)
         terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
     code = compare.hold_against(project, earlier, reports, terminal)
+    if asked.junit:
+        junit.write(Path(asked.junit), reports)
     answer = records.together(reports)
     return answer, EXIT_CODES[answer["outcome"]] or code
 
@@ -119,7 +124,7 @@ def _smoke_each(
     plan: GpuPlan | None,
     terminal: Terminal,
     images: list[Built] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[SmokeReport]:
     images = images or Builder(project, held, terminal.say).build_all(names, base)
     for built in images:
         if built.made:
@@ -150,7 +155,7 @@ def _watcher(built: Built, device: str, terminal: Terminal) -> Watcher:
     )
 
 
-def _explain(value: dict[str, Any], terminal: Terminal) -> None:
+def _explain(value: SmokeReport, terminal: Terminal) -> None:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for check in value["checks"]:
         if check["outcome"] != "passed":

@@ -25,18 +25,21 @@ def read_example(text: str, file: str, stack: str, name: str) -> Example:
     """
     problems: list[Problem] = []
     top = parse_document(text, file=file, problems=problems)
-    found = _read(top, stack, name) if top is not None else None
+    found = read_top(top, stack, name) if top is not None else None
     if problems or found is None:
         raise DefinitionError(problems)
     return found
 
 
-def _read(top: Entry, stack: str, name: str) -> Example:
+def read_top(top: Entry, stack: str, name: str) -> Example:
+    """Read the top mapping of an example's file."""
     prepare = top.mappings("prepare")
     devices = _sizes(top, "devices", ("cpu", "cuda"), "a device is cpu or cuda")
     sizes = _sizes(top, "sizes", (FULL, REDUCED), "a size is full or reduced")
-    if not devices:
-        top.problem("required key is missing", key="devices")
+    if not top.has("devices"):
+        top.missing("devices")
+    elif not devices:
+        top.problem("names no device", key="devices")
     example = Example(
         name=name,
         stack=stack,

@@ -17,6 +17,7 @@ from stackyard.system.errors import Problem
 
 FOLDER = "images/failures"
 KINDS = ("cause", "consequence", "remark")
+STEPS = ("build", "run", "registry")
 
 
 def read_failure(top: document.Mapping, name: str, known: Collection[str]) -> Failure:
@@ -25,6 +26,7 @@ def read_failure(top: document.Mapping, name: str, known: Collection[str]) -> Fa
         id=top.text("id"),
         title=top.text("title"),
         kind=top.one_of("kind", KINDS),
+        steps=top.texts("steps"),
         any_of=top.texts("any_of", ()),
         all_of=top.texts("all_of", ()),
         cause=top.text("cause"),
@@ -34,6 +36,11 @@ def read_failure(top: document.Mapping, name: str, known: Collection[str]) -> Fa
     )
     if value.id and value.id != name:
         top.problem(f"must be {name!r}, like its file, not {value.id!r}", key="id")
+    for step in value.steps:
+        if step not in STEPS:
+            top.problem(f"unknown step {step!r}; {nearest(step, STEPS)}", key="steps")
+    if not value.steps and top.has("steps"):
+        top.problem(f"recognised nowhere: give some of {', '.join(STEPS)}", key="steps")
     if not value.any_of and not value.all_of:
         top.problem("recognises nothing: give any_of or all_of", key="any_of")
     for key, patterns in (("any_of", value.any_of), ("all_of", value.all_of)):

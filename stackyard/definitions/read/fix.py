@@ -36,7 +36,7 @@ def read_applies(top: Mapping) -> Applies:
     """Read the versions, Python and devices that a fix or a limit applies to."""
     applies = top.mapping("applies_to")
     if applies is None:
-        top.problem("required key is missing", key="applies_to")
+        top.missing("applies_to")
         return Applies(versions={}, python="", devices=DEVICES)
     versions = applies.table("versions")
     for package, wanted in list(versions.items()):
@@ -91,7 +91,7 @@ def _read_remedy(top: Mapping, added: TextByName[str, str]) -> Remedy:
     )
     entry = top.mapping("remedy")
     if entry is None:
-        top.problem("required key is missing", key="remedy")
+        top.missing("remedy")
         return blank
     remedy = Remedy(
         stage=entry.one_of("stage", ("installed", "source"), "installed"),
@@ -163,7 +163,7 @@ def read_witness(top: Mapping) -> Witness:
     """Read the witness, which shows that a fix or a limit is needed."""
     entry = top.mapping("witness")
     if entry is None:
-        top.problem("required key is missing", key="witness")
+        top.missing("witness")
         return Witness(command=(), fails_with="", seconds=0)
     value = _witness(entry, None, 60)
     entry.done()

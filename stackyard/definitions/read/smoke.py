@@ -25,7 +25,7 @@ def read_smoke(top: Mapping) -> tuple[Smoke, Smoke | None]:
     """Read the smokes on CPU ranks and on GPUs; values of the first are the second's defaults."""
     entry = top.mapping("smoke")
     if entry is None:
-        top.problem("required key is missing", key="smoke")
+        top.missing("smoke")
         return blank_smoke(), None
     smoke = _smoke(entry, entry, "cpu")
     gpus = entry.mapping("gpus")

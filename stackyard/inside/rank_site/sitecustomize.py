@@ -4,13 +4,15 @@ Owns where a rank writes and how its end is recorded: launchers mix the lines of
 holds back text without a line break (progress bars). Files below STACKYARD_LOGS, by rank:
 `rankN.log` its output; `rankN.json` its PID and number; `rankN.end` `ok`, or how it failed, missing
 when it was killed. Processes that a rank starts write to the same file. Fused parts write
-`rankN.fused`.
+`rankN.fused`. A file that STACKYARD_SETTINGS names holds the user's variables on this node: DeepSpeed
+would put them on a command line.
 """
 
 import atexit
 import contextlib
 import json
 import os
+import shlex
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -62,6 +64,23 @@ def _hidden() -> None:
             return
 
 
+def _take_settings(path: str) -> None:
+    """Set the variables of a file of `export NAME='VALUE'` lines, once in a tree of processes."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            words = shlex.split(file.read())
+    except OSError as error:
+        raise SystemExit(f"the variables of this node cannot be read: {error}") from error
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals:
+            os.environ[name] = value
+
+
+# Gone from the environment first: what a program changes afterwards must stay in its children.
+_settings = os.environ.pop("STACKYARD_SETTINGS", "")
+if _settings:
+    _take_settings(_settings)
 _folder, _rank = os.environ.get("STACKYARD_LOGS", ""), os.environ.get("RANK", "")
 if _folder and _rank.isdecimal() and not os.environ.get("STACKYARD_RANK_PID"):
     # A full disk is no reason for a training not to start: its words stay with its launcher's.

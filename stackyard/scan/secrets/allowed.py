@@ -56,13 +56,18 @@ def read_allowed(text: str, file: str) -> Allowed:
     """
     problems: list[Problem] = []
     top = document.parse_document(text, file=file, problems=problems)
-    entries = tuple(_read_entry(one) for one in top.mappings("allowed")) if top else ()
-    if top:
-        if not top.has("allowed"):
-            top.problem("required key is missing", key="allowed")
-        top.done()
+    found = read_top(top) if top else NOTHING
     if problems:
         raise DefinitionError(problems)
+    return found
+
+
+def read_top(top: document.Mapping) -> Allowed:
+    """Read the top mapping of `images/gate.yml`."""
+    entries = tuple(_read_entry(one) for one in top.mappings("allowed"))
+    if not top.has("allowed"):
+        top.missing("allowed")
+    top.done()
     return Allowed(entries=entries)
 
 

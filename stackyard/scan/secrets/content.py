@@ -79,10 +79,14 @@ _URL_PASSWORD = re.compile(
 _LOGIN_PASSWORD = re.compile(
     rb"(?:\bpassword|_password|_auth)[\s:=]{1,8}[\"']?([^\s\"'<>{}$\\]{3,200})"
 )
+# Names that are given to secrets, whatever their case.
+SECRET_NAME = (
+    rb"(?:[A-Z0-9]+_)*[A-Z0-9]*(?:TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY"
+    rb"|ACCESS_?KEY|PRIVATE_?KEY|SECRET_?KEY|CREDENTIALS?)"
+)
 _VARIABLE = re.compile(
-    rb"(?<![A-Za-z0-9_])((?:[A-Z0-9]+_)*[A-Z0-9]*(?:TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY"
-    rb"|ACCESS_?KEY|PRIVATE_?KEY|SECRET_?KEY|CREDENTIALS?))(?:[\"']?\s{0,2}="
-    rb"|[\"']\s{0,2}:)\s{0,2}[\"']?([^\s\"';,&|]{3,4000})",
+    rb"(?<![A-Za-z0-9_])(%b)(?:[\"']?\s{0,2}="
+    rb"|[\"']\s{0,2}:)\s{0,2}[\"']?([^\s\"';,&|]{3,4000})" % SECRET_NAME,
     re.IGNORECASE,
 )
 # Not secrets: a path, a variable, a mount, an ellipsis, a switch or a number.

@@ -128,7 +128,7 @@ def _side(entry: Mapping, name: str, fused: tuple[str, ...]) -> Side:
 def _size(entry: Mapping, device: str) -> BenchSize:
     model = entry.mapping("model")
     if model is None:
-        entry.problem("required key is missing", key="model")
+        entry.missing("model")
     numbers = {name: _positive(model, name) if model else 0 for name in DIMENSIONS}
     tolerance, wider = _tolerances(entry)
     size = BenchSize(
@@ -169,7 +169,7 @@ def _tolerances(size: Mapping) -> tuple[Tolerance, dict[str, Tolerance]]:
     """Read the tolerance of all sides, and those of some sides."""
     entry = size.mapping("same_loss")
     if entry is None:
-        size.problem("required key is missing", key="same_loss")
+        size.missing("same_loss")
         return Tolerance(curve=0.0, end=0.0), {}
     wider = {name: _tolerance(item) for name, item in entry.entries("sides").items()}
     return _tolerance(entry), wider

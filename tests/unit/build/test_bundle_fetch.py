@@ -1,9 +1,7 @@
 """Fetching a bundle's content: the exact commands, for the base's platform and never this one's."""
 
 import hashlib
-import io
 import sys
-import urllib.error
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from stackyard.build import bundle, bundle_fetch
 from stackyard.build.mirrors import CallerSettings
 from stackyard.definitions import lock
 from stackyard.system.errors import StackyardError
-from tests.unit import samples
+from tests.unit import samples, servers
 from tests.unit.build import test_bundle
 
 NOBODY = CallerSettings(secrets={}, wheel_folders=(), proxies={})
@@ -141,28 +139,83 @@ INDEX = b'[[index]]\nurl = "https://me:p%40ss@mirror.example/simple"\ndefault = 
 @pytest.mark.parametrize(
     ("address", "sent"),
     [
-        ("https://mirror.example/files/a.tar.gz", {"Authorization": "Basic bWU6cEBzcw=="}),
-        ("https://mirror.example.evil/files/a.tar.gz", {}),
-        ("https://other.example/files/a.tar.gz", {}),
+        ("https://mirror.example/files/a.tar.gz", (b"me", b"p@ss")),
+        ("https://mirror.example.evil/files/a.tar.gz", None),
+        ("https://other.example/files/a.tar.gz", None),
     ],
 )
 def test_an_indexs_password_goes_to_that_index_only(address, sent):
     caller = CallerSettings(secrets={"uv.toml": INDEX}, wheel_folders=(), proxies={})
-    assert bundle_fetch.authorization(address, caller) == sent
-    assert bundle_fetch.authorization(address, NOBODY) == {}
+    assert bundle_fetch.login(address, caller) == sent
+    assert bundle_fetch.login(address, NOBODY) is None
 
 
-def test_what_cannot_be_downloaded_is_named_without_its_password(monkeypatch):
-    def refuse(request, **_):
-        raise urllib.error.URLError("no route to host")
+@pytest.fixture
+def downloads(monkeypatch, tmp_path):
+    """Download as a user without proxies, with a ~/.netrc of the test's own."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
 
-    monkeypatch.setattr(bundle_fetch, "urlopen", refuse)
-    with pytest.raises(StackyardError, match="cannot fetch https://x/a") as caught:
-        bundle_fetch.download("https://me:pw@x/a", NOBODY)
-    assert "no route to host" in caught.value.why
-    assert "pw" not in str(caught.value)
-    monkeypatch.setattr(bundle_fetch, "urlopen", lambda request, **_: io.BytesIO(b"data"))
-    assert bundle_fetch.download("https://x/a", NOBODY) == b"data"
+    def download(server):
+        index = f'[[index]]\nurl = "https://me:p%40ss@{server.host}/simple"\n'.encode()
+        caller = CallerSettings(secrets={"uv.toml": index}, wheel_folders=(), proxies={})
+        return bundle_fetch.download(f"{server.url}/a.tar.gz", caller)
+
+    return download
+
+
+@pytest.mark.usefixtures("allow_own_servers")
+def test_an_indexs_password_is_not_sent_to_where_the_index_redirects(downloads, tmp_path):
+    (tmp_path / "netrc").unlink()
+
+    def give(request):
+        request.reply(200, b"data")
+
+    def redirect(request):
+        request.reply(302, Location=f"{other.url}/files/a.tar.gz")
+
+    with servers.serve(give) as other, servers.serve(redirect) as index:
+        assert downloads(index) == b"data"
+    assert [one.login for one in index.asked] == ["Basic bWU6cEBzcw=="]
+    assert [one.login for one in other.asked] == [""]
+
+
+@pytest.mark.usefixtures("allow_own_servers")
+def test_an_indexs_own_password_goes_before_an_entry_of_netrc(downloads):
+    with servers.serve(lambda request: request.reply(200, b"data")) as index:
+        assert downloads(index) == b"data"
+    assert [one.login for one in index.asked] == ["Basic bWU6cEBzcw=="]
+
+
+@pytest.mark.usefixtures("allow_own_servers")
+def test_the_callers_certificates_are_trusted(downloads, monkeypatch, tmp_path):
+    context = servers.own_certificate(tmp_path, "mirror.example")
+    ca = {"ca.pem": (tmp_path / "ca.crt").read_bytes()}
+    trusting = CallerSettings(secrets=ca, wheel_folders=(), proxies={})
+    with (
+        servers.serve(lambda request: request.reply(200, b"data"), context) as server,
+        servers.proxy(server) as between,
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", between.url)
+        assert bundle_fetch.download("https://mirror.example/a", trusting) == b"data"
+        with pytest.raises(StackyardError, match="cannot fetch") as caught:
+            bundle_fetch.download("https://mirror.example/a", NOBODY)
+    assert "CERTIFICATE_VERIFY_FAILED" in caught.value.why
+
+
+@pytest.mark.usefixtures("allow_own_servers")
+def test_what_cannot_be_downloaded_is_named_without_its_password(downloads):
+    with servers.serve(lambda request: request.reply(404)) as server:
+        address = server.url.replace("//", "//me:pw@") + "/a"
+        with pytest.raises(StackyardError, match=f"cannot fetch {server.url}/a") as caught:
+            bundle_fetch.download(address, NOBODY)
+    assert "404" in caught.value.why and "pw" not in str(caught.value)
+    with pytest.raises(StackyardError, match=f"cannot fetch {server.url}/a") as caught:
+        bundle_fetch.download(address, NOBODY)
+    assert "refused" in caught.value.why and "pw" not in str(caught.value)
 
 
 def test_a_lock_without_entries_asks_for_nothing(commands):

@@ -61,6 +61,11 @@ def test_a_link_that_leads_out_is_seen(path, link, out):
     ("tree", "name"),
     [
         (project(project='[build-system]\nname = "no"\n[project]\nname = "alpha"\n'), "alpha"),
+        (project(project='project.name = "alpha"'), "alpha"),
+        (project(project="[ project ] # ours\nname = 'alpha'"), "alpha"),
+        (project(project='[project]\nname = "alpha'), ""),
+        (project(project='project = "alpha"'), ""),
+        (project(project="[project]\nname = 3"), ""),
         (project(config="[metadata]\nname = alpha\n"), "alpha"),
         (project(setup="import setuptools\nsetuptools.setup(name='alpha')"), "alpha"),
         (project(setup="def go():\n    setup(version=v(), name='alpha')\nExt(name='x')"), "alpha"),
@@ -80,6 +85,8 @@ def test_a_name_is_read_where_it_is_plain(tree, name):
         project(project='[project]\ndependencies = ["x>=1", "y[z]; os_name == \'a\'"]\n'),
         project(project="[project]\ndependencies = [\n  'x>=1', # a\n  \"y[z]; os_name == 'a'\"\n"
                         "]\n[project.optional-dependencies]\ndev = [\"no\"]\n"),
+        project(project="[project]\ndependencies = ['x>=1',\n[3], 3,"
+                        " \"\"\"y[z]; os_name == 'a'\"\"\"]"),
         project(config="[options]\ninstall_requires =\n  x>=1\n  y[z]; os_name == 'a'\n"),
         project(setup="setup(install_requires=['x>=1', \"y[z]; os_name == 'a'\"])"),
     ],

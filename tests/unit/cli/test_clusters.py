@@ -30,6 +30,7 @@ from stackyard.system.errors import (
 )
 from stackyard.system.image import ImageInfo
 from tests.schemas.kubernetes import problems
+from tests.schemas.published import refused as unfit
 from tests.unit.lines import run, type_line
 
 PROJECT = load_project()
@@ -101,11 +102,12 @@ def test_options_for_hosts_are_told_from_those_left_alone():
     assert not any(clusters.only_on_hosts(plain).values())
     asked = RunRequest(
         stack="fairseq", hosts="a", include="a", exclude="b", restarts=1, lease=5.0, mount=("m",),
-        despite=("f",),
+        despite=("f",), accelerate_config="a.yaml",
     )  # fmt: skip
     found = clusters.only_on_hosts(asked)
     assert all(found.values()) and sorted(found) == [
-        "--despite", "--exclude", "--hosts", "--include", "--lease", "--mount", "--restarts",
+        "--accelerate-config", "--despite", "--exclude", "--hosts", "--include", "--lease",
+        "--mount", "--restarts",
     ]  # fmt: skip
 
 
@@ -360,7 +362,9 @@ def exported(capsys, engine, **changes):
     usual = {"stack": "fairseq", "engine": engine, "example": "lm-ddp", "nodes": 2, "gpus": 0}
     asked = ExportRequest(**{**usual, "out": "out", **changes})
     code = run(clusters.export, asked, as_json=True)
-    return code, json.loads(capsys.readouterr().out)
+    value = json.loads(capsys.readouterr().out)
+    assert unfit("answers/error" if code else "answers/export", value) == []
+    return code, value
 
 
 @pytest.mark.usefixtures("quiet")
@@ -469,6 +473,8 @@ def ran(here, quiet, monkeypatch, capsys):
         )
         code = run(clusters.run, asked, as_json=as_json)
         out, err = capsys.readouterr()
+        if as_json:
+            assert unfit("answers/run" if code < 2 else "answers/error", json.loads(out)) == []
         return code, json.loads(out) if as_json else out, err
 
     return run_one
@@ -693,10 +699,12 @@ def test_a_job_is_looked_at_and_listened_to_and_stopped(here, slurm, capsys):
         "7 is done (DONE), exit code 0; its log: /a/x-7.log\n  node[1-2]\n"
     )
     assert run(clusters.logs, LogsRequest(on="slurm", job="7"), as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["lines"] == [{"node": "0", "text": "a"}]
+    value = json.loads(capsys.readouterr().out)
+    assert value["lines"] == [{"node": "0", "text": "a"}] and unfit("answers/logs", value) == []
     slurm(job_status("cancelled"))
     assert run(clusters.stop, asked(), as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "cancelled"
+    value = json.loads(capsys.readouterr().out)
+    assert value["state"] == "cancelled" and unfit("answers/stop", value) == []
 
 
 @pytest.mark.parametrize(("engine", "job"), [("slurm", ""), ("", "7"), ("lsf", "7")])
@@ -707,3 +715,11 @@ def test_a_job_must_be_named_with_its_engine(here, engine, job):
         run(clusters.stop, asked(engine, job)),
     ]
     assert calls == [2, 2, 2]
+
+
+def test_variables_that_are_typed_replace_those_of_an_example(here):
+    site(here)
+    found = made(env=("OMP_NUM_THREADS=3", "MINE=x y")).job.env
+    assert (found["OMP_NUM_THREADS"], found["MINE"]) == ("3", "x y")
+    with pytest.raises(UsageError, match="MASTER_PORT cannot be set"):
+        made(env=("MASTER_PORT=1",))

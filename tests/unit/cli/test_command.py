@@ -14,7 +14,13 @@ from invoke.program import Program
 from stackyard.cli import answer, command, parser
 from stackyard.cli.option import Option
 from stackyard.definitions.project import ROOT
-from stackyard.system.errors import BuildError, NothingToRunOn, UsageError
+from stackyard.system.errors import (
+    BuildError,
+    NothingToRunOn,
+    RegistryError,
+    StackyardError,
+    UsageError,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,16 @@ def test_a_known_failure_of_a_build_is_said_after_its_error(capsys):
     )
     assert fails_with(FULL, as_json=True) == 4
     assert [one["id"] for one in json.loads(capsys.readouterr().out)["diagnoses"]] == ["disk-full"]
+
+
+@pytest.mark.parametrize(
+    ("error", "recognised"), [(BuildError, True), (StackyardError, True), (RegistryError, False)]
+)
+def test_a_failure_is_recognised_where_it_can_occur_only(error, recognised, capsys):
+    """A registry that cannot be reached says the same as a package index, and is none."""
+    why = "HTTPConnectionPool(host='x', port=5000): Failed to establish a new connection"
+    assert fails_with(error("it failed", why=why), as_json=False) == 4
+    assert ("[index-unreachable]" in capsys.readouterr().err) == recognised
 
 
 def test_what_an_error_came_from_is_looked_at_too(capsys):

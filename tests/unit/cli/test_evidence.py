@@ -1,14 +1,15 @@
 """The commands that evidence goes through: `publish --evidence`, `evidence`, `releases`, `pull`."""
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
+from stackyard.cli.steps import audit, release
 from stackyard.cli.steps import evidence as cli_evidence
 from stackyard.cli.steps import pull as cli_pull
-from stackyard.cli.steps import release
 from stackyard.definitions.project import Project
 from stackyard.release import candidate, publish
 from stackyard.release import spool as spools
@@ -16,8 +17,12 @@ from stackyard.release.spool import Layer, Saved, Spool
 from stackyard.release.statement import Subject
 from stackyard.report import evidence, vouch
 from stackyard.scan import oci
+from stackyard.scan.audit import Finding, Part, judge
+from stackyard.scan.contents import merge
+from stackyard.scan.installed import Installed
 from stackyard.system import signing
 from stackyard.system.image import ImageInfo
+from tests.schemas.published import refused
 from tests.unit import samples
 from tests.unit.lines import run
 from tests.unit.releases import (
@@ -65,6 +70,7 @@ class Site:
 
     def __init__(self, folder, monkeypatch, capsys):
         self.folder, self.held, self.capsys = folder, Held(), capsys
+        self.audit = judge([Part(name="python", packages=1)], (), date(2026, 1, 1))
         (folder / ".ssh").mkdir()
         self.key = make_key(folder / ".ssh", "id_ed25519")
         self.signers = accept(folder, self.key)
@@ -82,6 +88,7 @@ class Site:
         for module in (release, cli_pull):
             monkeypatch.setattr(module, "Engine", Engine)
         monkeypatch.setattr(release, "size_lines", lambda sizes: [])
+        monkeypatch.setattr(audit, "audited", lambda *_: self.audit)
         for name, value in {
             "_require_current": lambda *_: None, "subject_of": lambda image: subject,
             "read": self.read, "lock_digests": lambda *_: {}, "source_of": lambda root: {},
@@ -96,8 +103,9 @@ class Site:
             ).write_bytes(Engine.found.layers[layer.digest])
         saved = Saved(config=Engine.found.config, layers=layers, read={})
         return candidate.Read(
-            saved=saved, findings=(), attached=(), sizes={}, created="2026-01-01T00:00:00+00:00"
-        )
+            saved=saved, findings=(), attached=(), sizes={}, created="2026-01-01T00:00:00+00:00",
+            installed=Installed(contents=merge([]), system={}, packages=(), distributions=()),
+        )  # fmt: skip
 
     def file(self, data, name="FILE"):
         """A file of evidence, relative to where commands run."""
@@ -108,6 +116,9 @@ class Site:
         """A command's JSON, and what it wrote for people."""
         code = run(command, given, as_json=True)
         out, err = self.capsys.readouterr()
+        name = "publish" if command is release.publish else "evidence"
+        schema = name if "error" not in json.loads(out) else "error"
+        assert refused(f"answers/{schema}", json.loads(out)) == []
         return code, json.loads(out), err
 
     def publish(self, *files, **changes):
@@ -121,6 +132,7 @@ class Site:
         code = run(release.releases, "", "", as_json=True)
         assert code == 0
         out, _ = self.capsys.readouterr()
+        assert refused("answers/releases", json.loads(out)) == []
         return {row["name"]: row for row in json.loads(out)["releases"]}
 
 
@@ -443,6 +455,7 @@ def test_a_pull_says_on_which_hardware_and_by_whose_key(site, capsys):
     assert told in out.splitlines()
     run(cli_pull.pull, PullRequest(stack="toy"), as_json=True)
     value = json.loads(capsys.readouterr().out)
+    assert refused("answers/pull", value) == []
     assert value["evidence"][0]["signer"] == WHO and value["evidence_refused"] == []
 
 
@@ -451,3 +464,28 @@ def test_a_pull_says_that_nobody_saw_it_on_a_gpu(site, capsys):
     site.publish(without_gpu_evidence=True)
     run(cli_pull.pull, PullRequest(stack="toy"))
     assert f"{NAME}: no GPU evidence from an accepted signer" in capsys.readouterr().out
+
+
+# Vulnerabilities, which a publication looks for
+
+
+def hole(*fixed):
+    found = Finding(package="torch", version="2.0", ids=("CVE-1",), fixed=fixed)
+    return judge([Part(name="python", packages=1, findings=(found,))], (), date(2026, 1, 1))
+
+
+def test_a_fixable_vulnerability_blocks_a_publication(site):
+    site.audit = hole("2.1")
+    code, value, err = site.publish(without_gpu_evidence=True, unproven=True)
+    assert code == 1 and "torch 2.0: CVE-1, fixed in 2.1" in json.dumps(value) + err
+    assert site.held.manifests == {}
+
+
+def test_a_statement_holds_what_was_known_and_what_was_not_looked_up(site):
+    parts = [*hole().parts, Part(name="system", why="there are no apt sources")]
+    site.audit = judge(parts, (), date(2026, 1, 1))
+    code, value, err = site.publish(without_gpu_evidence=True, unproven=True)
+    assert code == 0 and "vulnerabilities, system: not run: there are no apt sources" in err
+    assert value["audit"]["outcome"] == "not run"
+    (text,) = [json.loads(data) for data in site.held.blobs.values() if b'"seen_on"' in data]
+    assert text["audit"] == value["audit"] == site.audit.value()

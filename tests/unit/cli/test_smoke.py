@@ -1,15 +1,18 @@
-"""`invoke smoke`: which numbers make one, and what is told of its checks."""
+"""`invoke smoke`: which numbers make one, and what is told of its checks; `--junit`."""
 
+import contextlib
 import dataclasses
 
 import pytest
 
 from stackyard.build import host
 from stackyard.cli import console
-from stackyard.cli.steps import smoke
+from stackyard.cli.options.trainings import ProveRequest, SmokeRequest
+from stackyard.cli.steps import prove, smoke
 from stackyard.definitions.project import load_project
 from stackyard.system.errors import NothingToRunOn, UsageError
 from tests.unit import reports
+from tests.unit.report.test_junit import PROOFS
 
 
 @pytest.mark.parametrize(
@@ -72,3 +75,23 @@ def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
     assert "toy: loss_falls failed" in said
     assert "toy: recognised: a GPU is out of memory [oom]" in said
     assert said.index("loss_falls failed") < said.index("recognised") < said.index("last lines")
+
+
+def test_the_checks_of_a_smoke_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
+    monkeypatch.setattr(smoke, "Engine", contextlib.nullcontext)
+    monkeypatch.setattr(smoke, "_smoke_each", lambda *given: [reports.BROKEN["failed"]()])
+    monkeypatch.setattr(smoke.vouch, "told", lambda root, value: "no evidence")
+    path = tmp_path / "results.xml"
+    with console.Terminal(live=False) as terminal:
+        asked = SmokeRequest(stack="fairseq", gpus=0, junit=str(path))
+        assert smoke.smoke(terminal, asked)[1] == 1
+    assert '<testcase classname="toy" name="loss_falls"' in path.read_text(encoding="utf-8")
+
+
+def test_proofs_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
+    answer = {"outcome": "failed", "reports": [PROOFS]}
+    monkeypatch.setattr(prove, "prove_all", lambda *given, **named: (answer, 1))
+    path = tmp_path / "results.xml"
+    with console.Terminal(live=False) as terminal:
+        assert prove.prove(terminal, ProveRequest(junit=str(path)))[1] == 1
+    assert '<testcase classname="toy" name="bad"' in path.read_text(encoding="utf-8")

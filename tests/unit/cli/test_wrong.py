@@ -70,6 +70,9 @@ WRONG = [
     ("smoke nothing --gpus 0", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
     ("build nothing", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
     ("lock nothing", "there is no stack 'nothing'", "known: accelerate", "invoke list"),
+    ("smoke --gpus 0 --junit no/such.xml", "--junit: no/such.xml cannot be written",
+     "there is no folder no", "--junit results.xml"),
+    ("prove --page --junit a.xml", "--junit is for proofs", "", "leave one of them out"),
     ("prove --check", "--check compares a page", "", "invoke prove --page --check"),
     ("base nothing", "there is no base 'nothing'", "known: ", "invoke list"),
     ("data nothing --input a --out b", "there is no form of data for a stack 'nothing'",
@@ -84,6 +87,8 @@ WRONG = [
      "how many releases", "invoke prune -h"),
     ("build --tag t", "--tag belongs to a build of your own source", "", "--source"),
     ("sync a", "say what to copy and where", "", "invoke sync code --to /code"),
+    ("up fairseq --hosts gpu[01- --gpus 0", "'gpu[01-' is neither a file nor a node set",
+     "missing bracket", "--hosts 'gpu[01-04],train'"),
     ("run fairseq --hosts no.yml -- x", "there is no no.yml", "which machines", "--hosts"),
 ]  # fmt: skip
 
@@ -116,3 +121,10 @@ def test_wrong_input_is_json_where_json_was_asked_for(monkeypatch, capsys, line)
 def test_json_behind_two_dashes_is_not_asked_of_us(monkeypatch, capsys):
     assert type_line(monkeypatch, "runn x -- --json") == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_file_of_hosts_that_is_not_there_is_answered_with_one_near(monkeypatch, capsys, tmp_path):
+    (tmp_path / "cluster.yml").touch()
+    assert type_line(monkeypatch, "status --hosts clutser.yml") == 2
+    assert "To go on: did you mean 'cluster.yml'? Or write" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Where text is cut, how bytes become documents, and what happens to lines that do not."""
 
+import ctypes
 import gzip
 import importlib.util
 import lzma
@@ -22,6 +23,23 @@ def _load():
 
 
 source = _load()
+
+
+def zstd(data):
+    """Compress as zstd does, in one frame."""
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compress.restype = library.ZSTD_compressBound.restype = ctypes.c_size_t
+    room = ctypes.create_string_buffer(library.ZSTD_compressBound(ctypes.c_size_t(len(data))))
+    made = library.ZSTD_compress(
+        room, ctypes.c_size_t(len(room)), data, ctypes.c_size_t(len(data)), 3
+    )
+    return room.raw[:made]
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    """The folder of the program, as Python itself finds the modules beside it."""
+    monkeypatch.syspath_prepend(ROOT / "images" / "data")
 
 
 def given(path):
@@ -72,6 +90,44 @@ def test_compressed_files_give_the_same_lines(tmp_path, suffix, opener, most):
         file.write("\n".join(lines).encode())
     assert read(path, most)[0] == lines
     assert list(source.chunks(given(path), most))[-1].read == path.stat().st_size
+
+
+@pytest.mark.parametrize("most", [5, 100, 1 << 20])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_so_does_zstd_in_one_frame_or_several(tmp_path, most, frames):
+    lines = [f"行 {n}" for n in range(300)]
+    parts = ["".join(f"{line}\n" for line in lines[n::frames]) for n in range(frames)]
+    path = write(tmp_path / "t.zst", b"".join(zstd(part.encode()) for part in parts))
+    assert read(path, most)[0] == "".join(parts).splitlines()
+    assert list(source.chunks(given(path), most))[-1].read == path.stat().st_size
+
+
+def test_zstd_of_far_more_text_than_bytes_is_read_in_pieces(tmp_path):
+    path = write(tmp_path / "t.zst", zstd(b"a line\n" * 500_000))
+    found = [len(chunk.text) for chunk in source.chunks(given(path), 1 << 20)]
+    assert (sum(found), len(found)) == (3_500_000, 4)
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-9], lambda whole: b"x" + whole])
+def test_damaged_zstd_is_named(tmp_path, damage):
+    whole = zstd(random.Random(1).randbytes(300_000))
+    path = write(tmp_path / "t.zst", damage(whole))
+    with pytest.raises(source.Refused, match=r"t\.zst cannot be decompressed") as refused:
+        read(path)
+    assert refused.value.why in ("the file ends before its text does", "Unknown frame descriptor")
+
+
+@pytest.mark.parametrize("name", ["t", "t.gz"])
+def test_a_line_that_no_worker_can_hold_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(source, "LONGEST", 1 << 17)
+    for size, accepted in (((1 << 17) - 9, True), (1 << 20, False)):
+        text = b"one\n" + b"x" * size + b"\nlast\n"
+        path = write(tmp_path / name, gzip.compress(text) if name.endswith("gz") else text)
+        if accepted:
+            assert len(read(path, 8)[0]) == 3
+            continue
+        with pytest.raises(source.Refused, match=f"{name} has no line end"):
+            read(path, 8)
 
 
 def test_a_compressed_file_that_is_cut_off_is_named(tmp_path):

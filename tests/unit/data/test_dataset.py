@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stackyard.cli.steps import data
-from stackyard.data import dataset, encoding
+from stackyard.data import container, dataset, encoding
 from stackyard.system.errors import StackyardError, UsageError
 
 WORDS = dataset.Vocabulary(kind="words", name="v.json", files={"vocab.json": "/home/v.json"})
@@ -61,6 +61,7 @@ def test_an_encoding_whose_lines_cannot_be_cut_is_refused(text):
         ({"seq_length": -1}, "--seq-length"),
         ({"stack": "fairseq", "eod": "<end>"}, "own </s>"),
         ({"eod": "<end>", "append_eod": False}, "contradict"),
+        ({"shards": 2}, "fairseq's way"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changed, said):
@@ -163,13 +164,12 @@ def test_a_pattern_means_what_it_means_in_a_shell(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [("none", "does not exist"), ("folder", "is a folder"), ("empty", "is empty"),
-     ("a:b", "colon"), ("x.zst", "zstd"), ("*.csv", "no file matches")],
+     ("a:b", "colon"), ("*.csv", "no file matches")],
 )  # fmt: skip
 def test_an_input_that_cannot_be_read_is_refused_before_anything_starts(tmp_path, name, said):
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch()
-    for there in ("a:b", "x.zst"):
-        (tmp_path / there).write_text("x")
+    (tmp_path / "a:b").write_text("x")
     with pytest.raises(UsageError, match=said):
         encoding.find_inputs([str(tmp_path / name)], "--valid")
 
@@ -247,7 +247,7 @@ def test_an_empty_file_system_cannot_be_the_target_itself(tmp_path, monkeypatch)
 
 
 def test_work_of_other_programs_is_never_taken_for_this():
-    before = encoding.program_texts()
+    before = container.program_texts()
     assert set(before) >= {"prepare.py", "encode.py", "shards.py"}
     given = dataset.settings(request(), 1)
     changed = {**before, "encode.py": before["encode.py"] + b"#"}
@@ -324,4 +324,10 @@ def test_unfinished_work_belongs_to_one_command(tmp_path):
 
 def test_lines_of_json_are_known_by_their_files():
     assert data._usual_key({"train": ["a.jsonl", "b.jsonl.gz"], "valid": []}) == "text"
-    assert data._usual_key({"train": ["a.jsonl", "b.txt"]}) == ""
+    assert data._usual_key({"train": ["a.jsonl.zst"]}) == "text"
+    assert data._usual_key({"train": ["a.txt", "b.gz"]}) == ""
+
+
+def test_files_of_two_kinds_are_not_read_alike():
+    with pytest.raises(UsageError, match=r"a.jsonl is named as JSON lines, b.txt is not"):
+        data._usual_key({"train": ["a.jsonl"], "valid": ["b.txt"]})

@@ -176,7 +176,7 @@ def test_a_device_without_a_size_is_refused_with_those_that_have_one():
         (changed(launcher="torchrun"), "options: there is no option 'zero_stage'"),
         (changed(options={"zero_stage": "9"}), "options: option zero_stage must be 0 to 3"),
         (changed(devices={"tpu": {}}), "devices.tpu: a device is cpu or cuda"),
-        (changed(devices={}), "devices: required key is missing"),
+        (changed(devices={}), "devices: names no device"),
         (changed(devices=None), "devices: required key is missing"),
         (changed(devices={"cpu": {"args": ["{x}"]}}), "devices.cpu.args: unknown {x}"),
         (changed(devices={"cpu": {"values": {"x": "1"}}}), "devices.cpu.values: unknown 'x'"),

@@ -14,6 +14,8 @@ from tests.unit import samples
         ("# a comment\n\n", {}),
         ('default_base = "cpu"\n', {"default_base": "cpu"}),
         ('default_base="cpu" # why\n', {"default_base": "cpu"}),
+        ("registry = 'a:1/b' # why", {"registry": "a:1/b"}),
+        ('registry = "a:1/#b"', {"registry": "a:1/#b"}),
     ],
 )
 def test_settings_are_read(text, found):
@@ -24,7 +26,7 @@ def test_settings_are_read(text, found):
     "line",
     [
         'base = "cpu"', "default_base = cpu", "default_base", "[default_base]",
-        'default_base = "cpu', 'default_base = "',
+        'default_base = "cpu', 'default_base = "', "default_base = 3",
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_with_its_line(line):
@@ -32,6 +34,15 @@ def test_anything_else_is_refused_with_its_line(line):
         parse_settings(f"# first\n{line}\n")
     assert caught.value.what == f"stackyard.toml:2: not understood: {line}"
     assert caught.value.hint.startswith('settings are: default_base = "cuda", registry = ')
+
+
+@pytest.mark.parametrize(
+    "url", ["git@git.example:team/yard", "https://me:secret@git.example/yard", "ftp://a", ""]
+)
+def test_a_source_that_is_no_public_url_is_refused(url):
+    assert parse_settings('source = "https://git.example/yard"')["source"]
+    with pytest.raises(UsageError, match="source is no URL of a public place"):
+        parse_settings(f'source = "{url}"')
 
 
 def test_all_means_every_stack_and_a_name_itself():

@@ -11,6 +11,7 @@ GOOD = """\
 id: disk-full
 title: a disk is full
 kind: cause
+steps: [build, run]
 any_of: ['No space left']
 cause: something was written
 remedy: remove something
@@ -21,6 +22,7 @@ PEER = """\
 id: peer-died
 title: another rank went away
 kind: consequence
+steps: [run]
 all_of: ['closed by peer', 'rank']
 cause: it ended
 remedy: look there
@@ -71,16 +73,19 @@ PLACE = "images/failures/disk-full.yml"
 WRONG = [
     ("kind: cause", "kind: casue", f"{PLACE}:3: kind: unknown value 'casue'; did you mean"
      " 'cause'?"),
+    ("[build, run]", "[biuld]", f"{PLACE}:4: steps: unknown step 'biuld'; did you mean 'build'?"),
+    ("[build, run]", "[]", f"{PLACE}:4: steps: recognised nowhere: give some of build, run,"
+     " registry"),
     ("id: disk-full", "id: disk-ful", f"{PLACE}:1: id: must be 'disk-full', like its file, not"
      " 'disk-ful'"),
-    ("'No space left'", "'[a'", f"{PLACE}:4: any_of: not a regular expression: '[a':"
+    ("'No space left'", "'[a'", f"{PLACE}:5: any_of: not a regular expression: '[a':"
      " unterminated character set at position 0"),
-    ("'No space left'", "'x*'", f"{PLACE}:4: any_of: found in every line: 'x*'"),
-    ("any_of: ['No space left']", "any_of: []", f"{PLACE}:4: any_of: recognises nothing: give"
+    ("'No space left'", "'x*'", f"{PLACE}:5: any_of: found in every line: 'x*'"),
+    ("any_of: ['No space left']", "any_of: []", f"{PLACE}:5: any_of: recognises nothing: give"
      " any_of or all_of"),
-    ("[peer-died]", "[peer-dyed]", f"{PLACE}:7: brings: unknown failure 'peer-dyed'; did you mean"
+    ("[peer-died]", "[peer-dyed]", f"{PLACE}:8: brings: unknown failure 'peer-dyed'; did you mean"
      " 'peer-died'?"),
-    ("https://forge", "forge", f"{PLACE}:8: threads: not an address: 'forge.example/1'"),
+    ("https://forge", "forge", f"{PLACE}:9: threads: not an address: 'forge.example/1'"),
     ("title: a disk", "titel: a disk", f"{PLACE}:2: titel: unknown key; did you mean 'title'?"),
 ]  # fmt: skip
 
@@ -91,7 +96,7 @@ def test_what_is_wrong_is_named_with_its_place(folder, old, new, said):
     assert said in problems(folder)
 
 
-@pytest.mark.parametrize("key", ["title", "kind", "cause", "remedy"])
+@pytest.mark.parametrize("key", ["title", "kind", "steps", "cause", "remedy"])
 def test_a_missing_key_is_named(folder, key):
     lines = [line for line in GOOD.splitlines() if not line.startswith(f"{key}:")]
     (folder / "disk-full.yml").write_text("\n".join(lines) + "\n")
@@ -102,14 +107,14 @@ def test_problems_of_all_files_come_at_once(folder):
     change(folder, "cause: something was written", "cause: 3")
     change(folder, "all_of: ['closed by peer', 'rank']", "all_of: ['(']", "peer-died")
     assert [line.split(": ")[0] for line in problems(folder)] == [
-        "images/failures/disk-full.yml:5",
-        "images/failures/peer-died.yml:4",
+        "images/failures/disk-full.yml:6",
+        "images/failures/peer-died.yml:5",
     ]
 
 
 def test_a_failure_that_brings_itself_is_refused(folder):
     change(folder, "[peer-died]", "[disk-full]")
-    assert problems(folder)[0].startswith(f"{PLACE}:7: brings: unknown failure 'disk-full'")
+    assert problems(folder)[0].startswith(f"{PLACE}:8: brings: unknown failure 'disk-full'")
 
 
 def test_failures_that_bring_each_other_are_refused(folder):
@@ -128,4 +133,4 @@ def test_a_wrong_failure_is_named_with_the_problems_of_other_definitions(tmp_pat
     tree.write("images/failures/disk-full.yml", GOOD.replace("kind: cause", "kind: casue"))
     tree.change("images/toy/stack.yml", "imports: [alpha]", "import: [alpha]")
     said = [line.partition(": ")[0] for line in tree.problems()]
-    assert said == [f"{PLACE}:3", f"{PLACE}:7", "images/toy/stack.yml:8"]
+    assert said == [f"{PLACE}:3", f"{PLACE}:8", "images/toy/stack.yml:8"]

@@ -148,3 +148,23 @@ def test_of_several_hidden_ones_the_first_runs(job, tmp_path):
             f"import builtins; builtins.seen = getattr(builtins, 'seen', '') + '{name}'"
         )
     assert job("print(seen)", path=f"{tmp_path}/a:{tmp_path}/b").log == "a\n"
+
+
+def test_a_nodes_own_variables_are_set_once(job, tmp_path):
+    """A rank that changes one keeps the change in the processes that it starts."""
+    path = tmp_path / "settings"
+    path.write_text("export A='it'\"'\"'s 5%'\nexport B=x=y\nexport C=''\n")
+    program = (
+        "import os, subprocess, sys; print([os.environ[n] for n in 'ABC'])\n"
+        "os.environ['A'] = 'new'\n"
+        "subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"A\"])'])"
+    )
+    job(program, A="old", STACKYARD_SETTINGS=str(path))
+    assert sorted(job.log.splitlines()) == ["[\"it's 5%\", 'x=y', '']", "new"]
+
+
+def test_a_process_without_its_variables_does_not_start(job, tmp_path):
+    job("print('started')", STACKYARD_SETTINGS=str(tmp_path / "gone"))
+    assert job.said.returncode == 1
+    assert "the variables of this node cannot be read" in job.said.stderr
+    assert job.log is None

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stackyard.mesh.hosts import (
+    MAX_HOSTS,
     Folder,
+    Host,
+    expand,
     from_names,
     gpu_indexes,
     is_hostfile,
@@ -66,6 +69,40 @@ def host(**entry):
 
 
 # hosts.yml
+
+
+def test_a_hosts_variables_precede_those_of_all_and_are_the_text_that_stands_there():
+    text = """\
+defaults: {env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: WARN}}
+hosts:
+  study: {env: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1, FLAG: no}}
+  train:
+"""
+    study, train = read(text).hosts
+    assert study.env == {
+        "OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1", "FLAG": "no",
+    }  # fmt: skip
+    assert train.env == {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MASTER_ADDR", "10.0.0.1", "cannot be set: the launcher sets it"),
+        ("CUDA_VISIBLE_DEVICES", "0", "cannot be set: GPUs are chosen"),
+        ("A-B", "1", "not the name of a variable"),
+        ("HF_TOKEN", "abcdefgh", "looks like a secret"),
+    ],
+)
+def test_a_variable_that_cannot_be_set_is_named_where_it_stands(name, value, said):
+    (found,) = problems(host(env={name: value}))
+    assert said in found and name in found
+    assert "abcdefgh" not in found
+
+
+def test_all_hosts_variables_are_refused_once():
+    text = "defaults: {env: {RANK: 0}}\nhosts: {a: , b: }\n"
+    assert len(problems(text)) == 1
 
 
 def test_a_whole_inventory_is_read():
@@ -271,6 +308,46 @@ def test_every_bad_name_is_told_at_once_and_always_in_the_same_order():
         "duplicate host 'a'",
         "duplicate host 'b'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu[01-03]", ["gpu01", "gpu02", "gpu03"]),
+        ("gpu[1-4,7]", ["gpu1", "gpu2", "gpu3", "gpu4", "gpu7"]),
+        ("a[1-2],b", ["a1", "a2", "b"]),
+        ("gpu[9-11]", ["gpu9", "gpu10", "gpu11"]),
+        ("gpu[1-4]!gpu3", ["gpu1", "gpu2", "gpu4"]),
+        ("me@10.0.0.[1-2]", ["me@10.0.0.1", "me@10.0.0.2"]),
+        ("train, study", ["train", "study"]),
+    ],
+)
+def test_a_node_set_names_its_hosts_by_number_and_names_by_comma_stay_in_order(text, names):
+    assert expand(text) == names
+
+
+def test_hosts_of_a_node_set_take_their_settings_from_ssh_itself():
+    assert from_names(expand("GPU[01-02]"), "--hosts").hosts == (
+        Host(name="gpu01", ssh="GPU01"), Host(name="gpu02", ssh="GPU02"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "why"),
+    [
+        ("gpu[01-", "'gpu[01-' is no node set", "missing bracket"),
+        ("gpu[3-1]", "'gpu[3-1]' is no node set", "bad range"),
+        ("a[1-2],,b", "'a[1-2],,b' is no node set", "missing nodeset operand"),
+        ("a[1-2]!a[1-2]", "'a[1-2]!a[1-2]' names no hosts", ""),
+        (f"a[0-{MAX_HOSTS}]", f"names {MAX_HOSTS + 1} hosts", "at most"),
+        ("a[1-2],@gpus", "'@gpus' is a group", "not looked up"),
+        ("a[1-9999999999]", "names too many hosts", "at most"),
+    ],
+)
+def test_what_is_no_node_set_is_refused_at_once(text, what, why):
+    with pytest.raises(UsageError) as caught:
+        expand(text)
+    assert what in caught.value.what and why in caught.value.why
 
 
 CONFIG = """\

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from stackyard.launch import LAUNCHERS
+from stackyard.launch.accelerate_config import parse
 from stackyard.launch.job import Job
-from stackyard.mesh.jobs import request_of, select, start_request
+from stackyard.mesh.jobs import (
+    replaced_lines,
+    request_of,
+    require_startable,
+    select,
+    start_request,
+)
 from stackyard.system.errors import UsageError
 from tests.unit.machines import node, plan
 
@@ -279,3 +286,100 @@ def test_files_are_node_1s_unless_every_node_needs_them():
     value, launch = start(TWO, job(launcher="deepspeed", options={"ssh": "no"}))
     assert launch.everywhere and launch.files
     assert value["steps"][0]["files"] == {}
+
+
+# The user's own settings
+
+
+OWN = {"a": {"A": "it's 5%", "NCCL_DEBUG": "INFO"}, "b": {"A": "2", "NCCL_DEBUG": "WARN"}}
+SETTINGS = "/run/stackyard/launch/demo-1/settings"
+
+
+def started(mesh, wanted, own=None, include=""):
+    return start_request(mesh, wanted, select(mesh, wanted.per_node, include), 29500, 60.0, own)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "plain", "accelerate", "each"])
+def test_every_node_reads_its_variables_before_its_command(launcher):
+    value, launch = started(TWO, job(launcher=launcher, env={"A": "0", "B": "1"}), OWN)
+    words = shlex.split(launch.argv[-1])
+    assert words[:5] == ["cd", "/root", "&&", ".", SETTINGS]
+    # What the file says is not said again, and its values are on no command line.
+    assert not any(word.startswith("A=") for word in words) and "B=1" in words
+    assert not {"it's 5%", "INFO", "WARN"} & set(words)
+    assert "INFO" not in json.dumps(value)
+
+
+def test_what_prepares_a_job_has_the_users_variables_too():
+    value, _ = started(TWO, job(prepare=(("/srv/prepare.py",),)), OWN)
+    assert f". {SETTINGS} &&" in value["steps"][0]["argv"][-1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"), [("deepspeed", {}), ("accelerate", {"zero_stage": "2"})]
+)
+def test_nodes_that_deepspeed_starts_are_told_where_their_variables_are(launcher, options):
+    """DeepSpeed writes what it exports on a command line, the same for every node."""
+    wanted = job(launcher=launcher, options=options, env={"A": "0", "PYTHONPATH": "/code"})
+    own = {node: {**variables, "PYTHONPATH": "/x"} for node, variables in OWN.items()}
+    _, launch = started(TWO, wanted, own)
+    exported = dict(line.split("=", 1)
+                    for line in launch.files[launch.env["DS_ENV_FILE"]].splitlines())  # fmt: skip
+    assert exported["STACKYARD_SETTINGS"] == SETTINGS
+    assert "A" not in exported and "NCCL_DEBUG" not in exported
+    # The program that reads the file is found by this; it then sets the node's own.
+    assert exported["PYTHONPATH"] == "/srv/stackyard/rank_site:/code"
+    # DeepSpeed's own process must not read it: it exports what begins with NCCL or PYTHON.
+    assert "STACKYARD_SETTINGS" not in launch.env
+
+
+def test_a_node_alone_is_started_with_its_variables():
+    value, launch = started(TWO, job(env={"A": "0"}), {"a": OWN["a"]}, include="a")
+    assert launch.env["A"] == "it's 5%" and launch.env["NCCL_DEBUG"] == "INFO"
+    assert SETTINGS not in json.dumps(value)
+
+
+def test_without_variables_of_the_user_there_is_no_file():
+    value, _ = started(TWO, job(), {"a": {}, "b": {}})
+    assert value == start(TWO, job())[0] and SETTINGS not in json.dumps(value)
+
+
+def config(text):
+    return parse(text, "my.yaml")
+
+
+def test_a_configuration_of_the_users_is_completed_on_every_node():
+    wanted = job(launcher="accelerate", config=config("distributed_type: FSDP"))
+    value, launch = started(TWO, wanted)
+    assert launch.everywhere and value["steps"][-1]["files"] == {}
+    (text,) = launch.files.values()
+    assert "main_process_ip: a\n" in text and "num_machines: 2\n" in text
+
+
+def test_deepspeed_tells_each_node_its_gpus_where_the_users_configuration_starts_it():
+    zero = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n"
+    wanted = cuda(launcher="accelerate", config=config(zero))
+    assert "CUDA_VISIBLE_DEVICES" not in asked(GPUS, wanted, include="a:0@b:1").env
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"launcher": "torchrun"}, "my.yaml is for the launcher accelerate, not for torchrun"),
+        ({"options": {"zero_stage": "2"}}, "my.yaml decides what zero_stage would, too"),
+        ({"config": config("distributed_type: FSDP\nnum_processes: 4\nnum_machines: 8")},
+         "num_processes is 4, but this run has 2"),
+        ({"config": config("distributed_type: FSDP\nnum_processes: 4\nnum_machines: 8")},
+         "num_machines is 8, but this run has 2"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_does_not_fit_is_refused(changes, said):
+    values = {"launcher": "accelerate", "config": config("distributed_type: FSDP"), **changes}
+    text = refused(require_startable, job(**values), select(TWO, 1))
+    assert said in text
+
+
+def test_lines_that_give_way_are_told():
+    wanted = job(config=config("distributed_type: FSDP\nmachine_rank: 0"))
+    assert "machine_rank" in replaced_lines(wanted, select(TWO, 1))[0]
+    assert replaced_lines(job(), select(TWO, 1)) == []

@@ -111,13 +111,16 @@ def test_any_answer_is_read_or_none(text):
         ("1700000040.250000000", CLOCK, -60.0),
         ("1700000100.%N", CLOCK - 0.25, 0.0),  # busybox
         ("1700000100", CLOCK - 0.25, 0.0),
-        ("date: not found", CLOCK, 0.0),
     ],
 )
 def test_the_clock_is_held_against_ours_when_it_was_asked(said, asked, skew):
     found = read(section(CPU, "clock", said), asked)
     assert found.skew == pytest.approx(skew)
     assert found.skew_error == pytest.approx(0.2)
+
+
+def test_a_host_that_reports_no_time_has_no_skew():
+    assert read(section(CPU, "clock", "date: not found")).skew is None
 
 
 @pytest.mark.parametrize(

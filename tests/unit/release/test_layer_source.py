@@ -5,7 +5,10 @@ import hashlib
 import pytest
 
 from stackyard.release.layer_source import LayerSource
+from stackyard.release.spool import place_beside
+from stackyard.scan.oci import Repository
 from stackyard.system.errors import ReleaseError
+from tests.unit.releases import PLACE
 
 DATA = bytes(range(256)) * 5000
 DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
@@ -13,6 +16,8 @@ DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 
 class Registry:
     """Gives a layer in pieces."""
+
+    repository = PLACE
 
     def __init__(self, data=DATA, breaks=False):
         self.data, self.breaks, self.asked = data, breaks, 0
@@ -35,6 +40,13 @@ def test_a_layer_is_fetched_once_and_then_read_from_here(tmp_path):
     assert b"".join(found.read(DIGEST)) == DATA
     assert b"".join(found.read(DIGEST, 777_777)) == DATA[777_777:]
     assert (registry.asked, found.fetched) == (1, len(DATA))
+
+
+def test_a_layer_that_came_from_a_repository_can_be_mounted_from_there(tmp_path):
+    found, _ = source(tmp_path)
+    list(found.read(DIGEST))
+    other = Repository(host=PLACE.host, name="team/other")
+    assert place_beside(tmp_path / "layers", DIGEST, other) == PLACE.name
 
 
 @pytest.mark.parametrize("start", [1, 99_999, 100_000, 100_001, len(DATA)])

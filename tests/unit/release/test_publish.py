@@ -1,12 +1,10 @@
 """Publications: whole in the registry, read back and signed before anything has a name."""
 
-import json
-
 import pytest
 
 from stackyard.release import publish, statement, verify
 from stackyard.release.publish import Publisher, Wanted, require_clean
-from stackyard.release.spool import Layer, Saved, Spool
+from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
 from stackyard.release.statement import LOCK, REPORT, SBOM, Attached
 from stackyard.report import evidence, vouch
 from stackyard.scan import oci
@@ -15,6 +13,7 @@ from stackyard.system.errors import RegistryError, ReleaseError
 from stackyard.system.image import ImageInfo
 from tests.unit.releases import (
     NAME,
+    PLACE,
     SUBJECT,
     Held,
     accept,
@@ -89,11 +88,12 @@ def test_what_lies_beside_it_is_named_in_the_statement(site):
     found = site.verified(site.publish().name)
     named = [oci.read_descriptor(value) for value in found.release.value["artifacts"]]
     titles = [blob.annotations[oci.TITLE] for blob in named]
-    assert titles == ["sbom.cdx.json", "images/a.lock", "images/b.lock", "provenance.json"]
+    files, attested = titles[:3], titles[3:]
+    assert files == ["sbom.cdx.json", "images/a.lock", "images/b.lock"]
     assert [site.registry.blob(blob) for blob in named[:3]] == [file.data for file in FILES]
-    made = json.loads(site.registry.blob(named[3]))
-    assert made["subject"][0]["digest"] == {"sha256": found.release.digest.partition(":")[2]}
-    assert len(site.registry.referrers(found.release.digest)) == 4  # a kind each, and the statement
+    assert attested == ["provenance.sigstore.json", "sbom.sigstore.json"]
+    # A kind each, each attestation, and the statement.
+    assert len(site.registry.referrers(found.release.digest)) == 5
 
 
 def test_the_same_image_again_is_the_same_release_and_brings_nothing(site):
@@ -103,12 +103,39 @@ def test_the_same_image_again_is_the_same_release_and_brings_nothing(site):
     assert again.held == sum(map(len, ONE.layers.values()))
 
 
+def test_layers_of_another_repository_are_taken_from_there(site):
+    """What a publication brought, or a pull fetched, is known the next time."""
+    first = site.publish()
+    layers = {layer.digest: site.held.blobs.pop(layer.digest) for layer in first.layers}
+    elsewhere = oci.Repository(host=PLACE.host, name="team/other")
+    assert {place_beside(site.spool.folder, one, elsewhere) for one in layers} == {PLACE.name}
+    for one in layers:
+        note_place(site.spool.folder, one, elsewhere)
+    site.held.beside[elsewhere.name] = layers
+    again = site.publish()
+    assert (again.digest, again.sent) == (first.digest, 0)
+    assert again.held == sum(layer.size for layer in first.layers)
+
+
+def test_what_is_known_of_a_layer_does_not_count_for_another_registry_or_its_own_repository(
+    tmp_path,
+):
+    note_place(tmp_path, "sha256:1", PLACE)
+    assert place_beside(tmp_path, "sha256:1", PLACE) == ""
+    assert place_beside(tmp_path, "sha256:1", oci.Repository(host="x.example", name="a")) == ""
+    other = oci.Repository(host=PLACE.host, name="a")
+    for spoilt in ("[]", "{", '{"registry.example": 3}'):
+        (path,) = tmp_path.iterdir()
+        path.write_text(spoilt)
+        assert place_beside(tmp_path, "sha256:1", other) == ""
+
+
 def test_a_proof_that_came_later_is_signed_for_the_same_release(site):
     site.publish()
     assert not site.verified(NAME).release.proven
-    proof = {"kind": "smoke", "outcome": "passed", "checks": []}
     attached = [Attached(title="smoke.json", media_type=REPORT, data=b"{}")]
-    assert site.publish(proof=proof, attached=attached).name == NAME
+    done = site.publish(proof=ran(ONE), attached=attached)
+    assert (done.name, done.attested) == (NAME, ("provenance", "test-result"))
     assert site.verified(NAME).release.proven
 
 

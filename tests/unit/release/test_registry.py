@@ -6,7 +6,7 @@ import json
 import pytest
 import requests
 
-from stackyard.release import registry
+from stackyard.release import connection, registry, transport
 from stackyard.release.credentials import Login
 from stackyard.scan import oci
 from stackyard.system.errors import RegistryError
@@ -104,7 +104,7 @@ def test_what_is_longer_than_it_may_be_is_not_asked_for_or_not_used(asked, monke
 def test_a_blob_is_read_from_a_place_on_also_from_who_knows_no_ranges(
     held, asked, monkeypatch, start, ranges
 ):
-    monkeypatch.setattr(registry, "CHUNK", 700)
+    monkeypatch.setattr(transport, "CHUNK", 700)
     held.ranges = ranges
     assert b"".join(asked.stream(BLOB.digest, start)) == DATA[start:]
 
@@ -112,8 +112,8 @@ def test_a_blob_is_read_from_a_place_on_also_from_who_knows_no_ranges(
 class Breaks(io.BytesIO):
     """A body that ends before its end."""
 
-    def read(self, size=-1):
-        data = super().read(size)
+    def read1(self, size=-1):
+        data = super().read1(size)
         if not data:
             raise requests.exceptions.ChunkedEncodingError("broken off")
         return data
@@ -173,6 +173,37 @@ def test_what_a_registry_does_not_take_is_not_brought_again(held, asked, status,
     assert hint in refused(lambda: bring(asked), f"refused PUT .*: {status}").hint
     assert len([words for words in held.asked if words.startswith("PUT")]) == 1
     assert oci.digest_of(b"new") not in held.blobs
+
+
+@pytest.fixture
+def beside(held):
+    """A blob that another repository of the registry has."""
+    held.beside["team/other"] = {oci.digest_of(b"new"): b"new"}
+    return held
+
+
+def mount(asked, source):
+    told = []
+    blob = oci.described("a/b", b"new")
+    return asked.upload(blob, lambda: io.BytesIO(b"new"), told.append, source), sum(told)
+
+
+def test_a_blob_of_another_repository_is_taken_from_there_and_not_brought(beside, asked):
+    assert mount(asked, "team/other") == (False, 0)
+    assert beside.blobs[oci.digest_of(b"new")] == b"new"
+    assert not [words for words in beside.asked if words.startswith("PUT")]
+
+
+def test_a_blob_that_is_not_there_any_more_is_brought_in_the_upload_that_was_begun(beside, asked):
+    assert mount(asked, "team/third") == (True, 3)
+    assert beside.blobs[oci.digest_of(b"new")] == b"new"
+    assert len([words for words in beside.asked if words.startswith("POST")]) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 500])
+def test_where_nothing_may_be_taken_from_a_repository_the_blob_is_brought(beside, asked, status):
+    only(beside, "POST", "mount=", lambda: reply(status))
+    assert mount(asked, "team/other") == (True, 3)
 
 
 def test_a_manifest_lies_under_its_name(held, asked):
@@ -258,9 +289,9 @@ def test_a_certificate_that_cannot_be_trusted_is_told_with_where_to_put_its_auth
 
 
 def test_a_registrys_own_authority_is_trusted_beside_the_systems(tmp_path):
-    usual = registry._Certificates(tmp_path)._context.cert_store_stats()["x509"]
+    usual = transport.Certificates(tmp_path)._context.cert_store_stats()["x509"]
     (tmp_path / "ca.crt").write_bytes(certificate("Firm"))
-    assert registry._Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
+    assert transport.Certificates(tmp_path)._context.cert_store_stats()["x509"] == usual + 1
 
 
 def test_a_certificate_that_cannot_be_read_is_told_with_its_folder(tmp_path):
@@ -389,9 +420,9 @@ def test_a_login_in_the_middle_of_an_upload_begins_it_anew(held, monkeypatch):
 
 def test_a_registry_is_waited_for_as_long_as_there_is_patience(held, monkeypatch):
     pauses = []
-    monkeypatch.setattr("stackyard.release.registry.time.sleep", pauses.append)
+    monkeypatch.setattr("stackyard.release.connection.time.sleep", pauses.append)
     first(held, *[LOST] * 99)
-    patience = registry.Patience(tries=3, pause_seconds=2.0)
+    patience = connection.Patience(tries=3, pause_seconds=2.0)
     with held.open(monkeypatch, patience=patience) as asked, pytest.raises(RegistryError):
         asked.tags()
     assert (len(held.asked), pauses) == (3, [2.0, 4.0])

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import re
+import subprocess
 
 import pytest
 
 from stackyard.build import catalog
 from stackyard.build.source.naming import SOURCES_LABEL, Source, sources_text
 from stackyard.release import statement as release
-from stackyard.release.candidate import base_release, fix_proofs
+from stackyard.release.candidate import base_release, fix_proofs, revision_of
 from stackyard.release.statement import Subject
 from stackyard.scan import oci
 from stackyard.system.errors import ReleaseError
@@ -137,16 +138,20 @@ def test_what_is_no_statement_is_refused(data):
         release.read_statement(data)
 
 
-def test_provenance_names_the_image_its_base_its_locks_and_the_source():
+def test_provenance_names_its_base_its_locks_the_source_and_a_builder():
     labels = {"stackyard.base.digest": OTHER, "stackyard.recipe": "r"}
-    data = release.provenance(
-        SUBJECT, name="r.example/n", digest=DIGEST, labels=labels, locks={"a.lock": ID},
+    made = release.provenance(
+        SUBJECT, labels=labels, locks={"a.lock": ID},
         source={"commit": "c" * 40, "dirty": "no"}, builder={"stackyard": "0.1.0"},
+        place="https://git.example/yard",
     )  # fmt: skip
-    value = json.loads(data)
-    assert value["subject"] == [{"name": "r.example/n", "digest": {"sha256": "a" * 64}}]
-    found = value["predicate"]["buildDefinition"]["resolvedDependencies"]
+    found = made["buildDefinition"]["resolvedDependencies"]
     assert [m["name"] for m in found] == ["base ngc", "a.lock", "source"]
+    assert found[2]["uri"] == "git+https://git.example/yard"
+    assert found[2]["digest"] == {"gitCommit": "c" * 40}
+    builder = made["runDetails"]["builder"]
+    assert builder["id"].startswith("https://") and builder["version"] == {"stackyard": "0.1.0"}
+    assert made["buildDefinition"]["internalParameters"]["fixes"] == []
 
 
 @pytest.mark.parametrize(
@@ -179,10 +184,8 @@ def said(labels):
         SUBJECT, name="n", repository="r", image=described, image_id=ID, layers=[], labels=labels,
         proof=None, artifacts=[], created="", builder={},
     )  # fmt: skip
-    made = release.provenance(
-        SUBJECT, name="n", digest=DIGEST, labels=labels, locks={}, source={}, builder={}
-    )
-    return json.loads(text), json.loads(made)["predicate"]["buildDefinition"]
+    made = release.provenance(SUBJECT, labels=labels, locks={}, source={}, builder={})
+    return json.loads(text), json.loads(json.dumps(made))["buildDefinition"]
 
 
 def test_a_release_says_which_source_it_is_of():
@@ -252,3 +255,46 @@ def test_the_proofs_of_fixes_lie_beside_the_image_that_they_are_of(tmp_path, val
         path.write_text(json.dumps(value))
     found = fix_proofs(tmp_path, resolved, "sha256:1")
     assert found == (json.dumps(value).encode() if there else None)
+
+
+def test_a_manifest_has_the_standard_annotations_that_are_known():
+    made = release.Origin(
+        revision="c" * 40, source="https://git.example/yard", base_name="ngc:25.12", licences="MIT"
+    )
+    labels = {"stackyard.base.digest": OTHER}
+    found = release.image_annotations(SUBJECT, image(**labels), "2026", made)
+    prefix = "org.opencontainers.image."
+    assert {key.removeprefix(prefix): v for key, v in found.items() if prefix in key} == {
+        "title": f"stackyard/{SUBJECT.stack}", "version": SUBJECT.version, "created": "2026",
+        "revision": "c" * 40, "source": "https://git.example/yard", "licenses": "MIT",
+        "base.name": "ngc:25.12", "base.digest": OTHER,
+    }  # fmt: skip
+    few = release.image_annotations(SUBJECT, image(), "2026", release.Origin())
+    assert not {f"{prefix}{key}" for key in ("revision", "source", "licenses", "base.name")} & {
+        *few
+    }
+
+
+@pytest.mark.usefixtures("allow_processes")
+def test_a_revision_is_the_last_commit_of_what_an_image_is_built_from(tmp_path):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
+        command = ["git", *name, "-C", tmp_path, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def commit(name, text):
+        (tmp_path / name).write_text(text)
+        git("add", name)
+        git("commit", "-qm", text)
+        return git("rev-parse", "HEAD")
+
+    assert revision_of(tmp_path, ["a", "b"]) == ""
+    git("init", "-q")
+    first = commit("a", "1")
+    commit("other", "2")
+    assert revision_of(tmp_path, ["a", "b"]) == first
+    second = commit("b", "3")
+    assert revision_of(tmp_path, ["a", "b"]) == second
+    (tmp_path / "a").write_text("changed")
+    assert revision_of(tmp_path, ["a", "b"]) == ""
+    assert revision_of(tmp_path, ["b"]) == second

@@ -94,6 +94,12 @@ def test_what_was_meant_to_be_killed_is_not_diagnosed():
     assert reports.of(seen)["diagnoses"] == []
 
 
+def test_a_failure_of_builds_is_not_recognised_in_a_training(monkeypatch):
+    built = samples.failure(id="built", steps=("build",), any_of=("out of memory", "did not join"))
+    monkeypatch.setattr(reports, "FAILURES", (built,))
+    assert reports.BROKEN["recognised"]()["diagnoses"] == []
+
+
 def test_nothing_is_recognised_in_a_smoke_that_passed():
     seen = samples.observation(resumed=samples.resumed(tail="out of memory"))
     assert reports.outcome(seen).verdict == "passed"

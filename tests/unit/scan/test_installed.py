@@ -108,6 +108,19 @@ def test_a_distribution_says_what_it_is():
     assert f"{SITE}/Foo_Bar/__init__.py" in found.record
 
 
+@pytest.mark.parametrize("label", ["source", "Source_Code", "Repository", "GitHub", "source-code"])
+def test_the_address_of_the_source_has_one_of_several_labels(label):
+    found = one(
+        distribution("foo", "1", Project_URL=[f"{label}, https://foo.org/git", "X, https://x"])
+    )
+    assert found.source == "https://foo.org/git"
+
+
+def test_a_field_that_metadata_may_not_have_twice_is_left_out():
+    found = one(distribution("foo", "1", Home_page=["https://a.org", "https://b.org"]))
+    assert (found.name, found.home) == ("foo", "")
+
+
 def test_without_a_record_nothing_is_its_file():
     files = distribution("foo", "1.0")
     del files[f"{SITE}/foo-1.0.dist-info/RECORD"]
@@ -179,7 +192,10 @@ def test_what_came_from_no_index_says_from_where_without_secrets(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"url": 1}', '{"url":"x","dir_info":1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"url": 1}', '{"url":"x","dir_info":1}',
+                                  '{"url":"https://x.org/a.whl"}',
+                                  '{"url":"https://x.org/a","dir_info":{}}',
+                                  '{"url":"https://[/a.whl","archive_info":{}}'])  # fmt: skip
 def test_an_origin_that_cannot_be_read_is_none(text):
     assert one(distribution("foo", "1", direct_url=text)).origin is None
 

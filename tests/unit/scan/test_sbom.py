@@ -5,9 +5,10 @@ import json
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 from stackyard.definitions.lock import Locked
-from stackyard.scan.sbom import Described, licences, required, sbom
+from stackyard.scan.sbom import Described, licence_expression, licences, required, sbom
 from tests.unit.layers import SITE, distribution, image
 from tests.unit.scan.test_installed import STATUS, of, one
 
@@ -65,9 +66,25 @@ def test_the_system_its_packages_and_the_base_are_in_it():
     assert (base["version"], base["hashes"][0]["content"]) == ("12", "2" * 64)
     assert [c["purl"] for c in found["components"] if "purl" in c] == [
         "pkg:deb/debian/Odd@1:2~rc1?distro=debian-12",
-        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u4?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u4?arch=amd64&distro=debian-12&upstream=glibc",
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u4?arch=i386&distro=debian-12",
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "upstream"),
+    [
+        ("glibc", "glibc"),
+        ("gcc-12 (12.2.0-14+deb12u1)", "gcc-12@12.2.0-14+deb12u1"),
+        ("odd name", None),
+        ("", None),
+    ],
+)
+def test_a_debian_package_names_the_source_that_advisories_are_about(source, upstream):
+    head = "Package: a\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    status = f"{head}Source: {source}"
+    found = component(bill({**SYSTEM, "var/lib/dpkg/status": status}), "a")
+    assert PackageURL.from_string(found["purl"]).qualifiers.get("upstream") == upstream
 
 
 def test_an_image_of_nothing_has_a_bill():
@@ -262,3 +279,26 @@ def test_of_two_with_one_name_the_one_beside_it_is_required():
                distribution("b", "2", site=other))  # fmt: skip
     a, first, _ = found.distributions
     assert required(a, found, "amd64") == [first]
+
+
+@pytest.mark.parametrize(
+    ("names", "expression"),
+    [
+        (["fairseq"], "MIT"),
+        (["fairseq", "Torch"], "(BSD-2-Clause OR Apache-2.0) AND MIT"),
+        (["fairseq", "own"], ""),  # no licence that SPDX knows
+        (["fairseq", "silent"], ""),
+        (["fairseq", "missing"], ""),
+    ],
+)
+def test_licences_of_packages_are_one_expression_or_nothing(names, expression):
+    there = image(
+        {
+            **SYSTEM,
+            **distribution("fairseq", "1", License="MIT"),
+            **distribution("torch", "2", License_Expression="BSD-2-Clause OR Apache-2.0"),
+            **distribution("own", "1", License="our own terms"),
+            **distribution("silent", "1"),
+        }
+    )
+    assert licence_expression(there, names) == expression

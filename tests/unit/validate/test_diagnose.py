@@ -103,6 +103,13 @@ def test_of_two_causes_the_earliest_comes_first_and_remarks_come_last():
     assert ids("via sockets\nout of memory\nNo space left", KNOWN) == ["oom", "disk", "slow"]
 
 
+def test_what_cannot_occur_in_a_step_is_not_recognised_there():
+    built, ran = failure(id="built", steps=("build",)), failure(id="ran", steps=("run",))
+    for step, found in (("build", ["built"]), ("run", ["ran"]), ("registry", [])):
+        assert [d.failure.id for d in diagnose("No space left", [built, ran], step)] == found
+    assert ids("No space left", [built, ran]) == ["built", "ran"]
+
+
 def test_only_a_few_are_shown():
     many = [failure(id=f"f{number}", any_of=(f"error {number}",)) for number in range(9)]
     text = "\n".join(f"error {number}" for number in range(9))

@@ -1,0 +1,33 @@
+"""Logits of tokens, [batch, sequence]: by fairseq of its own checkpoint, or by transformers.
+
+logits.py fairseq CHECKPOINT SHARDS TOKENS.pt OUT.pt      (SHARDS: 1 for one whole file)
+logits.py transformers FOLDER TOKENS.pt OUT.pt
+"""
+
+import sys
+
+import torch
+
+
+def by_fairseq(checkpoint, shards):
+    from fairseq import checkpoint_utils
+
+    # fairseq loads shards only where names may be missing; then none may differ.
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [checkpoint], num_shards=int(shards), strict=shards == "1"
+    )
+    return lambda tokens: models[0].eval()(tokens)[0]
+
+
+def by_transformers(folder):
+    from transformers import AutoModelForCausalLM
+
+    model, about = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(about.values()), about
+    return lambda tokens: model.eval()(tokens).logits
+
+
+kind, *given, tokens, out = sys.argv[1:]
+compute = {"fairseq": by_fairseq, "transformers": by_transformers}[kind](*given)
+with torch.no_grad():
+    torch.save(compute(torch.load(tokens)).float(), out)

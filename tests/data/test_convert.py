@@ -1,0 +1,225 @@
+"""Converted checkpoints compute what the stacks compute: the same logits on real text, in fp32."""
+
+import pytest
+
+from stackyard.data import container, conversion
+from stackyard.definitions.project import ROOT
+
+CLOSE = 1e-5
+FAIRSEQ = [
+    "--task=language_modeling", "--tokens-per-sample=32", "--batch-size=8", "--optimizer=adam",
+    "--lr=0.01", "--lr-scheduler=inverse_sqrt", "--warmup-updates=4", "--max-update=30",
+    "--decoder-layers=2", "--decoder-embed-dim=64", "--decoder-ffn-embed-dim=128",
+    "--decoder-attention-heads=4", "--disable-validation", "--no-epoch-checkpoints", "--cpu",
+    "--distributed-backend=gloo", "--num-workers=0", "--log-format=simple",
+]  # fmt: skip
+DIMENSIONS = ["--decoder-input-dim=64", "--decoder-output-dim=64"]
+FSDP = ["--ddp-backend=fully_sharded", "--no-reshard-after-forward", "--checkpoint-activations"]
+MODELS = {
+    "sinusoidal": ["--arch=transformer_lm", *DIMENSIONS, "--share-decoder-input-output-embed"],
+    "gpt2": ["--arch=transformer_lm_gpt"],
+    "projected": [
+        "--arch=transformer_lm", "--decoder-input-dim=32", "--decoder-output-dim=32",
+        "--decoder-learned-pos", "--activation-fn=gelu_accurate", "--no-scale-embedding",
+    ],
+    "narrow-output": ["--arch=transformer_lm", "--decoder-input-dim=64", "--decoder-output-dim=32"],
+    "fsdp": ["--arch=transformer_lm", *DIMENSIONS, *FSDP],
+    "sharded": ["--arch=transformer_lm", *DIMENSIONS, *FSDP, "--use-sharded-state"],
+}  # fmt: skip
+# fairscale saves shards between three calls of CUDA, which CPU ranks do not have.
+WITHOUT_CUDA = """
+from unittest import mock
+for name in ("torch.cuda.synchronize", "torch.cuda.current_stream", "torch.Tensor.record_stream"):
+    mock.patch(name).start()
+"""
+TRAIN = "from fairseq_cli.train import cli_main\ncli_main()\n"
+
+
+@pytest.fixture
+def convert(engine, stack_images):
+    def converted(stack, checkpoint, **how):
+        folder, name = conversion.find_checkpoint(str(checkpoint), stack)
+        request = conversion.Request(
+            stack=stack, folder=folder, name=name, typed=str(checkpoint), **how
+        )
+        out = checkpoint.parent / f"converted-{checkpoint.name}"
+        conversion.convert(engine, stack_images[stack].info.id, request, out)
+        return out
+
+    return converted
+
+
+@pytest.fixture
+def difference(box):
+    """The largest difference between transformers' logits and those that are given."""
+
+    def found(model, tokens, *parts):
+        own = model.parent / "transformers.pt"
+        program = ["python3", "/srv/test/logits.py", "transformers", str(model), str(tokens)]
+        box("accelerate").said(*program, str(own))
+        said = box("accelerate").said(
+            "python3", "/srv/test/differ.py", str(own), *(str(part) for part in parts)
+        )
+        return float(said.splitlines()[-1].removeprefix("differ by "))
+
+    return found
+
+
+@pytest.fixture
+def tokens(box):
+    def written(stack, data, dtype, rows=8, length=32):
+        out = data.parent / f"{data.stem}.tokens.pt"
+        words = [str(data), dtype, str(rows), str(length), str(out)]
+        box(stack).said("python3", "/srv/test/tokens.py", *words)
+        return out
+
+    return written
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fairseq(box, make, place, convert, tokens, difference, name):
+    folder = place / f"convert-fairseq-{name}"
+    folder.mkdir()
+    data = folder / "data"
+    make("fairseq", tokenizer="bpe", split=(98.0, 2.0, 0.0)).rename(data)
+    (folder / "train.py").write_text((WITHOUT_CUDA if name == "sharded" else "") + TRAIN)
+    ranks = 2 if name in ("fsdp", "sharded") else 1
+    launch = ["torchrun", f"--nproc_per_node={ranks}"] if ranks > 1 else ["python3"]
+    box("fairseq").said(
+        *launch, str(folder / "train.py"), str(data), *FAIRSEQ, *MODELS[name],
+        f"--save-dir={folder}/save",
+    )  # fmt: skip
+    checkpoint = folder / "save" / "checkpoint_last.pt"
+    model = convert("fairseq", checkpoint)
+    given = tokens("fairseq", data / "train.bin", "<u2")
+    own = folder / "fairseq.pt"
+    box("fairseq").said(
+        "python3", "/srv/test/logits.py", "fairseq", str(checkpoint),
+        "2" if name == "sharded" else "1", str(given), str(own),
+    )  # fmt: skip
+    assert difference(model, given, own) < CLOSE
+
+
+def test_a_tokenizer_comes_along_with_its_own_numbers(box, make, place, convert, material):
+    folder = place / "convert-tokenizer"
+    folder.mkdir()
+    data = folder / "data"
+    make("fairseq", tokenizer="bpe", split=(98.0, 2.0, 0.0)).rename(data)
+    box("fairseq").said(
+        "fairseq-train", str(data), *FAIRSEQ, *MODELS["gpt2"], f"--save-dir={folder}/save"
+    )
+    model = convert("fairseq", folder / "save" / "checkpoint_last.pt", data=data)
+    said = box("accelerate").said(
+        "python3", "-c",
+        "import sys; from transformers import AutoTokenizer as T, AutoModelForCausalLM as M\n"
+        "t, m = T.from_pretrained(sys.argv[1]), M.from_pretrained(sys.argv[1])\n"
+        "text = open(sys.argv[2]).readline().strip()[:6]\n"
+        "given = t(text, return_tensors='pt')\n"
+        "print(m.config.vocab_size == len(t), t.decode(given.input_ids[0]) == text,\n"
+        "      t.eos_token_id == m.config.eos_token_id,\n"
+        "      float(m(**given, labels=given.input_ids).loss) < 6)",
+        str(model), str(material / "text.txt"),
+    )  # fmt: skip
+    assert said.splitlines()[-1] == "True True True True"
+
+
+LAYOUTS = {
+    "3d": (4, ["--tp=2", "--pp=2", "--replicas=1", "--accumulate=2"], ""),
+    "zero-1": (2, ["--replicas=2", "--accumulate=1"], "zero-1"),
+    "zero-2": (2, ["--replicas=2", "--accumulate=1"], "zero-2"),
+    "zero-3": (2, ["--replicas=2", "--accumulate=1"], "zero-3"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_megatron(box, make, place, convert, tokens, difference, layout):
+    ranks, words, zero = LAYOUTS[layout]
+    folder = place / f"convert-megatron-{layout}"
+    folder.mkdir()
+    data = folder / "data"
+    make("megatron", vocab="characters.json", train="spelled.txt", eod="<eod>").rename(data)
+    templates = folder / "templates"
+    templates.mkdir()
+    for path in (ROOT / "images" / "megatron" / "templates").iterdir():
+        (templates / path.name).write_bytes(path.read_bytes())
+    record = ROOT / "stackyard" / "inside" / "stackyard_record.py"
+    (templates / record.name).write_bytes(record.read_bytes())
+    env = {"PYTHONPATH": str(templates), "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+    sizes = ["--layers=2", "--hidden=64", "--heads=4", "--lr=0.005", "--decay-updates=20",
+             "--dropout=0", "--precision=no", f"--save={folder}/save", "--save-every=20",
+             f"--record={folder}/record"]  # fmt: skip
+    read = [f"--corpus={data}", f"--cache={folder}/cache", "--split=900,50,50", "--sequence=32",
+            "--vocabulary=4096", "--updates=20", "--batch=4", "--eval-every=20", "--eval-iters=1",
+            *(word for word in words if not word.startswith(("--tp", "--pp")))]  # fmt: skip
+    parallel = [word for word in words if word.startswith(("--tp", "--pp"))]
+    more = [f"--ds-config={templates}/{zero}.json"] if zero else []
+    start = ["torchrun", f"--nproc_per_node={ranks}"]
+    run = box("megatron")
+    run.said("python3", str(templates / "samples.py"), *read, env=env)
+    given = [*read, *sizes, *parallel, *more]
+    run.said(*start, str(templates / "pretrain.py"), *given, env=env)
+    model = convert("megatron", folder / "save")
+    text = tokens("megatron", data / "train.bin", "<u2", rows=4)
+    program = ["/srv/test/megatron_logits.py", str(text), f"{folder}/own"]
+    run.said(*start, *program, *given, env=env)
+    assert difference(model, text, *sorted(folder.glob("own.*"))) < CLOSE
+
+
+def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, place):
+    folder = place / "convert-old"
+    (folder / "global_step1").mkdir(parents=True)
+    (folder / "latest").write_text("global_step1")
+    box("megatron").said(
+        "python3", "-c",
+        "import sys, torch\n"
+        "torch.save({'weight': torch.zeros(4, 4)},"
+        " sys.argv[1] + '/global_step1/layer_00-model_00-model_states.pt')",
+        str(folder),
+    )  # fmt: skip
+    with pytest.raises(container.DataError, match="does not say how many attention heads"):
+        convert("megatron", folder)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_accelerate(box, place, convert, tokens, difference, stage):
+    folder = place / f"convert-accelerate-{stage}"
+    folder.mkdir()
+    for path in (ROOT / "images" / "accelerate" / "templates").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    record = ROOT / "stackyard" / "inside" / "stackyard_record.py"
+    (folder / record.name).write_bytes(record.read_bytes())
+    (folder / "accelerate.yaml").write_text(
+        "{compute_environment: LOCAL_MACHINE, distributed_type: DEEPSPEED, use_cpu: true,"
+        " mixed_precision: 'no', num_machines: 1, num_processes: 2, machine_rank: 0,"
+        " deepspeed_config: {zero_stage: 3, zero3_init_flag: false, offload_param_device: none,"
+        " offload_optimizer_device: none, gradient_accumulation_steps: 1,"
+        " zero3_save_16bit_model: true}}"
+    )
+    env = {"TORCHDYNAMO_DISABLE": "1"} | ({} if stage else {"ACCELERATE_USE_CPU": "true"})
+    run = box("accelerate")
+    text = "/usr/local/share/stackyard/text"
+    corpus = ["--text", text, "--out", f"{folder}/corpus", "--lines", "60", "--vocabulary", "512"]
+    run.said("python3", f"{folder}/make_corpus.py", *corpus, env=env)
+    launch = ["accelerate", "launch", "--config_file", f"{folder}/accelerate.yaml"]
+    run.said(
+        *(launch if stage else ["python3"]), f"{folder}/pretrain.py", "--model=gpt2",
+        f"--corpus={folder}/corpus", "--vocabulary=512", "--layers=2", "--hidden=64", "--heads=4",
+        "--sequence=32", "--updates=20", "--batch=4", "--lr=0.005", "--dropout=0",
+        "--precision=no", "--save-every=20", f"--zero-stage={stage}", f"--save={folder}/save",
+        f"--record={folder}/record", env=env,
+    )  # fmt: skip
+    model = convert("accelerate", folder / "save" / "update-20")
+    (npy,) = (folder / "corpus").glob("train.npy")
+    given = folder / "tokens.pt"
+    run.said(
+        "python3", "-c",
+        "import sys, numpy, torch\n"
+        "blocks = numpy.load(sys.argv[1]).reshape(-1)[:256].reshape(8, 32)\n"
+        "torch.save(torch.from_numpy(blocks.astype('int64')), sys.argv[2])",
+        str(npy), str(given),
+    )  # fmt: skip
+    # The template itself saves its whole model at the end, through transformers.
+    own = folder / "own.pt"
+    program = ["python3", "/srv/test/logits.py", "transformers", f"{folder}/save/model"]
+    run.said(*program, str(given), str(own))
+    assert difference(model, given, own) < CLOSE

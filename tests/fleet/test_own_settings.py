@@ -1,0 +1,168 @@
+"""Users' own configurations, programs and variables over two hosts, each unchanged."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.programs import DEEPSPEED, OWN_ACCELERATE, TRAINER
+
+# Nothing is compiled on CPU ranks, and importing the compiler takes seconds.
+LIGHTER = ("--env", "TORCHDYNAMO_DISABLE=1")
+SAYS = "import os; print('said', *(os.environ.get(n, '-') for n in ('ONE', 'ALL', 'NCCL_DEBUG')))\n"
+
+
+@pytest.fixture(scope="module")
+def two(three):
+    """Two hosts with a mesh of accelerate's image; `study` has a variable of its own."""
+    found = three.only("study", "train")
+    path = Path(found.inventory)
+    text = path.read_text().replace("defaults:\n", "defaults:\n  env: {ALL: all, ONE: all}\n")
+    text = re.sub(r"( {2}study: \{address: [^}]*)\}", r"\1, env: {ONE: study}}", text)
+    path.write_text(text)
+    programs = {
+        "own.py": OWN_ACCELERATE, "ds.py": DEEPSPEED, "hf.py": TRAINER, "says.py": SAYS,
+        "ds.json": json.dumps({
+            "train_batch_size": 4, "gradient_accumulation_steps": 1,
+            "zero_optimization": {"stage": 2, "overlap_comm": False},
+            "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
+        }),
+        "trainer.json": json.dumps({
+            "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "zero_optimization": {"stage": 2, "overlap_comm": False},
+        }),
+        "odd.json": json.dumps({"train_batch_size": 3}),
+    }  # fmt: skip
+    for name, text in programs.items():
+        (three.folder / "shared" / name).write_text(text)
+    found.invoke("up", "accelerate", "--gpus", "0")
+    yield found
+    found.invoke("down", "--all")
+    assert found.left() == {}
+
+
+@pytest.fixture
+def config(two):
+    """Write an accelerate configuration on the machine where the command is typed."""
+
+    def write(text):
+        path = two.folder / "my.yaml"
+        path.write_text(text)
+        return ("--launcher", "accelerate", "--accelerate-config", str(path))
+
+    return write
+
+
+def run(two, *words, **more):
+    at = words.index("--")
+    return two.invoke("run", "accelerate", *words[:at], *LIGHTER, *words[at:], **more)
+
+
+def learned(said):
+    found = [float(loss) for loss in re.findall(r"update \d+ loss ([0-9.]+)", said)]
+    assert len(found) >= 4 and found[-1] < 0.9 * found[0], said[-3000:]
+
+
+def test_accelerate_test_passes(two):
+    done = run(two, "--launcher", "accelerate", "--", "accelerate", "test")
+    assert re.search(r"is done: 2 ranks", done.stdout), done.stdout[-3000:]
+    assert "Num processes: 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("distributed_type: MULTI_CPU\nuse_cpu: true\nmachine_rank: 0\n", "MULTI_CPU"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
+         "  zero3_init_flag: true\n", "DEEPSPEED"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
+         "  deepspeed_multinode_launcher: standard\n", "DEEPSPEED"),
+    ],
+    ids=["data parallel", "zero.Init", "standard"],
+)  # fmt: skip
+def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind):
+    done = run(two, *config(text), "--", "/shared/own.py")
+    learned(done.stdout)
+    assert done.stdout.count(f"of 2 by {kind}") == 2
+    if "machine_rank" in text:
+        assert "machine_rank: this run's own values are used" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
+    words = ("/shared/ds.py", "--deepspeed", "--deepspeed_config", "/shared/ds.json")
+    done = run(two, "--launcher", launcher, "--", *words)
+    learned(done.stdout)
+    assert done.stdout.count("stage 2 of 2 ranks") == 2
+
+
+@pytest.mark.parametrize("more", [(), ("--deepspeed", "/shared/trainer.json")], ids=["ddp", "zero"])
+def test_an_hf_trainer_script(two, more):
+    words = (
+        "/shared/hf.py", "--output_dir", "/tmp/out", "--max_steps", "10", "--logging_steps", "2",
+        "--per_device_train_batch_size", "2", "--learning_rate", "0.01", "--use_cpu",
+        "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true",
+    )  # fmt: skip
+    done = run(two, "--launcher", "torchrun", "--", *words, *more)
+    learned(done.stdout)
+    assert done.stdout.count(f"of 2 deepspeed {bool(more)}") == 2
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "plain"])
+def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
+    two, launcher, monkeypatch
+):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    words = ("--launcher", launcher, "--env", 'ALL=it\'s 5% "x"', "--", "/shared/says.py")
+    done = run(two, *words)
+    said = sorted(re.findall(r"\| said (.*)", done.stdout))
+    assert said == ['all it\'s 5% "x" WARN', 'study it\'s 5% "x" WARN']
+    assert "from your environment, for every rank: NCCL_DEBUG" in done.stderr
+
+
+def test_values_are_on_no_command_line_of_the_hosts(two):
+    """pdsh, ssh, shells, launchers and ranks are all looked at while they run."""
+    value = "nobody-else-sees-this"
+    program = two.folder.parent / "shared" / "wait.py"  # one folder for all hosts
+    program.write_text("import time; print('waiting', flush=True); time.sleep(60)\n")
+    for launcher in ("torchrun", "deepspeed"):
+        two.invoke("run", "accelerate", "--detach", "--launcher", launcher, "--env",
+                   f"MINE={value}", "--", "/shared/wait.py")  # fmt: skip
+        try:
+            for _ in range(120):
+                if two.invoke("logs", "--name", "accelerate").stdout.count("waiting") == 2:
+                    break
+            seen = [line for host in two.hosts.values() for line in host.processes(value)]
+            assert seen == []
+        finally:
+            two.invoke("stop", "--name", "accelerate")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--env", "MASTER_ADDR=10.0.0.1", "--", "/shared/says.py"), "MASTER_ADDR cannot be set"),
+        (("--env", "HF_TOKEN=hunter22", "--", "/shared/says.py"), "looks like a secret"),
+        (("--launcher", "torchrun", "--", "/shared/hf.py", "--deepspeed", "/shared/odd.json"),
+         "train_batch_size 3 cannot be divided by 2 ranks"),
+        (("--", "/shared/ds.py", "--deepspeed_config", "/shared/no.json"),
+         "which the first node cannot read"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_a_run_is_named_before_anything_starts(two, words, said):
+    done = run(two, *words, check=False)
+    assert done.returncode == 2 and said in done.stderr
+    assert "hunter22" not in done.stdout + done.stderr
+    assert all(host.ranks() == [] for host in two.hosts.values())
+
+
+def test_a_configuration_for_other_numbers_is_refused_before_a_mesh_starts(two, config):
+    words = config("distributed_type: MULTI_CPU\nnum_processes: 8\n")
+    done = run(two, "--name", "other", "--gpus", "0", *words, "--", "/shared/own.py", check=False)
+    assert done.returncode == 2
+    assert "num_processes is 8, but this run has 2" in done.stderr
+    assert not any("other" in line for host in two.hosts.values() for line in host.containers())

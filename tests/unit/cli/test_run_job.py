@@ -1,0 +1,44 @@
+"""The user's own settings of a run: what is typed, the caller's shell, and a configuration."""
+
+import pytest
+
+from stackyard.cli.options.runs import RunRequest
+from stackyard.cli.steps.run_job import own_of
+from stackyard.system.errors import UsageError
+
+
+def asked(*env, config=""):
+    return RunRequest(stack="accelerate", env=env, accelerate_config=str(config))
+
+
+def test_what_is_typed_precedes_the_shell_of_which_only_nccl_goes_along():
+    caller = {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1",
+              "NCCL_VERSION": "2.30", "HOME": "/home/me", "HF_TOKEN": "hunter22"}  # fmt: skip
+    found = own_of(asked("NCCL_DEBUG=WARN", "A=1"), caller)
+    assert found.settings == {
+        "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1", "A": "1",
+    }  # fmt: skip
+    assert found.caller == ("NCCL_ALGO", "NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT")
+    assert found.config is None
+
+
+def test_a_variable_of_the_shell_that_nodes_cannot_have_is_refused():
+    with pytest.raises(UsageError, match="NCCL_X of your environment cannot go to the nodes"):
+        own_of(asked(), {"NCCL_X": "two\nlines"})
+
+
+def test_a_configuration_is_read_where_the_command_is_typed(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("distributed_type: FSDP\n")
+    found = own_of(asked(config=path), {})
+    assert found.config is not None and found.config.kind == "FSDP"
+    assert found.config.name == str(path)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, content):
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"mine\.yaml cannot be read"):
+        own_of(asked(config=path), {})

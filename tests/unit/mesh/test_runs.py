@@ -1,0 +1,113 @@
+"""What nodes are given before a job starts, and what is looked at there; engines are stand-ins."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+
+from stackyard.launch.job import Job
+from stackyard.mesh import runs
+from stackyard.mesh.hosts import Host
+from stackyard.mesh.jobs import select
+from stackyard.mesh.runs import Reached
+from stackyard.mesh.standing import Standing
+from stackyard.system.errors import UsageError
+from tests.unit.machines import fleet, node, plan
+
+PLAN = plan(node("a", address="10.0.0.1"), node("b", address="10.0.0.2"))
+RUN = Standing(plan=PLAN, containers={"a": "container-a", "b": "container-b"})
+SETTINGS = "/run/stackyard/launch/demo-1/settings"
+
+
+class Engine:
+    """Keeps what is unpacked in each container, and has the files of `files`."""
+
+    def __init__(self, files):
+        self.given, self._files = {}, files
+
+    def exec(self, container, words, *, seconds, stdin=b""):
+        if words[0] == "tar":
+            with tarfile.open(fileobj=io.BytesIO(stdin)) as archive:
+                self.given.setdefault(container, {}).update(
+                    {f"/{m.name}": archive.extractfile(m).read() for m in archive if m.isfile()}
+                )
+            return SimpleNamespace(code=0, output="")
+        found = self._files.get(words[-1])
+        return SimpleNamespace(code=int(found is None), output=found or "")
+
+
+class Talk:
+    """Answers as a supervisor, and keeps the job that it was to start."""
+
+    def ask(self, do, event, **values):
+        self.job = values.get("job")
+        return {"port": 29500, "job": {"name": "demo-1"}}
+
+
+def hosts(files=(), **env):
+    machines = [Host(name=name, ssh=name, env=env.get(name, {})) for name in ("a", "b")]
+    engine = Engine(dict(files))
+    links = {host.name: SimpleNamespace(host=host, engine=engine) for host in machines}
+    return Reached(fleet=fleet(*machines), links=links, failed={}), engine
+
+
+def job(**changes):
+    values = {
+        "name": "demo-1", "stack": "accelerate", "base": "cpu", "image": "sha256:0", "nodes": 2,
+        "per_node": 1, "device": "cpu", "program": ("train.py",), "folder": "/code",
+    }  # fmt: skip
+    return Job(**{**values, **changes})
+
+
+def test_each_node_is_given_the_jobs_files_and_its_own_variables():
+    there, engine = hosts(a={"A": "1"})
+    wanted = job(files={"/srv/x.py": b"x"}, settings={"B": "2"}, env={"A": "0"})
+    runs.begin(there, RUN, Talk(), wanted, select(PLAN, 1), 60.0)
+    assert engine.given == {
+        "container-a": {"/srv/x.py": b"x", SETTINGS: b"export A=1\nexport B=2\n"},
+        "container-b": {"/srv/x.py": b"x", SETTINGS: b"export A=0\nexport B=2\n"},
+    }
+
+
+def test_a_configuration_that_every_node_reads_is_given_to_every_node():
+    there, engine = hosts()
+    runs.begin(there, RUN, Talk(), job(launcher="accelerate"), select(PLAN, 1), 60.0)
+    place = "/run/stackyard/launch/demo-1/accelerate.yaml"
+    assert [list(files) for files in engine.given.values()] == [[place], [place]]
+
+
+def test_nothing_is_given_where_a_job_has_no_files():
+    there, engine = hosts()
+    runs.begin(there, RUN, Talk(), job(), select(PLAN, 1), 60.0)
+    assert engine.given == {}
+
+
+def test_a_deepspeed_configuration_is_read_on_the_first_node_before_the_start():
+    there, _ = hosts(files={"/code/ds.json": '{"train_batch_size": 3}'})
+    with pytest.raises(UsageError, match="cannot be divided by 2 ranks"):
+        runs.remarks(there, RUN, job(program=("t.py", "--deepspeed=ds.json")), select(PLAN, 1))
+    with pytest.raises(UsageError, match="which the first node cannot read"):
+        runs.remarks(there, RUN, job(program=("t.py", "--deepspeed=no.json")), select(PLAN, 1))
+
+
+def test_a_file_that_the_job_brings_is_read_from_it():
+    there, _ = hosts()
+    wanted = job(program=("t.py", "--deepspeed_config", "/srv/ds.json"),
+                 files={"/srv/ds.json": b'{"train_batch_size": 3}'})  # fmt: skip
+    (said,) = runs.remarks(there, RUN, wanted, select(PLAN, 1))
+    assert "unless the program is model parallel" in said
+
+
+def test_the_end_of_a_job_that_never_began_is_not_waited_for():
+    class Silent:
+        def send(self, do, **values):
+            pass
+
+        def events(self, seconds):
+            yield {"event": "refused", "why": "there is no job demo-1"}
+            raise AssertionError
+
+    runs.end_job(Silent(), "demo-1")
