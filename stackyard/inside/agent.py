@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import selectors
 import sys
@@ -30,7 +31,7 @@ LAST_BYTES = 256 * 1024
 LINE_BYTES = 4000
 BAR_SECONDS = 0.4
 # Pause between two looks at the files of ranks.
-READ_SECONDS = 0.1
+READ_SECONDS = 0.2
 JOINED = Path("/run/stackyard/joined")  # `node.py` looks for it
 _BREAK = re.compile(rb"\r\n|[\r\n]")
 Said = dict[str, object]
@@ -152,10 +153,12 @@ class Watched:
         self.ranks: dict[int, int] = {}
         self._gone: set[int] = set()
         self._fused: dict[int, str] = {}
+        self._there: dict[str, list[Path]] = {}
 
     def said(self, *, last: bool = False) -> list[Said]:
         """Return what ranks wrote and recorded since the last call."""
         found: list[Said] = []
+        self._look()
         paths = self._files(".log")
         for path in paths:
             words = self._words.setdefault(path, Words(path))
@@ -164,9 +167,17 @@ class Watched:
             found += self._records.setdefault(path, Records(path)).read()
         return found
 
+    def _look(self) -> None:
+        """List the folder once for all kinds of files."""
+        self._there = {}
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(self._folder)):
+                stem, dot, ending = name.partition(".")
+                if stem.startswith("rank") and stem[4:].isdigit():
+                    self._there.setdefault(dot + ending, []).append(self._folder / name)
+
     def _files(self, ending: str) -> list[Path]:
-        paths = sorted(self._folder.glob(f"rank*{ending}"))
-        return [path for path in paths if path.stem[4:].isdigit()]
+        return self._there.get(ending, [])
 
     def news(self) -> list[Said]:
         """Return the ranks that have started, their fused parts, and the ranks that have ended.
@@ -174,6 +185,7 @@ class Watched:
         Ends of ranks are taken from the files that ranks write: a rank that fails at once may never
         have been seen among the processes.
         """
+        self._look()
         return [*self._started(), *self._fused_now(), *self._ended()]
 
     def _started(self) -> list[Said]:

@@ -2,6 +2,8 @@
 
 Owns when the other end of a line counts as gone, and how a node ends itself. It must not know what
 the lines say: `supervisor.py` and `agent.py` do.
+
+    line.py login NODE COMMAND     becomes `ssh NODE COMMAND` once NODE's sshd listens
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -90,11 +93,10 @@ class Line:
 
 
 def connect(node: str, seconds: float, program: str) -> Line:
-    """Log in to a node, once its sshd listens, and start its agent there."""
-    wait_listening(node)
+    """Start a login to a node, which waits until its sshd listens, and its agent there."""
     remote = f"exec env STACKYARD_CONTROL=1 python3 {program} keep {seconds:g}"
     child = subprocess.Popen(
-        ["ssh", node, remote],
+        [sys.executable, __file__, "login", node, remote],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert child.stdin is not None and child.stdout is not None
@@ -121,3 +123,11 @@ def wait_listening(node: str, seconds: float = 15.0) -> None:
         except OSError:
             pass
         time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["login"] and len(sys.argv) == 4:
+        wait_listening(sys.argv[2])
+        os.execvp("ssh", ["ssh", *sys.argv[2:]])
+    else:
+        raise SystemExit(__doc__)
