@@ -48,7 +48,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf,mode=0444 \
     pip install --break-system-packages --no-cache-dir --no-deps -r /tmp/megatron.txt \
     && python3 /tmp/apply_fixes.py /tmp/fixes.json --stage installed \
         --root /usr/local/lib/python3.11/dist-packages
-COPY stackyard/inside/node.py stackyard/inside/strays.py stackyard/inside/lease.py /usr/local/lib/stackyard/
+COPY stackyard/inside/node.py /usr/local/lib/stackyard/
 COPY stackyard/inside/sshd_config stackyard/inside/ssh_config /etc/ssh/
 
 FROM built AS for-cpu

@@ -147,8 +147,6 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=text,source=/text,target=/mnt/text \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
     --mount=type=bind,source=stackyard/inside/node.py,target=/mnt/inside/node.py \
-    --mount=type=bind,source=stackyard/inside/strays.py,target=/mnt/inside/strays.py \
-    --mount=type=bind,source=stackyard/inside/lease.py,target=/mnt/inside/lease.py \
     --mount=type=bind,source=stackyard/inside/sshd_config,target=/mnt/inside/sshd_config \
     --mount=type=bind,source=stackyard/inside/ssh_config,target=/mnt/inside/ssh_config \
     . /mnt/build.sh && install_runtime

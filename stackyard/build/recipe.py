@@ -21,8 +21,6 @@ INSIDE = (
     "stackyard/inside/node.py",
     "stackyard/inside/ssh_config",
     "stackyard/inside/sshd_config",
-    "stackyard/inside/strays.py",
-    "stackyard/inside/lease.py",
 )
 RECIPE_LABEL = "stackyard.recipe"
 

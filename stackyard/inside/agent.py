@@ -1,24 +1,27 @@
 """Keep one node's lease in a run over several hosts, and pass on the output of its ranks.
 
-Owns what a node does for the supervisor on node 1, over one line. It reports its processes and
-kills them on request, passes on what ranks wrote, and ends the node when it hears nothing for the
-lease's time. `lease` owns the lease itself; this module adds the output.
+Owns what a node does for the supervisor on node 1, over one line: it lists and kills processes, passes on what ranks write and record, and ends the
+node when it hears nothing for the lease's time. Nothing is ever killed by name.
 
     agent.py keep SECONDS     lines on standard input and output
 
-Besides a lease's commands: `watch FOLDER` passes on what ranks write below it from now on.
+Commands: `beat` renews the lease. `list N [JOB]` and `kill N [JOB]` are answered with the processes
+found, of a job or of all. `watch FOLDER` passes on what ranks of a job write there, until `finish
+JOB`. `rest` gives up the lease without ending the node, because it is about to be removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import selectors
 import sys
 import time
 from pathlib import Path
 
-import lease  # type: ignore[import-not-found]  # these lie beside this file
+import line  # type: ignore[import-not-found]  # these lie beside this file
 import strays  # type: ignore[import-not-found]
 
 # Limit of one beat. A rank that writes faster is read later; its file is the buffer.
@@ -27,6 +30,8 @@ CHUNK_BYTES = 32 * 1024
 LAST_BYTES = 256 * 1024
 LINE_BYTES = 4000
 BAR_SECONDS = 0.4
+# Pause between two looks at the files of ranks.
+READ_SECONDS = 0.2
 JOINED = Path("/run/stackyard/joined")  # `node.py` looks for it
 _BREAK = re.compile(rb"\r\n|[\r\n]")
 Said = dict[str, object]
@@ -112,98 +117,237 @@ def _pieces(text: bytes) -> list[bytes]:
     return [*found, text]
 
 
-class Agent:
-    """Keep this node's lease and read its ranks' output."""
+class Records:
+    """Read the whole lines that one rank has added to its record since the last read."""
 
-    def __init__(self, seconds: float) -> None:
-        self._line = lease.Line("node1", 0, 1)
-        self._keeper, self._seconds = lease.Keeper(), seconds
-        self._folder: Path | None = None
+    def __init__(self, path: Path) -> None:
+        self.rank = int(path.stem[4:])
+        self._path, self._offset = path, 0
+
+    def read(self) -> list[Said]:
+        """Return the new lines, each as text."""
+        found: list[Said] = []
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                text = line.decode("utf-8", errors="replace").rstrip("\n")
+                found.append({"rank": self.rank, "record": text})
+        return found
+
+
+class Watched:
+    """Follow the ranks of one job on this node by the files that they write.
+
+    Args:
+        folder: holds the files of ranks (`rankN.*`); the folder above has the job's name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.parent.name
+        self._folder = folder
         self._words: dict[Path, Words] = {}
-        self._ranks: dict[int, Said] = {}
+        self._records: dict[Path, Records] = {}
+        self.ranks: dict[int, int] = {}
         self._gone: set[int] = set()
         self._fused: dict[int, str] = {}
+        self._there: dict[str, list[Path]] = {}
+
+    def said(self, *, last: bool = False) -> list[Said]:
+        """Return what ranks wrote and recorded since the last call."""
+        found: list[Said] = []
+        self._look()
+        paths = self._files(".log")
+        for path in paths:
+            words = self._words.setdefault(path, Words(path))
+            found += words.finish() if last else words.read(CHUNK_BYTES // len(paths))
+        for path in self._files(".jsonl"):
+            found += self._records.setdefault(path, Records(path)).read()
+        return found
+
+    def _look(self) -> None:
+        """List the folder once for all kinds of files."""
+        self._there = {}
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(self._folder)):
+                stem, dot, ending = name.partition(".")
+                if stem.startswith("rank") and stem[4:].isdigit():
+                    self._there.setdefault(dot + ending, []).append(self._folder / name)
+
+    def _files(self, ending: str) -> list[Path]:
+        return self._there.get(ending, [])
+
+    def news(self) -> list[Said]:
+        """Return the ranks that have started, their fused parts, and the ranks that have ended.
+
+        Ends of ranks are taken from the files that ranks write: a rank that fails at once may never
+        have been seen among the processes.
+        """
+        self._look()
+        return [*self._started(), *self._fused_now(), *self._ended()]
+
+    def _started(self) -> list[Said]:
+        found: list[Said] = []
+        for path in self._files(".json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                read = json.loads(path.read_text())
+                pid, rank = int(read["pid"]), int(read["rank"])
+                if pid not in self.ranks:
+                    self.ranks[pid] = rank
+                    self._fused.pop(rank, None)
+                    found.append({"event": "rank", "pid": pid, "rank": rank})
+        return found
+
+    def _fused_now(self) -> list[Said]:
+        found: list[Said] = []
+        for rank in self.ranks.values():
+            with contextlib.suppress(OSError, ValueError):
+                text = (self._folder / f"rank{rank}.fused").read_text()
+                if text != self._fused.get(rank):
+                    parts = json.loads(text)
+                    self._fused[rank] = text
+                    found.append({"event": "fused", "rank": rank, "parts": parts})
+        return found
+
+    def _ended(self) -> list[Said]:
+        found: list[Said] = []
+        for pid, rank in self.ranks.items():
+            if pid in self._gone or strays.running(pid):
+                continue
+            self._gone.add(pid)
+            try:
+                end = (self._folder / f"rank{rank}.end").read_text()
+            except OSError:
+                end = ""
+            found.append({"event": "gone", "pid": pid, "rank": rank, "end": end})
+        return found
+
+
+def launched(pid: int, parent: int) -> bool:
+    """Return whether a live launcher holds this process as a rank.
+
+    Processes that a rank starts inherit its environment. A rank that is ending has an empty one,
+    and must not be taken for a launcher.
+    """
+    holder = _environment(parent) if parent > 1 else []
+    return bool(holder) and not _ranked(holder) and _ranked(_environment(pid))
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Return a process's environment; empty for a process that has ended or is a zombie."""
+    try:
+        return [entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry]
+    except OSError:
+        return []
+
+
+def _ranked(environment: list[bytes]) -> bool:
+    return any(entry.startswith(b"RANK=") for entry in environment)
+
+
+class Keeper:
+    """Notice ranks without a launcher, and processes that are stopped.
+
+    Args:
+        seconds: a process that is stopped (SIGSTOP) for longer counts as lost.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ranks: set[int] = set()
+        self._suspects: set[int] = set()
+        self._stopped: dict[int, float] = {}
+
+    def look(self) -> list[Said]:
+        """Return what has happened to the processes of trainings since the last look.
+
+        `orphan`: PID 1 has inherited a rank, seen twice in a row (a rank that is just ending is no
+        orphan). A rank is a process that a launcher was seen to hold, not a process that a rank
+        started, though that inherits the rank's environment. `stopped`: a process does not run.
+        """
+        found = {int(str(process["pid"])): process for process in strays.strays()}
+        parents = {pid: strays.parent(pid) for pid in found}
+        self._ranks &= set(found)
+        self._ranks |= {
+            pid for pid, parent in parents.items()
+            if pid not in self._ranks and launched(pid, parent)
+        }  # fmt: skip
+        orphans = {pid for pid in self._ranks if parents[pid] == 1}
+        sure, self._suspects = orphans & self._suspects, orphans
+        now = time.monotonic()
+        self._stopped = {p: self._stopped.get(p, now) for p in found if strays.stopped(p)}
+        late = [pid for pid, since in self._stopped.items() if now - since > self._seconds]
+        return [
+            *({"event": "orphan", **found[pid]} for pid in sorted(sure)),
+            *({"event": "stopped", **found[pid]} for pid in late),
+        ]
+
+
+class Agent:
+    """Keep this node's lease, and pass on what its ranks write and what becomes of them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._line = line.Line("node1", 0, 1)
+        self._keeper, self._seconds = Keeper(seconds), seconds
+        self._jobs: dict[str, Watched] = {}
+        self._resting = False
 
     def keep(self) -> None:
-        """Keep the lease until it ends, then end the node."""
+        """Keep the lease until it ends, then end the node, unless it is about to be removed."""
         JOINED.touch()
-        lease.run([self._line], self._tick, self._take)
-        lease.end_node()
+        due = 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._line.source, selectors.EVENT_READ)
+            while not self._resting:
+                pause = READ_SECONDS if self._jobs else line.BEAT_SECONDS
+                if selector.select(max(0.0, min(pause, due - time.monotonic()))):
+                    for text in self._line.read():
+                        self._take(text)
+                self._line.flush()
+                for job in self._jobs.values():
+                    self._pass_on(job)
+                if time.monotonic() >= due or self._line.closed:
+                    due = time.monotonic() + line.BEAT_SECONDS
+                    if not self._tick():
+                        break
+        if not self._resting:
+            line.end_node()
 
-    def _take(self, _: lease.Line, text: str) -> None:
+    def _take(self, text: str) -> None:
         command, _, rest = text.partition(" ")
+        number, _, job = rest.partition(" ")
         if command == "watch":
-            self._folder, self._words, self._ranks, self._gone = Path(rest), {}, {}, set()
-            self._fused = {}
+            watched = Watched(Path(rest))
+            self._jobs[watched.name] = watched
         elif command == "finish":
-            self._pass_on(last=True)
-            for event in self._ended():
-                self._line.write(json.dumps(event))
-            self._line.write(json.dumps({"finished": rest}))
-        else:
-            found = self._keeper.answer(text)
-            if found is not None:
-                self._line.write(json.dumps({"answer": rest, "found": found}))
+            if rest in self._jobs:
+                self._pass_on(self._jobs.pop(rest), last=True)
+            self._say({"finished": rest})
+        elif command == "rest":
+            self._resting = True
+        elif command in ("list", "kill"):
+            found = strays.kill(job=job) if command == "kill" else strays.strays(job)
+            self._say({"answer": number, "found": found})
 
     def _tick(self) -> bool:
         self._line.write("beat")
-        self._pass_on()
-        # Ends of ranks are taken from the files that ranks write: a rank that fails at once may
-        # never have been seen among the processes.
-        for event in [*self._ended(), *self._keeper.look()]:
-            if event["event"] != "gone" or "rank" in event:
-                self._line.write(json.dumps(event))
+        for event in self._keeper.look():
+            self._say(event)
         return not self._line.lost(self._seconds)
 
-    def _pass_on(self, *, last: bool = False) -> None:
-        if self._folder is None:
+    def _pass_on(self, job: Watched, *, last: bool = False) -> None:
+        if self._line.full and not last:
             return
-        paths = [p for p in sorted(self._folder.glob("rank*.log")) if p.stem[4:].isdigit()]
-        for path in paths:
-            words = self._words.setdefault(path, Words(path))
-            said = words.finish() if last else words.read(CHUNK_BYTES // len(paths))
-            if said:
-                self._line.write(json.dumps({"said": said}))
-        self._learn()
+        said = job.said(last=last)
+        if said:
+            self._say({"job": job.name, "said": said})
+        for event in job.news():
+            self._say({"job": job.name, **event})
 
-    def _learn(self) -> None:
-        """Report ranks of this node that have started, and their fused parts."""
-        assert self._folder is not None
-        for path in sorted(self._folder.glob("rank*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                found = json.loads(path.read_text())
-                pid, rank = int(found["pid"]), int(found["rank"])
-                if pid not in self._ranks:
-                    self._ranks[pid] = {"pid": pid, "rank": rank}
-                    self._fused.pop(rank, None)
-                    self._line.write(json.dumps({"event": "rank", "pid": pid, "rank": rank}))
-        for known in self._ranks.values():
-            self._learn_fused(int(str(known["rank"])))
-
-    def _learn_fused(self, rank: int) -> None:
-        """Report the state of a rank's fused parts where it has changed."""
-        assert self._folder is not None
-        with contextlib.suppress(OSError, ValueError):
-            text = (self._folder / f"rank{rank}.fused").read_text()
-            if text != self._fused.get(rank):
-                parts = json.loads(text)
-                self._fused[rank] = text
-                self._line.write(json.dumps({"event": "fused", "rank": rank, "parts": parts}))
-
-    def _ended(self) -> list[Said]:
-        """Return the ranks of this node that have ended since the last look, each with its end."""
-        found: list[Said] = []
-        for pid, known in self._ranks.items():
-            if pid in self._gone or strays.running(pid):
-                continue
-            assert self._folder is not None
-            self._gone.add(pid)
-            try:
-                end = (self._folder / f"rank{known['rank']}.end").read_text()
-            except OSError:
-                end = ""
-            found.append({"event": "gone", "pid": pid, "rank": known["rank"], "end": end})
-        return found
+    def _say(self, value: Said) -> None:
+        self._line.write(json.dumps(value))
 
 
 if __name__ == "__main__":

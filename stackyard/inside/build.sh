@@ -312,7 +312,7 @@ PY
 # COPY would give folders the time of the build.
 install_runtime() {
   local from=/mnt/inside
-  install -D -m 0644 -t /usr/local/lib/stackyard $from/node.py $from/strays.py $from/lease.py
+  install -D -m 0644 -t /usr/local/lib/stackyard $from/node.py
   install -m 0644 -t /etc/ssh $from/sshd_config $from/ssh_config
   install -D -m 0644 -t /usr/local/share/stackyard/text /mnt/text/*
 }

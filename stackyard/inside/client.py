@@ -26,8 +26,8 @@ class Client:
     """Hold the connection of one controller.
 
     Attributes:
-        attached: its beats renew the lease of the job, and the owner's lease of the mesh.
-        following: the job whose log it receives, and the position of the next line.
+        attached: its beats renew the leases of all jobs, and the owner's lease of the mesh.
+        following: the jobs whose logs it receives, each with the position of the next line.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -35,7 +35,7 @@ class Client:
         self.connection = connection
         self.closed = False
         self.attached = False
-        self.following: tuple[job.Job, int] | None = None
+        self.following: dict[job.Job, int] = {}
         self._in, self._out = b"", b""
 
     def read(self) -> list[Value]:
@@ -76,19 +76,20 @@ class Client:
             self._out = self._out[sent:]
 
     def serve(self) -> None:
-        """Send a follower the new lines of its log, and the job's end after the last of them."""
+        """Send a follower the new lines of its logs, and a job's end after the last of them."""
         self.flush()
-        while self.following and not self.full and not self.closed:
-            followed, at = self.following
-            found, at_end = job.entries(followed.log, at)
-            if at_end != at:
-                self.following = (followed, at_end)
-                self.say(event="log", job=followed.name, lines=found, next=at_end)
-            elif followed.state == "ended":
-                self.following = None
-                self.say(event="ended", job=followed.value())
-            else:
-                break
+        for followed in list(self.following):
+            while followed in self.following and not self.full and not self.closed:
+                at = self.following[followed]
+                found, at_end = job.entries(followed.log, at)
+                if at_end != at:
+                    self.following[followed] = at_end
+                    self.say(event="log", job=followed.name, lines=found, next=at_end)
+                elif followed.state == "ended":
+                    del self.following[followed]
+                    self.say(event="ended", job=followed.value())
+                else:
+                    break
 
     @property
     def full(self) -> bool:

@@ -13,10 +13,18 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from step import StepProcess  # type: ignore[import-not-found]  # it lies beside this file
+
 JOBS = Path("/var/lib/stackyard/jobs")
 CHUNK_BYTES = 64 * 1024
 KILLED = "killed"
 TOGETHER_SECONDS = 2.0
+# A rank that is killed ends the training after this, unless its launcher does before.
+DEATH_SECONDS = 3.0
+# A launcher that may start its ranks again has this long to do so.
+RESTART_SECONDS = 30.0
+# A launcher may take this long to notice that its ranks have ended (torchrun's exit barrier).
+LAUNCHER_SECONDS = 25.0
 # Messages that ranks log after another rank is gone.
 _PEER = re.compile(
     r"by peer|broken pipe|connection (was )?(closed|reset|refused)|remote process|socket|timed? ?out"
@@ -32,6 +40,13 @@ class Job:
     Attributes:
         lease: seconds that it goes on while no attached controller is heard; 0: without limit.
         heard: when an attached controller was last heard.
+        placed: the node of each rank, by rank number.
+        join_seconds: all ranks have recorded their start after this; 0: without limit.
+        silent_seconds: some rank records something after this; 0: without limit.
+        grace_seconds: processes that its launcher leaves may take this long to end by themselves.
+        spoke: when a rank last recorded something.
+        updates: the last update that each rank recorded.
+        done: ranks that have recorded their end.
         state: `running`, `ending` (its processes), `closing` (its output) or `ended`.
         ranks: by number: node, PID, and how the rank ended (None while it runs).
         dead: when each rank that failed was seen to have ended.
@@ -53,7 +68,7 @@ class Job:
         if not self.steps or not all({"what", "argv"} <= set(step) for step in self.steps):
             raise ValueError("a job has steps, each with `what` and `argv`")
         self.started = time.time()
-        self.heard = self.changed = time.monotonic()
+        self.heard = self.changed = self.spoke = time.monotonic()
         self.ended = 0.0
         self.state, self.step, self.reason = "running", "", ""
         self.code: int | None = None
@@ -62,6 +77,17 @@ class Job:
         self.swept: set[tuple[str, object]] = set()
         self.left: dict[str, list[object]] = {}
         self.killed = False
+        self.launcher: StepProcess | None = None
+        self.checks, self.checking = 0, False
+        self.closing: set[str] = set()
+        self.nodes: set[str] = set(value.get("nodes") or ())  # type: ignore[call-overload]
+        self.placed: list[str] = list(value.get("placed") or ())  # type: ignore[call-overload]
+        self.join_seconds = float(str(value.get("join_seconds") or 0))
+        self.silent_seconds = float(str(value.get("silent_seconds") or 0))
+        self.grace_seconds = float(str(value.get("grace_seconds") or 0))
+        self.death_seconds = RESTART_SECONDS if value.get("restarts") else DEATH_SECONDS
+        self.updates: dict[int, int] = {}
+        self.done: set[int] = set()
         self.path = JOBS / self.name
         self.log = self.path / "log.jsonl"
 
@@ -72,7 +98,8 @@ class Job:
 
     def turn(self, state: str) -> None:
         """Change the job's state."""
-        self.state, self.changed = state, time.monotonic()
+        self.state = state
+        self.changed = self.spoke = time.monotonic()
 
     def note(self, entry: Value) -> None:
         """Append a line to the log."""
@@ -85,6 +112,7 @@ class Job:
             "name": self.name, "state": self.state, "step": self.step, "code": self.code,
             "reason": self.reason, "started": self.started, "ended": self.ended,
             "lease": self.lease, "ranks": self.ranks, "left": self.left, "shown": self.shown,
+            "done": sorted(self.done),
         }  # fmt: skip
 
     def gone(self, rank: int, node: str, pid: object, end: str) -> None:
@@ -95,6 +123,48 @@ class Job:
         found["end"] = end or KILLED
         if end != "ok" and (end or (node, pid) not in self.swept):
             self.dead[rank] = time.monotonic()
+
+    def recorded(self, rank: int, line: str) -> None:
+        """Take a line of a rank's record: where the rank is, and that it lives."""
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind in ("step", "window"):
+                self.updates[rank] = int(event["step"])
+        except (ValueError, KeyError, TypeError):
+            return
+        self.spoke = time.monotonic()
+        self.updates.setdefault(rank, 0)
+        if kind == "end":
+            self.done.add(rank)
+
+    def silence(self, now: float) -> str:
+        """Name the ranks or the launcher that are silent for too long; empty if none is."""
+        missing = [rank for rank in range(len(self.placed)) if rank not in self.updates]
+        if missing:
+            if not self.join_seconds or now - self.changed <= self.join_seconds:
+                return ""
+            names = ", ".join(f"rank {rank} ({self.placed[rank]})" for rank in missing)
+            return f"{names} did not join within {self.join_seconds:g} s"
+        silent = now - self.spoke
+        if self.placed and len(self.done) >= len(self.placed):
+            if silent <= LAUNCHER_SECONDS:
+                return ""
+            return f"every rank ended, but the launcher did not within {LAUNCHER_SECONDS:g} s"
+        if not self.silent_seconds or silent <= self.silent_seconds:
+            return ""
+        behind = sorted(self.updates, key=lambda rank: self.updates[rank])
+        where = ", ".join(self._where(rank) for rank in behind)
+        return f"no rank said anything for {self.silent_seconds:g} s: {where}"
+
+    def _where(self, rank: int) -> str:
+        node = self.ranks.get(rank, {}).get("node") or self.placed[rank]
+        state = "is gone since" if rank in self.dead else "at"
+        return f"rank {rank} ({node}) {state} update {self.updates[rank]}"
+
+    def late(self, now: float) -> list[int]:
+        """Return the ranks whose death their launcher should have answered by now."""
+        return [rank for rank, when in self.dead.items() if now - when > self.death_seconds]
 
     def death(self, ranks: Iterable[int]) -> str:
         """Describe how the first of these ranks to die ended.
@@ -111,7 +181,8 @@ class Job:
             return (2 if _PEER.search(end) else 1 if end == KILLED else 0), self.dead[rank]
 
         rank = min(together, key=order)
-        return f"rank {rank} ({self.ranks[rank]['node']}) ended: {self.ranks[rank]['end']}"
+        at = f" after update {self.updates[rank]}" if rank in self.updates else ""
+        return f"rank {rank} ({self.ranks[rank]['node']}) ended{at}: {self.ranks[rank]['end']}"
 
 
 def entries(path: Path, start: int) -> tuple[list[object], int]:

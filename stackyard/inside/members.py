@@ -10,7 +10,7 @@ import json
 import selectors
 from collections.abc import Callable, Iterable
 
-import lease  # type: ignore[import-not-found]  # it lies beside this file
+import line  # type: ignore[import-not-found]  # it lies beside this file
 
 Value = dict[str, object]
 Answers = dict[str, list[object]]
@@ -37,16 +37,16 @@ class Members:
     ) -> None:
         self._seconds, self._selector = seconds, selector
         self._take, self._gone = take, gone
-        self._lines: dict[str, lease.Line] = {}
+        self._lines: dict[str, line.Line] = {}
         self._wanted: dict[str, tuple[Answers, Callable[[Answers], None]]] = {}
         self._number = 0
         self.joined: set[str] = set()
         self.lost: dict[str, str] = {}
 
-    def add(self, node: str, line: lease.Line) -> None:
+    def add(self, node: str, end: line.Line) -> None:
         """Hear a node from now on."""
-        self._lines[node] = line
-        self._selector.register(line.source, selectors.EVENT_READ, lambda: self._hear(node))
+        self._lines[node] = end
+        self._selector.register(end.source, selectors.EVENT_READ, lambda: self._hear(node))
 
     def __contains__(self, node: object) -> bool:
         return node in self._lines
@@ -61,16 +61,17 @@ class Members:
         for node in nodes:
             self._lines[node].write(text)
 
-    def ask(self, command: str, then: Callable[[Answers], None]) -> None:
+    def ask(self, command: str, job: str, then: Callable[[Answers], None]) -> None:
         """Ask all nodes; pass their answers on when every node that is not lost has answered.
 
         Args:
             command: `list` or `kill`.
+            job: only the processes of this job; empty: all.
         """
         self._number += 1
         number = str(self._number)
         self._wanted[number] = ({}, then)
-        self.tell(f"{command} {number}", self.living)
+        self.tell(f"{command} {number} {job}".rstrip(), self.living)
         self._complete(number)
 
     def beat(self) -> None:
@@ -81,24 +82,24 @@ class Members:
                 self._see(node)
 
     def _hear(self, node: str) -> None:
-        line = self._lines[node]
-        for text in line.read():
+        end = self._lines[node]
+        for text in end.read():
             if text == "beat":
                 self.joined.add(node)
                 continue
             try:
                 value = json.loads(text)
             except ValueError:
-                line.said = text.strip()[:200]  # ssh's message when it fails
+                end.said = text.strip()[:200]  # ssh's message when it fails
                 continue
             if not isinstance(value, dict):
-                line.said = text.strip()[:200]
+                end.said = text.strip()[:200]
             elif "answer" in value:
                 self._answered(node, value)
             else:
                 self._take(node, value)
-        if line.closed:
-            self._selector.unregister(line.source)
+        if end.closed:
+            self._selector.unregister(end.source)
             self._see(node)
 
     def _answered(self, node: str, value: Value) -> None:
@@ -117,7 +118,7 @@ class Members:
         if node in self.lost:
             return
         joined = node in self.joined
-        why = self._lines[node].lost(self._seconds if joined else lease.JOIN_SECONDS)
+        why = self._lines[node].lost(self._seconds if joined else line.JOIN_SECONDS)
         if why:
             self.lost[node] = why
             for number in list(self._wanted):

@@ -1,8 +1,10 @@
-"""List or kill the processes that a training left on a node.
+"""List or kill the processes that trainings left on a node.
 
-Owns the rule, which goes by descent and not by name: the node's own processes are PID 1, the sshd
+Owns two rules, which go by descent and not by name. The node's own processes are PID 1, the sshd
 that listens, this process with its ancestors, and those with STACKYARD_CONTROL in their environment
-(set by the controller). All others belong to a training.
+(set by the controller). All others belong to a training: to the one that STACKYARD_JOB in their
+environment names, or else to that of the nearest process above or below them (the shells of a login
+below which ranks run, helpers that a rank starts with an environment of their own).
 
     strays.py              print them as JSON
     strays.py --kill       SIGKILL them until none is left (for at most 5 s), print what was there
@@ -16,10 +18,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 _PROC = Path("/proc")
 PID_FILE = Path("/run/stackyard/sshd.pid")
+JOB = b"STACKYARD_JOB="
 
 
 def _own(listener: str) -> set[int]:
@@ -54,41 +58,81 @@ def running(pid: int) -> bool:
         return False
 
 
-def strays() -> list[dict[str, object]]:
-    """Return PID and command line of every process that is not the node's own."""
+def strays(job: str = "") -> list[dict[str, object]]:
+    """Return PID, command line and job of every process that is not the node's own.
+
+    Args:
+        job: only the processes of this job; empty: all, also those of no job.
+    """
     own = _own(PID_FILE.read_text() if PID_FILE.exists() else "")
-    found: list[dict[str, object]] = []
+    found: dict[int, dict[str, object]] = {}
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
             continue
         try:
             if _state(int(entry.name)) in "ZX":
                 continue
-            if b"STACKYARD_CONTROL=1" in (entry / "environ").read_bytes().split(b"\0"):
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            if b"STACKYARD_CONTROL=1" in environment:
                 continue
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (OSError, IndexError):
             continue  # gone meanwhile
-        found.append({"pid": int(entry.name), "command": command.strip()[:160]})
-    return sorted(found, key=lambda process: str(process["pid"]))
+        pid = int(entry.name)
+        found[pid] = {"pid": pid, "command": command.strip()[:160], "job": _named(environment)}
+    for pid, name in _jobs(found).items():
+        found[pid]["job"] = name
+    wanted = [process for process in found.values() if not job or process["job"] == job]
+    return sorted(wanted, key=lambda process: str(process["pid"]))
 
 
-def kill(seconds: float = 5.0) -> list[dict[str, object]]:
-    """Kill every stray (SIGKILL) until no new ones appear; return those of the first look.
+def _named(environment: list[bytes]) -> str:
+    """Return the job that an environment names; empty if it names none."""
+    named = [entry[len(JOB) :] for entry in environment if entry.startswith(JOB)]
+    return named[0].decode(errors="replace") if named else ""
+
+
+def _jobs(found: Mapping[int, Mapping[str, object]]) -> dict[int, str]:
+    """Return the job of each process; empty for those of no job."""
+    parents = {pid: parent(pid) for pid in found}
+    jobs = {pid: str(process["job"]) for pid, process in found.items()}
+    for pid in [pid for pid, job in jobs.items() if job]:
+        above = parents[pid]
+        while above in jobs and not jobs[above]:
+            jobs[above] = jobs[pid]
+            above = parents[above]
+    for pid in [pid for pid, job in jobs.items() if not job]:
+        above = parents[pid]
+        while above in jobs and not jobs[above]:
+            above = parents[above]
+        jobs[pid] = jobs.get(above, "")
+    return jobs
+
+
+def stopped(pid: int) -> bool:
+    """Return whether a process is stopped (SIGSTOP) or held by a debugger."""
+    try:
+        return _state(pid) in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def kill(seconds: float = 5.0, job: str = "") -> list[dict[str, object]]:
+    """Kill every stray of a job (SIGKILL) until no new ones appear; return the first look's.
 
     Raises:
         SystemExit: this is no node of a mesh, so every process would count as a stray.
     """
     if not PID_FILE.exists():
         raise SystemExit("this is no node of a mesh: nothing is killed here")
-    first = found = strays()
+    first = found = strays(job)
     end = time.monotonic() + seconds
     while found and time.monotonic() < end:
         for process in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(str(process["pid"])), signal.SIGKILL)
         time.sleep(0.02)
-        found = strays()
+        found = strays(job)
     return first
 
 

@@ -1,8 +1,9 @@
 """Supervise the trainings of a run over several hosts from node 1, and end them on all nodes.
 
 Owns the rule that ends a training without anybody outside: its lease runs out (no attached
-controller is heard), a node or a rank is lost, a rank loses its launcher, or a controller stops it.
-It outlives the command that started it; controllers come and go through a socket. Every node, this
+controller is heard), a node or a rank is lost, a rank loses its launcher, a process of it is
+stopped, its ranks are silent for too long, or a controller stops it. Trainings run beside each
+other; each ends by itself. It outlives the command that started it; controllers come and go through a socket. Every node, this
 one included, has an agent (`agent.py`) at the end of a line; when this process ends, the lines
 close, and each agent ends its node. It must not know what a training is: it is given commands.
 
@@ -11,7 +12,7 @@ close, and each agent ends its node. It must not know what a training is: it is 
 
 OWNER: seconds after which the mesh ends when no attached controller is heard; 0: no limit. Requests
 and answers are JSON lines: `start {job}`, `attach`, `beat`, `follow {from}`, `stop {job}`, `state`,
-`port`, `list`, `down`; each answer is an `event`.
+`port`, `list`, `kill`, `rest`, `down`; each answer is an `event`.
 """
 
 from __future__ import annotations
@@ -27,25 +28,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-import lease  # type: ignore[import-not-found]  # these lie beside this file
+import line  # type: ignore[import-not-found]  # these lie beside this file
 from client import Client, listen, talk  # type: ignore[import-not-found]
 from job import Job, write_files  # type: ignore[import-not-found]
-from launcher import Launcher  # type: ignore[import-not-found]
 from members import Members  # type: ignore[import-not-found]
+from step import StepProcess  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
-BEAT_SECONDS = lease.BEAT_SECONDS
-# A rank that is killed ends the training after this; launchers mostly notice before.
-DEATH_SECONDS = 10.0
-# Processes that a launcher leaves behind may take this long to end by themselves.
-GRACE_SECONDS = 5.0
+# Pause between two looks at the clock.
+TICK_SECONDS = 0.1
 KILL_SECONDS = 15.0
 CLOSE_SECONDS = 3.0
 Value = dict[str, object]
 
 
 class Supervisor:
-    """Supervise a mesh and the trainings in it, one after another."""
+    """Supervise a mesh and the trainings in it."""
 
     def __init__(self, seconds: float, nodes: list[str], owner: float = 0.0) -> None:
         self._seconds, self._nodes = seconds, nodes
@@ -54,74 +52,108 @@ class Supervisor:
         self._members = Members(seconds, self._selector, self._from_node, self._gone_node)
         self._clients: list[Client] = []
         self._jobs: list[Job] = []
-        self._launcher: Launcher | None = None
-        self._checks, self._checking = 0, False
+        self._beat_due = 0.0
         self._owner_lease, self._owner_heard = owner, time.monotonic()
-        self._closing: set[str] = set()
-        self._over = False
+        self._over = self._resting = False
         self._server = listen()
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
 
     @property
-    def _job(self) -> Job | None:
-        return self._jobs[-1] if self._jobs else None
+    def _active(self) -> list[Job]:
+        """Return the jobs that have not ended."""
+        return [job for job in self._jobs if job.state != "ended"]
+
+    def _named(self, name: object) -> Job | None:
+        """Return the active job of a name; None if there is none."""
+        return next((job for job in self._active if job.name == name), None)
 
     def supervise(self) -> None:
         """Serve until the mesh is given up or its owner is not heard any more."""
-        lease.wait_listening(self._me)
+        line.wait_listening(self._me)
         self._members.add(self._me, _local(self._seconds))
         for node in self._nodes[1:]:
-            self._members.add(node, lease.connect(node, self._seconds, str(HERE / "agent.py")))
+            self._members.add(node, line.connect(node, self._seconds, str(HERE / "agent.py")))
         due = 0.0
         while not self._over:
             for key, _ in self._selector.select(max(0.0, due - time.monotonic())):
                 key.data()
             if time.monotonic() >= due:
-                due = time.monotonic() + BEAT_SECONDS
+                due = time.monotonic() + TICK_SECONDS
                 self._tick()
+            self._serve_all()
+        if self._resting:
+            # The agents of nodes that are about to be removed need not end them.
+            self._members.tell("rest", self._members.living)
+            return
         # The other nodes see their lines close and end too; their engines then remove them.
-        lease.end_node()
+        line.end_node()
 
     # Nodes
 
     def _from_node(self, node: str, value: Value) -> None:
-        job = self._job
-        if job is None:
+        event = value.get("event")
+        if event in ("orphan", "stopped"):
+            self._process(node, str(event), value)
             return
         if "finished" in value:
-            if value["finished"] == job.name:
-                self._closing.discard(node)
-        elif "said" in value:
+            job = self._named(value["finished"])
+            if job is not None and job.state == "closing":
+                job.closing.discard(node)
+                self._close(job)
+            return
+        job = self._named(value.get("job"))
+        if job is None:
+            return
+        if "said" in value:
             for entry in list(value["said"]):  # type: ignore[call-overload]
+                if "record" in entry:
+                    job.recorded(int(str(entry["rank"])), str(entry["record"]))
                 self._note(job, node, entry)
-        elif value.get("event") == "rank":
-            rank = int(str(value["rank"]))
+            return
+        rank = int(str(value["rank"]))
+        if event == "rank":
             job.ranks[rank] = {"node": node, "pid": value["pid"], "end": None}
             job.dead.pop(rank, None)  # its launcher has restarted it
-        elif value.get("event") == "fused":
-            known = job.ranks.get(int(str(value["rank"])))
-            if known is not None:
-                known["fused"] = value["parts"]
-        elif value.get("event") == "gone":
-            job.gone(int(str(value["rank"])), node, value["pid"], str(value["end"]))
-        elif value.get("event") == "orphan":
-            command = str(value.get("command", ""))[:100]
-            self._stop(job, f"on {node} the launcher of a rank is gone: {command}")
+        elif event == "fused" and rank in job.ranks:
+            job.ranks[rank]["fused"] = value["parts"]
+        elif event == "gone":
+            job.gone(rank, node, value["pid"], str(value["end"]))
+
+    def _process(self, node: str, event: str, value: Value) -> None:
+        """End the job of a process that nothing controls any more."""
+        command = str(value.get("command", ""))[:100]
+        what = (
+            f"on {node} the launcher of a rank is gone: {command}"
+            if event == "orphan"
+            else f"{self._known(node, value)} is stopped for {self._seconds:g} s: {command}"
+        )
+        job = self._named(value.get("job"))
+        for one in [job] if job is not None else self._active:
+            self._stop(one, what)
+
+    def _known(self, node: str, process: Value) -> str:
+        """Name a process on a node, by its rank if it is one."""
+        for job in self._active:
+            for rank, known in job.ranks.items():
+                if (known["node"], known["pid"]) == (node, process["pid"]):
+                    return f"rank {rank} ({node})"
+        return f"process {process['pid']} on {node}"
 
     def _gone_node(self, node: str, why: str) -> None:
-        self._closing.discard(node)
-        self._tell(event="lost", node=node, why=why)
+        self._tell(event="lost", node=node, why=why, joined=node in self._members.joined)
+        for job in self._active:
+            job.closing.discard(node)
+            self._stop(job, f"node {node} is gone: {why}")
         if node == self._me:
             self._over = True  # nothing else would end the processes here
-        elif self._job is not None:
-            self._stop(self._job, f"node {node} is gone: {why}")
 
     # Trainings
 
     def _start(self, client: Client, value: Value) -> None:
-        job = self._job
-        if job is not None and job.state != "ended":
-            client.say(event="refused", why=f"job {job.name} is running here")
+        job = self._named(value.get("name"))
+        others = [] if value.get("beside") else self._active
+        if job is not None or others:
+            client.say(event="refused", why=f"job {(job or others[0]).name} is running here")
             return
         lost = self._members.lost
         if set(value.get("nodes") or self._nodes) & set(lost):  # type: ignore[call-overload]
@@ -130,24 +162,27 @@ class Supervisor:
             return
         job = Job(value)
         job.open()
+        self._jobs = [one for one in self._jobs if one.name != job.name]
         self._jobs.append(job)
         self._members.tell(f"watch {job.path}/ranks", self._members.living)
-        client.attached = job.lease > 0
+        client.attached = client.attached or job.lease > 0
         client.say(event="started", job=job.value())
         self._next_step(job)
 
     def _next_step(self, job: Job) -> None:
         step = job.steps.pop(0)
+        job.turn("running")
         words = [str(word) for word in step["argv"]]
         job.step = str(step["what"])
         own = {k: v for k, v in os.environ.items() if k != "STACKYARD_CONTROL"}
-        env = {**own, **job.env, **dict(step.get("env") or {})}
+        env = {**own, "STACKYARD_JOB": job.name, **job.env, **dict(step.get("env") or {})}
         self._tell(event="step", job=job.name, what=job.step, argv=words)
         try:
             write_files(dict(step.get("files") or {}))
-            self._launcher = Launcher(
-                words, job.folder, env, self._selector, lambda text: self._launcher_line(job, text)
-            )
+            job.launcher = StepProcess(
+                words, job.folder, env, self._selector,
+                lambda text: self._launcher_line(job, text), lambda: self._look_at(job),
+            )  # fmt: skip
         except OSError as error:
             job.reason = f"{job.step} cannot be started: {error}"
             self._finish(job, 127)
@@ -164,8 +199,8 @@ class Supervisor:
         whole = {"t": round(time.time(), 2), "node": node, **entry}
         if entry.get("bar"):
             for client in self._clients:
-                if client.following and client.following[0] is job and not client.full:
-                    client.say(event="bar", **whole)
+                if job in client.following and not client.full:
+                    client.say(event="bar", job=job.name, **whole)
             return
         try:
             job.note(whole)
@@ -178,89 +213,99 @@ class Supervisor:
             return
         job.reason = job.reason or reason
         job.killed = True
-        if self._launcher is not None:
-            self._launcher.kill()
+        if job.launcher is not None:
+            job.launcher.kill()
         job.turn("ending")
-        self._check("kill")
+        self._check(job, "kill")
 
-    def _check(self, command: str) -> None:
-        """Ask every node for its processes; only the answer to the last question counts."""
-        self._checks += 1
-        number, self._checking, job = self._checks, True, self._job
+    def _check(self, job: Job, command: str) -> None:
+        """Ask every node for a job's processes; only the answer to the last question counts.
+
+        Processes that no job can be told of belong to the last job that runs.
+        """
+        job.checks += 1
+        number, job.checking = job.checks, True
+        scope = "" if self._active == [job] else job.name
 
         def answered(answers: dict[str, list[Value]]) -> None:
-            if command == "kill" and job is not None:
+            if command == "kill":
                 job.swept |= {(node, p["pid"]) for node, found in answers.items() for p in found}
-            if number == self._checks:
-                self._checked(answers)
+            if number == job.checks:
+                self._checked(job, answers)
 
-        self._members.ask(command, answered)
+        self._members.ask(command, scope, answered)
 
-    def _checked(self, answers: dict[str, list[Value]]) -> None:
+    def _checked(self, job: Job, answers: dict[str, list[Value]]) -> None:
         """Go on with a job that ends, when every node has listed its processes."""
-        job, self._checking = self._job, False
-        if job is None or job.state != "ending":
+        job.checking = False
+        if job.state != "ending":
             return
         left = {node: found for node, found in answers.items() if found}
         waited = time.monotonic() - job.changed
         if not left or waited > KILL_SECONDS:
             self._finish(job, job.code)
-        elif job.killed or waited > GRACE_SECONDS:
+        elif job.killed or waited > job.grace_seconds:
             if not job.killed:
                 job.left, job.killed = left, True
-            self._check("kill")
-        # Otherwise the next beat asks again.
+            self._check(job, "kill")
+        # Otherwise the next tick asks again.
 
     def _finish(self, job: Job, code: int | None) -> None:
         """Wait for the last output of ranks, now that nothing of the job runs."""
         job.code = code
         job.turn("closing")
-        self._closing = self._members.living
-        self._members.tell(f"finish {job.name}", self._closing)
-        if self._launcher is not None:
-            self._launcher.finish()
-        self._launcher = None
+        job.closing = self._members.living
+        self._members.tell(f"finish {job.name}", job.closing)
+        if job.launcher is not None:
+            job.launcher.finish()
+        job.launcher = None
+        self._close(job)
 
     # The clock
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._members.beat()
+        if now >= self._beat_due:
+            self._beat_due = now + line.BEAT_SECONDS
+            self._members.beat()
         if self._owner_lease and now - self._owner_heard > self._owner_lease:
             self._over = True
             return
-        job = self._job
-        if job is not None and job.state == "running":
-            self._look_after(job, now)
-        elif job is not None and job.state == "ending" and not self._checking:
-            self._check("list")
-        elif job is not None and job.state == "closing":
-            self._close(job, late=now - job.changed > CLOSE_SECONDS)
-        for client in list(self._clients):
-            self._serve(client)
+        for job in self._active:
+            if job.state == "running":
+                self._look_after(job, now)
+            elif job.state == "ending" and not job.checking:
+                self._check(job, "list")
+            elif job.state == "closing":
+                self._close(job, late=now - job.changed > CLOSE_SECONDS)
 
-    def _close(self, job: Job, *, late: bool) -> None:
-        if late or not self._closing:
+    def _close(self, job: Job, *, late: bool = False) -> None:
+        if late or not job.closing:
             if not job.reason and job.dead and job.code:
                 job.reason = job.death(job.dead)
             job.ended = time.time()
             job.turn("ended")
 
     def _look_after(self, job: Job, now: float) -> None:
+        self._look_at(job)
+        if job.state != "running":
+            return
         if job.lease and now - job.heard > job.lease:
             self._stop(job, f"nobody attached was heard for {job.lease:g} s")
-            return
-        code = self._launcher.poll() if self._launcher is not None else None
+        elif late := job.late(now):
+            self._stop(job, job.death(late))
+        elif silent := job.silence(now):
+            self._stop(job, silent)
+
+    def _look_at(self, job: Job) -> None:
+        """Go on where the command of a step has ended."""
+        code = job.launcher.poll() if job.launcher is not None and job.state == "running" else None
         if code is not None:
             self._step_over(job, code)
-            return
-        gone = [rank for rank, when in job.dead.items() if now - when > DEATH_SECONDS]
-        if gone:
-            self._stop(job, job.death(gone))
 
     def _step_over(self, job: Job, code: int) -> None:
-        assert self._launcher is not None
-        self._launcher.finish()
+        assert job.launcher is not None
+        job.launcher.finish()
         if job.state != "running":
             return  # the last output could not be written to the log
         if code == 0 and job.steps:
@@ -271,7 +316,7 @@ class Supervisor:
         if code and job.steps:
             job.reason = job.reason or f"{job.step} failed with exit code {job.code}"
         job.turn("ending")
-        self._check("kill" if job.killed else "list")
+        self._check(job, "kill" if job.killed else "list")
 
     # Controllers
 
@@ -305,6 +350,10 @@ class Supervisor:
             self._selector.unregister(client.connection)
             client.connection.close()
 
+    def _serve_all(self) -> None:
+        for client in list(self._clients):
+            self._serve(client)
+
     def _serve(self, client: Client) -> None:
         client.serve()
         if client.closed:
@@ -323,8 +372,8 @@ class Supervisor:
     def _beat(self, client: Client, value: Value) -> None:
         if client.attached:
             self._owner_heard = time.monotonic()
-            if self._job is not None:
-                self._job.heard = time.monotonic()
+            for job in self._active:
+                job.heard = time.monotonic()
         client.say(event="beat")
 
     def _attach(self, client: Client, value: Value) -> None:
@@ -337,22 +386,29 @@ class Supervisor:
         if not found:
             client.say(event="refused", why=f"there is no job {name}" if name else "no job yet")
             return
-        client.following = (found[-1], int(str(value.get("from") or 0)))
+        client.following[found[-1]] = int(str(value.get("from") or 0))
         client.say(event="following", job=found[-1].name, size=found[-1].log.stat().st_size)
         self._serve(client)
 
     def _stop_asked(self, client: Client, value: Value) -> None:
         # By name: a controller that was refused because of a job must not end it.
-        if self._job is not None and value.get("job") == self._job.name:
-            self._stop(self._job, str(value.get("reason") or "it was stopped"))
+        job = self._named(value.get("job"))
+        if job is not None:
+            self._stop(job, str(value.get("reason") or "it was stopped"))
 
     def _port(self, client: Client, value: Value) -> None:
         with socket.socket() as probe:
             probe.bind((str(value.get("address") or ""), 0))
             client.say(event="port", port=probe.getsockname()[1])
 
-    def _list(self, client: Client, value: Value) -> None:
-        self._members.ask("list", lambda found: client.say(event="processes", nodes=found))
+    def _processes(self, client: Client, value: Value) -> None:
+        self._members.ask(
+            str(value["do"]), "", lambda found: client.say(event="processes", nodes=found)
+        )
+
+    def _rest(self, client: Client, value: Value) -> None:
+        self._resting = True
+        self._down(client, value)
 
     def _down(self, client: Client, value: Value) -> None:
         client.say(event="down")
@@ -360,19 +416,19 @@ class Supervisor:
 
     _verbs: ClassVar[dict[str, Callable[[Supervisor, Client, Value], None]]] = {
         "state": _state, "start": _start, "beat": _beat, "attach": _attach,
-        "follow": _follow, "stop": _stop_asked, "port": _port, "list": _list, "down": _down,
+        "follow": _follow, "stop": _stop_asked, "port": _port, "list": _processes,
+        "kill": _processes, "rest": _rest, "down": _down,
     }  # fmt: skip
 
 
-def _local(seconds: float) -> lease.Line:
+def _local(seconds: float) -> line.Line:
     child = subprocess.Popen(
         [sys.executable, str(HERE / "agent.py"), "keep", f"{seconds:g}"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
     assert child.stdin is not None and child.stdout is not None
-    os.set_blocking(child.stdin.fileno(), False)
-    return lease.Line("node1", child.stdout.fileno(), child.stdin.fileno(), owner=child)
+    return line.Line("node1", child.stdout.fileno(), child.stdin.fileno(), owner=child)
 
 
 if __name__ == "__main__":

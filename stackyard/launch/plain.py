@@ -1,6 +1,6 @@
 """Start ranks on every node without a launcher, for programs that form their own process group.
 
-Such a program calls `init_process_group(init_method=...)` itself; see inside/ranks.py. Option
+Such a program calls `init_process_group(init_method=...)` itself; see inside/plain_ranks.py. Option
 `meet` is `tcp` (a port of the first node) or `file`. Option `meeting` names that file, in a folder
 that all nodes share; it must not exist before (torch removes it at a clean end).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
 
-PROGRAM = "/srv/stackyard/ranks.py"
+PROGRAM = "/srv/stackyard/plain_ranks.py"
 
 
 def materialize(request: LaunchRequest) -> Launch:

@@ -1,7 +1,7 @@
 """Write the file of a node's own variables, and list the names that are not the user's to set.
 
-Owns the file's form, which shells and `inside/site/sitecustomize.py` read, and the names. It must
-not know where a variable was set: `mesh.settings` merges them.
+Owns the file's form, which shells and `inside/rank_site/sitecustomize.py` read, and the names. It
+must not know where a variable was set: `mesh.settings` merges them.
 """
 
 from __future__ import annotations

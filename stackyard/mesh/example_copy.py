@@ -15,8 +15,8 @@ import yaml
 
 from stackyard.definitions.examples import Example, Where, chosen_size, job_of, require_values
 from stackyard.mesh.hosts import Fleet, gpu_indexes, node_names
-from stackyard.mesh.jobs import JOBS, select, start_request
-from stackyard.mesh.node import MEETING_PORT
+from stackyard.mesh.jobs import select, start_request
+from stackyard.mesh.node import JOBS, MEETING_PORT
 from stackyard.mesh.node_plan import NodePlan, StandingPlan
 from stackyard.system import template
 from stackyard.system.errors import UsageError

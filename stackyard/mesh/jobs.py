@@ -14,12 +14,10 @@ from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, accelera
 from stackyard.launch.accelerate_config import Ranks, conflicts, replaced
 from stackyard.launch.job import Job
 from stackyard.mesh import settings
-from stackyard.mesh.node import SCRATCH
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
 from stackyard.mesh.settings import Variables
 from stackyard.system.errors import UsageError, shown
-
-JOBS = "/var/lib/stackyard/jobs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +218,7 @@ def environment(job: Job, takes: Mapping[str, tuple[int, ...]]) -> dict[str, str
         UsageError: the GPUs differ between nodes, and the launcher gives all nodes the same.
     """
     site = settings.python_path(job.env.get("PYTHONPATH", ""))
-    found = {"STACKYARD_LOGS": f"{JOBS}/{job.name}/ranks", "PYTHONPATH": site}
+    found = {**rank_environment(job.name), "PYTHONPATH": site}
     if not takes or _tells_each_node(job, len(takes)):
         return found
     if len({*takes.values()}) > 1:
@@ -274,6 +272,8 @@ def start_request(
         "env": dict(job.env),
         "folder": job.folder,
         "lease": lease,
+        "grace_seconds": GRACE_SECONDS,
+        "restarts": int(job.options.get("restarts") or 0),
         "nodes": list(selection.nodes),
         "shown": {
             "stack": job.stack, "base": job.base, "launcher": job.launcher,

@@ -1,9 +1,11 @@
-"""Define the capabilities, program and ports of a node, wherever it runs.
+"""Define the capabilities, programs and ports of a node, wherever it runs.
 
-Values only. Nodes on one engine and on hosts, proofs and pods of Kubernetes are started with these.
+Nodes on one engine and on hosts, proofs and pods of Kubernetes are started with these.
 """
 
 from __future__ import annotations
+
+from stackyard.definitions.project import INSIDE
 
 # The fewest that sshd needs to become the user who logs in (OpenSSH 9.2, and the files' owners);
 # training itself needs none. All others are dropped, and no new privileges are allowed.
@@ -17,3 +19,32 @@ SSH_PORT = 2222
 # The port of the rendezvous. Every launch of a run uses another one, as a port may stay in use for
 # a while after a kill.
 MEETING_PORT = 29500
+# The supervisor, the agents of nodes and what ranks need, beyond the programs of the image.
+PROGRAM_FOLDER = "/srv/stackyard"
+# Folders with a `sitecustomize`, which Python imports before a program: for ranks, and for smokes.
+SITE = f"{PROGRAM_FOLDER}/rank_site"
+SMOKE_SITE = f"{PROGRAM_FOLDER}/smoke_site"
+PROGRAMS = (
+    "agent.py", "line.py", "strays.py", "supervisor.py", "job.py", "client.py", "step.py",
+    "members.py", "plain_ranks.py", "compare.py", "rank_site/sitecustomize.py",
+    "smoke_site/sitecustomize.py",
+)  # fmt: skip
+# Processes that a launcher leaves behind may take this long to end by themselves.
+GRACE_SECONDS = 10.0
+# Each node keeps the files of a job's ranks in a folder of its own.
+JOBS = "/var/lib/stackyard/jobs"
+
+
+def program_files() -> dict[str, bytes]:
+    """Return the programs that nodes need beyond those of their image, by path from the root."""
+    return {f"{PROGRAM_FOLDER[1:]}/{name}": (INSIDE / name).read_bytes() for name in PROGRAMS}
+
+
+def rank_folder(job: str) -> str:
+    """Return the folder of a job's ranks, on every node."""
+    return f"{JOBS}/{job}/ranks"
+
+
+def rank_environment(job: str) -> dict[str, str]:
+    """Return what the ranks of a job need in their environment: its name and their folder."""
+    return {"STACKYARD_JOB": job, "STACKYARD_LOGS": rank_folder(job)}

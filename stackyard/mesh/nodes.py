@@ -19,9 +19,8 @@ from typing import Any
 
 from stackyard.gpu.access import Access, NodeHardware
 from stackyard.mesh import certificates
-from stackyard.mesh.follow import Records
-from stackyard.mesh.lease import Lease
-from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS
+from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS, program_files
+from stackyard.mesh.supervisor import Processes, Talk, supervise
 from stackyard.system import cleanup
 from stackyard.system.archive import pack
 from stackyard.system.engine import (
@@ -38,6 +37,8 @@ from stackyard.system.process import last_lines
 SHARED = "/shared"
 SMOKE_FOLDER = "/srv/smoke"
 PROBE_FOLDER = "/run/stackyard/probe"
+# The lease of a run on this engine: this plus the removal of the run stays below 10 s.
+LEASE_SECONDS = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,26 +69,42 @@ class Mesh:
     engine: Engine
     plan: certificates.MeshPlan
     containers: dict[str, str]
-    lease: Lease
-    records: Records | None = None
+    talk: Talk
 
     def close(self) -> None:
-        """End the conversations with the nodes, before these are removed."""
-        for conversation in (self.records, self.lease):
-            if conversation is not None:
-                conversation.close()
+        """End the conversation with the nodes, before these are removed."""
+        self.talk.rest()
+        self.talk.close()
+
+    @property
+    def lost(self) -> str:
+        """Return which node is gone and why; empty while none is known to be."""
+        return self.talk.lost
 
     @property
     def first(self) -> str:
         """Return the container of the first node."""
         return self.containers[self.plan.nodes[0]]
 
-    def strays(self, *, kill: bool = False) -> dict[str, list[dict[str, Any]]]:
+    def deliver(self, files: Mapping[str, str], names: Iterable[str]) -> None:
+        """Put files into nodes, by absolute path, readable by their user only.
+
+        Raises:
+            EngineError: a node did not take them.
+        """
+        archive = pack({p.lstrip("/"): text.encode() for p, text in files.items()}, mode=0o600)
+        words = ["sh", "-c", "umask 077; exec tar -x -C /"]
+        for name in names:
+            done = self.engine.exec(self.containers[name], words, seconds=30, stdin=archive)
+            if done.code != 0:
+                raise EngineError(f"{name} did not take its files", why=done.output)
+
+    def strays(self, *, kill: bool = False) -> Processes:
         """Return the processes on each node that are not part of the node's own service.
 
         A node that is gone has none.
         """
-        found = self.lease.processes(kill=kill)
+        found = self.talk.processes(kill=kill)
         return {node: found.get(node, []) for node in self.plan.nodes}
 
 
@@ -154,7 +171,7 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
     authority = certificates.Authority()
     material = certificates.node_material(plan, authority, now=now)
     files = {f"{SMOKE_FOLDER[1:]}/{path}": data for path, data in settings.files.items()}
-    archive = pack({**files, f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
+    archive = pack({**files, **program_files(), f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
 
     def one(node: str, first: str = "") -> str:
         hardware = _hardware_of(settings, plan.nodes.index(node))
@@ -191,8 +208,11 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
             containers = {}
             rest = {n: pool.submit(one, n) for n in plan.nodes}
         containers |= {node: future.result() for node, future in rest.items()}
-    lease = Lease(engine, containers[first], others, lambda: kill_all(engine, containers.values()))
-    return Mesh(engine=engine, plan=plan, containers=containers, lease=lease)
+    talk = supervise(
+        engine, containers[first], plan.nodes, LEASE_SECONDS, LEASE_SECONDS,
+        lambda: kill_all(engine, containers.values()),
+    )  # fmt: skip
+    return Mesh(engine=engine, plan=plan, containers=containers, talk=talk)
 
 
 def _hardware_of(settings: NodeSettings, number: int) -> NodeHardware:
@@ -230,7 +250,7 @@ def install(engine: Engine, container: str, node: str, material: Mapping[str, by
 def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     """Log in between nodes (`certificates.pairs`); return what every login answered, by node.
 
-    It first waits for the lease, until every sshd listens, which is soon after it got its keys.
+    It first waits until every node has joined, which is soon after it got its keys.
 
     Raises:
         MeshError: a node did not answer; names it and quotes ssh.
@@ -239,7 +259,8 @@ def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     for source, target in certificates.pairs(running.plan.nodes):
         wanted.setdefault(source, []).append(target)
     try:
-        running.lease.wait_joined()
+        running.talk.wait_joined(running.plan.nodes)
+        running.talk.expect(LEASE_SECONDS)
     except MeshError as error:
         logs = {n: running.engine.container_log(c) for n, c in running.containers.items()}
         said = [f"{node}: {last_lines(log, 5)}" for node, log in logs.items() if log.strip()]

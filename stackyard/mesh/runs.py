@@ -350,14 +350,15 @@ class Follower:
             self._stop.set()
 
     def _listen(self) -> Ended | None:
-        """Handle events until the job ends; return None where the line ends before it."""
-        while not self.talk.over:
+        """Handle events until the job ends; return None where node 1 falls silent before it."""
+        while not self.talk.over and time.monotonic() - self.talk.heard < SILENT_SECONDS:
             for event in self.talk.events(1.0):
                 kind = event["event"]
                 if kind == "log":
                     self._offset = int(event["next"])
                     for entry in event["lines"]:
-                        self.watcher.line(entry)
+                        if "record" not in entry:
+                            self.watcher.line(entry)
                 elif kind == "bar":
                     self.watcher.bar(event)
                 elif kind == "step":
@@ -374,7 +375,7 @@ class Follower:
     def _again(self) -> bool:
         """Connect to node 1 again; return False where that fails for the lease's time."""
         first = self.run.plan.nodes[0]
-        end = time.monotonic() + (self.lease or 60.0)
+        end = self.talk.heard + (self.lease or 60.0)
         self.watcher.note(f"the line to {first.name} is broken: {self._why()}; trying again")
         while time.monotonic() < end and not self._stop.wait(1.0):
             try:
@@ -382,7 +383,7 @@ class Follower:
                 link.renew()
                 self.talk.close()
                 self.talk = Talk(link.engine, self.run.containers[first.name])
-                self.talk.ask("state", "state", 10)
+                self.talk.ask("state", "state", min(10.0, max(1.0, end - time.monotonic())))
                 if self.attached:
                     self.talk.send("attach")
                 return True
@@ -392,7 +393,8 @@ class Follower:
 
     def _why(self) -> str:
         first = self.run.plan.nodes[0]
-        said = self.talk.said
+        silent = time.monotonic() - self.talk.heard
+        said = self.talk.said or (f"nothing was heard for {silent:.0f} s" if silent > 1 else "")
         return f"{first.name} on {first.host} does not answer{': ' + said if said else ''}"
 
     def _watch_engines(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from stackyard.launch import settings
 from stackyard.launch.job import Job
-from stackyard.mesh.node import SCRATCH
+from stackyard.mesh.node import SCRATCH, SITE
 from stackyard.scan.mirror_traces import Caller
 from stackyard.scan.secrets.content import CONFIGURATION, SECRET_NAME, Piece, find_all
 from stackyard.scan.secrets.rules import SECRETS
@@ -20,7 +20,6 @@ from stackyard.system.errors import UsageError, shown
 Variables = Mapping[str, Mapping[str, str]]
 _SECRET = re.compile(SECRET_NAME, re.IGNORECASE)
 _HARMLESS = re.compile(r"(?:/|file:).*|true|false|yes|no|0|1|", re.IGNORECASE)
-SITE = "/srv/stackyard/site"
 INSTEAD = (
     "put it into a file that only you can read, in one of hosts.yml's folders, and name that file"
     " (HF_TOKEN_PATH=/data/token); on Kubernetes, a Secret named in env_secrets"

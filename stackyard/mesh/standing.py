@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from stackyard.definitions.project import INSIDE
 from stackyard.gpu import access
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
-from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS
+from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS, program_files
 from stackyard.mesh.node_plan import (
     HOST_NETWORK,
     NodePlan,
@@ -27,7 +25,7 @@ from stackyard.mesh.node_plan import (
     node_environment,
     parse_plan,
 )
-from stackyard.mesh.supervisor import PROGRAM, Talk
+from stackyard.mesh.supervisor import JOIN_SECONDS, Talk, supervise
 from stackyard.mesh.survey import HostFacts
 from stackyard.system.archive import pack
 from stackyard.system.engine import NODE_LABEL, RUN_LABEL, ContainerSpec, Engine
@@ -36,13 +34,7 @@ from stackyard.system.process import last_lines
 
 PLAN_LABEL = "stackyard.standing"
 TOKEN_LABEL = "stackyard.token"
-PROGRAMS = (
-    "agent.py", "lease.py", "strays.py", "supervisor.py", "job.py", "client.py", "launcher.py",
-    "members.py", "ranks.py", "compare.py",
-)  # fmt: skip
-PROGRAM_FOLDER = str(Path(PROGRAM).parent)
 SHM_BYTES = 8 * 2**30
-JOIN_SECONDS = 60.0
 Say = Callable[[str], None]
 
 
@@ -67,14 +59,6 @@ class Standing:
 
 class PortTaken(MeshError):
     """Report that a node's sshd could not listen, as another program took the port meanwhile."""
-
-
-def programs() -> bytes:
-    """Return an archive of the programs that nodes need beyond those of their image."""
-    folder = PROGRAM_FOLDER[1:]
-    files = {f"{folder}/{name}": (INSIDE / name).read_bytes() for name in PROGRAMS}
-    files[f"{folder}/site/sitecustomize.py"] = (INSIDE / "site" / "sitecustomize.py").read_bytes()
-    return pack(files, mode=0o755)
 
 
 def find(links: Mapping[str, Link]) -> tuple[dict[str, Standing], dict[str, StackyardError]]:
@@ -121,7 +105,7 @@ def start(
     now = int(time.time())
     mesh_plan = plan.mesh(now)
     material = certificates.node_material(mesh_plan, certificates.Authority(), now=now)
-    archive = programs()
+    archive = pack(program_files(), mode=0o755)
     # Two commands may start runs of the same name at once: each removes only its own containers.
     token = secrets.token_hex(8)
     labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text(), TOKEN_LABEL: token}
@@ -211,13 +195,9 @@ def _supervise(links: Mapping[str, Link], standing: Standing, owner: float) -> N
     plan = standing.plan
     first = plan.nodes[0]
     engine = links[first.host].engine
-    words = f"exec python3 {PROGRAM} hold {plan.lease:g} {owner:g} {' '.join(plan.names)}"
-    script = f"{words} >> /var/log/stackyard-supervisor.log 2>&1"
-    engine.detach(standing.containers[first.name], ["sh", "-c", script])
-    talk = Talk(engine, standing.containers[first.name])
+    talk = supervise(engine, standing.containers[first.name], plan.names, plan.lease, owner)
     try:
-        talk.send("attach")
-        wait_joined(talk, plan)
+        talk.wait_joined(plan.names)
     except MeshError as error:
         logs = {n.name: _log(links, standing, n) for n in plan.nodes}
         why = "\n".join(f"{n}: {text}" for n, text in logs.items() if text)
@@ -233,25 +213,6 @@ def _log(links: Mapping[str, Link], standing: Standing, node: NodePlan) -> str:
         return last_lines(engine.container_log(standing.containers[node.name]), 5)
     except StackyardError as error:
         return error.what
-
-
-def wait_joined(talk: Talk, plan: StandingPlan, seconds: float = JOIN_SECONDS) -> None:
-    """Wait until the supervisor has logged in to every node.
-
-    Raises:
-        MeshError: a login failed or took too long; names the node and gives the reason.
-    """
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        state = talk.ask("state", "state")
-        if state["lost"]:
-            node, why = next(iter(state["lost"].items()))
-            raise MeshError(f"node {node} cannot be logged in to from {plan.names[0]}", why=why)
-        if set(state["joined"]) >= set(plan.names):
-            return
-        time.sleep(0.1)
-    late = sorted(set(plan.names) - set(state["joined"]))
-    raise MeshError(f"{', '.join(late)} did not join within {seconds:.0f} s")
 
 
 def connect(links: Mapping[str, Link], standing: Standing) -> Talk:

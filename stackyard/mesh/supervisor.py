@@ -1,4 +1,4 @@
-"""Send requests to the supervisor inside a mesh, and read its events.
+"""Start the supervisor inside a mesh, send it requests, and read its events.
 
 Owns the controller's end of the line, and the heartbeat for an attached training.
 `inside/supervisor.py` ends a training without heartbeat; it needs no controller for that.
@@ -10,16 +10,19 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from stackyard.mesh.node import PROGRAM_FOLDER
 from stackyard.system.engine import Engine
 from stackyard.system.errors import MeshError
 
-PROGRAM = "/srv/stackyard/supervisor.py"
+PROGRAM = f"{PROGRAM_FOLDER}/supervisor.py"
 BEAT_SECONDS = 1.0
 ANSWER_SECONDS = 30.0
+JOIN_SECONDS = 60.0
 Event = dict[str, Any]
+Processes = dict[str, list[dict[str, Any]]]
 
 
 class Refused(MeshError):
@@ -31,11 +34,20 @@ class Talk:
 
     Args:
         container: of node 1, on `engine`.
+        on_lost: called once, from another thread, when a node is gone.
+
+    Attributes:
+        lost: which node is gone and why; empty while none is known to be.
+        heard: when the supervisor was last heard (`time.monotonic`).
     """
 
-    def __init__(self, engine: Engine, container: str) -> None:
+    def __init__(
+        self, engine: Engine, container: str, on_lost: Callable[[], None] = lambda: None
+    ) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
         self._said = ""
+        self._on_lost, self._silent_seconds, self._closing = on_lost, 0.0, False
+        self.lost = ""
         self.heard = time.monotonic()
         self._line = engine.converse(container, ["python3", PROGRAM, "talk"], self._take)
         self._stop = threading.Event()
@@ -49,13 +61,31 @@ class Talk:
         except ValueError:
             self._said = text.strip()[:300]
             return
+        if value.get("event") == "lost":
+            what = "is gone" if value["joined"] else "cannot be logged in to from the first node"
+            self._lose(f"{value['node']} {what}: {value['why']}")
         if value.get("event") != "beat":
             self._events.put(value)
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
-            if not self._line.send('{"do": "beat"}'):
-                return
+            silent = time.monotonic() - self.heard
+            if self._silent_seconds and silent > self._silent_seconds:
+                self._lose(f"the first node is gone: nothing was heard for {silent:.0f} s")
+            if self.over or not self._line.send('{"do": "beat"}'):
+                break
+        said = f": {self._said}" if self._said else ""
+        self._lose(f"the first node is gone, and the run's supervisor with it{said}")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost and not self._closing and not self._stop.is_set():
+            self.lost = why
+            self._on_lost()
+
+    def expect(self, seconds: float) -> None:
+        """Count node 1 as gone from now on when it is not heard for this long."""
+        self.heard = time.monotonic()
+        self._silent_seconds = seconds
 
     def send(self, do: str, **values: object) -> None:
         """Send a request.
@@ -86,14 +116,62 @@ class Talk:
         """Yield events as they come, until the line ends or nothing has come for `seconds`."""
         end = time.monotonic() + seconds
         while True:
-            try:
-                found = self._events.get(timeout=0.2)
-            except queue.Empty:
+            found = self.next(0.2)
+            if found is None:
                 if self.over or time.monotonic() > end:
                     return
                 continue
             end = time.monotonic() + seconds
             yield found
+
+    def next(self, seconds: float) -> Event | None:
+        """Return the next event, or None if none comes in time."""
+        try:
+            return self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def wait_joined(self, names: Sequence[str], seconds: float = JOIN_SECONDS) -> None:
+        """Wait until the supervisor has logged in to every node.
+
+        Raises:
+            MeshError: a login failed or took too long; names the node and gives the reason.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                state = self.ask("state", "state")
+            except MeshError as error:
+                raise MeshError(self.lost or error.what, why=error.why) from error
+            if state["lost"]:
+                node, why = next(iter(state["lost"].items()))
+                raise MeshError(f"node {node} cannot be logged in to from {names[0]}", why=why)
+            if set(state["joined"]) >= set(names):
+                return
+            time.sleep(0.05)
+        late = sorted(set(names) - set(state["joined"]))
+        raise MeshError(f"{', '.join(late)} did not join within {seconds:.0f} s")
+
+    def processes(self, *, kill: bool = False) -> Processes:
+        """Return the processes on each node that are not part of the node's own service.
+
+        A node that is gone has none.
+
+        Args:
+            kill: SIGKILL them, until none is left.
+        """
+        found: Processes = self.ask("kill" if kill else "list", "processes")["nodes"]
+        return found
+
+    def rest(self) -> None:
+        """Have the supervisor and the agents end without ending their nodes.
+
+        An engine that removes a container while it ends was seen to miscount what is attached to
+        the network, which then cannot be removed.
+        """
+        self._closing = True
+        if self._line.send('{"do": "rest"}'):
+            self._line.over.wait(3)
 
     @property
     def over(self) -> bool:
@@ -110,3 +188,26 @@ class Talk:
         self._stop.set()
         self._line.close()
         self._beats.join(timeout=5)
+
+
+def supervise(
+    engine: Engine,
+    container: str,
+    names: Sequence[str],
+    seconds: float,
+    owner: float,
+    on_lost: Callable[[], None] = lambda: None,
+) -> Talk:
+    """Start the supervisor of a mesh on its first node, and attach to it.
+
+    Args:
+        names: of all nodes, the first one first.
+        seconds: a node that is not heard for this long is lost.
+        owner: seconds without an attached controller after which the mesh ends; 0: it stays.
+    """
+    words = f"exec python3 {PROGRAM} hold {seconds:g} {owner:g} {' '.join(names)}"
+    script = f"{words} >> /var/log/stackyard-supervisor.log 2>&1"
+    engine.detach(container, ["sh", "-c", script])
+    talk = Talk(engine, container, on_lost)
+    talk.send("attach")
+    return talk

@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link
-from stackyard.mesh.standing import PROGRAM_FOLDER, Standing
+from stackyard.mesh.node import PROGRAM_FOLDER
+from stackyard.mesh.standing import Standing
 from stackyard.system import process
 from stackyard.system.errors import EngineError, UsageError, shown
 
 SECONDS = 6 * 3600.0
-# Never copied: repositories' own data, and what Python writes by itself.
 EXCLUDED = (".git", "__pycache__", "*.pyc")
 Say = Callable[[str], None]
 

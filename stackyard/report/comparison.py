@@ -15,7 +15,7 @@ from stackyard.build.locks.change import direction
 from stackyard.report import shapes
 from stackyard.report.records import as_json
 from stackyard.validate.checks import FAILED, NOT_RUN, PASSED, OutcomeWord
-from stackyard.validate.trainings import gaps, largest_gap
+from stackyard.validate.judge_training import gaps, largest_gap
 
 Report = Mapping[str, Any]
 # A layout this much slower or faster is reported. It fails nothing: CPU ranks share their cores.

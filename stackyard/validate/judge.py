@@ -14,9 +14,7 @@ from stackyard.definitions.spec import Smoke
 from stackyard.validate.checks import Check, at_least, at_most, check, not_run
 from stackyard.validate.judge_gpu import judge_gpu
 from stackyard.validate.judge_mesh import mesh
-from stackyard.validate.outcome import Observation
-from stackyard.validate.record import Training
-from stackyard.validate.trainings import (
+from stackyard.validate.judge_training import (
     gaps,
     largest_gap,
     left_behind,
@@ -24,6 +22,8 @@ from stackyard.validate.trainings import (
     not_finite,
     unfinished,
 )
+from stackyard.validate.outcome import Observation
+from stackyard.validate.record import Training
 
 MIN_UPDATES = 40
 LOSS_RATIO = 0.7

@@ -126,16 +126,12 @@ class Training:
         return 0.0
 
 
-def take_line(ranks: dict[int, RankRecord], line: str) -> tuple[RankRecord, str] | None:
-    """Add one followed line (`rankN<tab>{json}`) to the records.
+def take_line(ranks: dict[int, RankRecord], rank: int, text: str) -> tuple[RankRecord, str] | None:
+    """Add one line of a rank's record (JSON) to the records.
 
     Returns:
         The rank's record and the kind of event; None when the line is not a whole event.
     """
-    name, _, text = line.partition("\t")
-    if not (name.startswith("rank") and name[4:].isdecimal()):
-        return None
-    rank = int(name[4:])
     record = ranks.get(rank) or RankRecord(rank=rank)
     try:
         event: dict[str, Any] = json.loads(text)

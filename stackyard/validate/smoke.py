@@ -16,16 +16,16 @@ from pathlib import Path
 from stackyard.definitions.project import INSIDE
 from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
-from stackyard.mesh.node import MEETING_PORT, SSH_PORT
+from stackyard.mesh.node import MEETING_PORT, SITE, SMOKE_SITE, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
 from stackyard.validate.gpu_run import GpuRun
 from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 
-_PROBES = ("mesh_probe.py", "follow.py", "inventory.py")
+_PROBES = ("mesh_probe.py", "inventory.py")
 MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL pass tensors through shared memory; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
@@ -81,11 +81,15 @@ def node_settings(
     image: str, smoke: Smoke, files: Mapping[str, bytes], gpu: GpuRun | None = None
 ) -> nodes.NodeSettings:
     """Return the settings that a smoke's containers are started with."""
-    # Both lie beside the workload, which is on the path that Python imports from.
-    beside = {n: (INSIDE / n).read_bytes() for n in ("stackyard_record.py", "sitecustomize.py")}
+    # It lies beside the workload, which is on the path that Python imports from.
+    recorder = {"stackyard_record.py": (INSIDE / "stackyard_record.py").read_bytes()}
     probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
-    env = {"PYTHONPATH": nodes.SMOKE_FOLDER, "PYTHONUNBUFFERED": "1", **smoke.env}
-    everything = {**files, **beside}
+    env = {
+        "PYTHONPATH": f"{SITE}:{SMOKE_SITE}:{nodes.SMOKE_FOLDER}",
+        "PYTHONUNBUFFERED": "1",
+        **smoke.env,
+    }
+    everything = {**files, **recorder}
     if gpu is None:
         env = {**CPU_RANKS, **env}
         return nodes.NodeSettings(image=image, env=env, files=everything, probes=probes)
@@ -157,9 +161,9 @@ def run_smoke(
         except (MeshError, EngineError) as error:
             if progress.watcher.stop.is_set():
                 raise Stopped("the smoke was stopped") from error
-            lost = running.lease.lost if running is not None else ""
+            lost = running.lost if running is not None else ""
             seen = _broken(seen, lost or str(error), progress)
-        if gpu and running is not None and not running.lease.lost:
+        if gpu and running is not None and not running.lost:
             with progress.phase("memory freed"):
                 seen = replace(seen, gpu=gpu.freed(seen.gpu))
         with progress.phase("remove nodes"):

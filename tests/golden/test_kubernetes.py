@@ -8,8 +8,8 @@ from stackyard.definitions.project import ROOT
 from stackyard.launch.job import Job
 from stackyard.schedulers.kubernetes import make_keys, render
 from stackyard.schedulers.kubernetes_site import KubernetesSite, needs_mesh
-from stackyard.validate.training import fill, launch_env, placeholders, spread
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training import fill, placeholders, spread
+from stackyard.validate.training_log import TrainingPlan
 from tests.golden.conftest import HERE
 from tests.schemas.kubernetes import problems
 
@@ -42,7 +42,7 @@ def training(stack, name):
         device="cuda",
         program=fill((*smoke.program, *smoke.args, *layout.args), values),
         prepare=(fill(smoke.prepare, values),),
-        env=launch_env(smoke, plan),
+        env=dict(smoke.env),
         folder="/srv/smoke",
         binds={"/shared": "pvc:shared/runs"},
         files={"/srv/smoke/note.txt": b"a file of the job\n"},

@@ -57,9 +57,8 @@ def test_tini_reaps_orphans(host, said):
 
 
 def test_inside_files_are_the_projects(host, built):
-    for name in ("node.py", "strays.py", "lease.py"):
-        content = host.file(f"/usr/local/lib/stackyard/{name}").content_string
-        assert content == built.plan.context[f"stackyard/inside/{name}"]
+    content = host.file(NODE_PROGRAM).content_string
+    assert content == built.plan.context["stackyard/inside/node.py"]
     for name in ("sshd_config", "ssh_config"):
         content = host.file(f"/etc/ssh/{name}").content_string
         assert content == built.plan.context[f"stackyard/inside/{name}"]

@@ -30,7 +30,11 @@ STACKS = ("accelerate", "fairseq", "megatron")
 TARGETS = ("invoke", "launcher", "agent", "rank", "container")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
 CUT = ("network", "cut")
-CELLS = (*((target, name) for target in TARGETS for name in SIGNALS), CUT)
+# What is frozen is lost: the run ends, although nothing of it has ended.
+FREEZES = (
+    ("container", "pause"), ("launcher", "SIGSTOP"), ("rank", "SIGSTOP"), ("supervisor", "SIGSTOP"),
+)  # fmt: skip
+CELLS = (*((target, name) for target in TARGETS for name in SIGNALS), CUT, *FREEZES)
 # What is seen in every run of the tests: each target once, in turns of the stacks, so that two of
 # each stack are played beside those of the others.
 FIRST = (
@@ -40,6 +44,7 @@ FIRST = (
     ("accelerate", "rank", "SIGKILL"),
     ("fairseq", "container", "SIGKILL"),
     ("megatron", *CUT),
+    ("fairseq", "container", "pause"),
 )
 ALLOWED_SECONDS = 10.0
 START_SECONDS = 150.0
@@ -161,8 +166,8 @@ class Run:
 
     def process(self, target: str, node: str) -> int:
         """The host PID of a part of the training."""
-        # There is one launcher, and it is on the first node.
-        where = self.nodes["node1" if target == "launcher" else node]
+        # There is one launcher and one supervisor, and they are on the first node.
+        where = self.nodes["node1" if target in ("launcher", "supervisor") else node]
         here = {pid: _command(pid) for pid in in_containers([where])}
         agents = [
             pid for pid, command in here.items()
@@ -173,9 +178,16 @@ class Run:
             return agents[0]
         if target == "rank":
             return next(pid for pid in here if _parent(pid) in agents)
+        supervisor = next(
+            pid for pid, command in here.items()
+            if "supervisor.py hold" in command and not command.startswith("sh ")
+        )  # fmt: skip
+        if target == "supervisor":
+            return supervisor
+        # Its other children are the agent beside it and the lines to the other nodes.
         return next(
             pid for pid, command in here.items()
-            if _command_of_parent(pid).startswith("timeout") and "follow.py" not in command
+            if _parent(pid) == supervisor and "agent.py" not in command
         )  # fmt: skip
 
     def hit(self, target: str, name: str, node: str) -> None:
@@ -183,6 +195,8 @@ class Run:
         if target == "network":
             api = self.engine._api
             api.disconnect_container_from_network(self.nodes[node], f"stackyard-{self.run}")
+        elif name == "pause":
+            self.engine._api.pause(self.nodes[node])
         elif target == "container":
             self.engine._api.kill(self.nodes[node], signal=name)
         else:
@@ -210,13 +224,6 @@ class Run:
         if self.run:
             self.engine.remove_run(f"{RUN_LABEL}={self.run}")
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _command_of_parent(pid: int) -> str:
-    try:
-        return _command(_parent(pid))
-    except (OSError, IndexError):
-        return ""
 
 
 def play(engine: Engine, tree: Path, stack: str, target: str, name: str, node: str) -> Cell:

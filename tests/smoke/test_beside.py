@@ -77,12 +77,12 @@ def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine)
 def test_a_mesh_whose_controller_falls_silent_ends_by_itself(make_mesh, monkeypatch):
     """Neither controller nor warden: only the lease."""
     running = make_mesh()
-    running.lease.wait_joined()
+    running.talk.wait_joined(running.plan.nodes)
     running.engine.exec(
         running.containers["node2"], ["sh", "-c", "nohup sleep 300 >/dev/null 2>&1 &"],
         seconds=10, control=False,
     )  # fmt: skip
     # A process that is just being started has no words yet.
     until(lambda: [p["command"] for p in running.strays()["node2"]] == ["sleep 300"])
-    monkeypatch.setattr(running.lease._line, "send", lambda line: True)  # open, but silent
+    monkeypatch.setattr(running.talk._line, "send", lambda line: True)  # open, but silent
     until(lambda: not any(map(running.engine.running, running.containers.values())), 10)

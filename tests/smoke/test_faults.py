@@ -16,7 +16,7 @@ import pytest
 from stackyard.mesh import nodes
 from stackyard.validate import judge, training
 from stackyard.validate.outcome import Observation
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 from tests.shared import inside
 
 PORTS = itertools.count(29700)

@@ -50,7 +50,7 @@ def on(running, node, script):
 
 def reload_sshd(running, node, edit):
     """Change a node's sshd_config and let the listening sshd read it again."""
-    running.lease.wait_joined()
+    running.talk.wait_joined(running.plan.nodes)
     on(running, node, f"{edit}; kill -HUP $(cat /run/stackyard/sshd.pid)")
     container = running.containers[node]
 

@@ -12,7 +12,7 @@ from stackyard.definitions.project import ROOT
 from stackyard.mesh import certificates, nodes
 from stackyard.validate import judge, smoke, training
 from stackyard.validate.outcome import Observation
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 
 TWO_RANKS = {"megatron": "dp-2", "accelerate": "zero-3", "fairseq": "ddp-2"}
 

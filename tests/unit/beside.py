@@ -4,9 +4,9 @@ import importlib
 import sys
 
 # Each after those that it imports itself.
-for name in ("strays", "lease", "job", "client", "launcher", "members"):
+for name in ("strays", "line", "step", "job", "client", "members"):
     sys.modules.setdefault(name, importlib.import_module(f"stackyard.inside.{name}"))
 
-from stackyard.inside import agent, supervisor  # noqa: E402
+from stackyard.inside import agent, line, supervisor  # noqa: E402
 
-__all__ = ["agent", "supervisor"]
+__all__ = ["agent", "line", "supervisor"]

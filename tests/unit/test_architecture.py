@@ -47,7 +47,7 @@ PURE = [
     "validate.bench.judge", "validate.bench.plan", "validate.bench.result",
     "validate.certify.compare", "validate.certify.plan", "validate.checks",
     "validate.diagnose", "validate.judge", "validate.judge_gpu", "validate.judge_mesh",
-    "validate.outcome", "validate.trainings", "validate.prove.judge",
+    "validate.outcome", "validate.judge_training", "validate.prove.judge",
     "validate.prove.plan", "validate.record", "report.bench",
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
@@ -61,7 +61,7 @@ ALONE = {"subprocess": "system.process", "docker": "system.engine", "jinja2": "s
 ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "lease", "job", "client", "launcher", "members", "apply_fixes"}
+BESIDE = {"strays", "line", "job", "client", "step", "members", "apply_fixes"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip

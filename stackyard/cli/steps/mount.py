@@ -21,9 +21,9 @@ from stackyard.definitions.spec import Fix
 from stackyard.launch.job import Job
 from stackyard.mesh import runs
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.jobs import JOBS
 from stackyard.mesh.link import Link, on_each
 from stackyard.mesh.mounts import Mount, differing, parse_mount
+from stackyard.mesh.node import JOBS
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import Standing
 from stackyard.system.errors import EngineError, MeshError, StackyardError, UsageError

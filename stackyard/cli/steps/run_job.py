@@ -22,7 +22,8 @@ from stackyard.launch import accelerate_config
 from stackyard.launch.accelerate_config import AccelerateConfig
 from stackyard.launch.job import Job
 from stackyard.mesh import settings
-from stackyard.mesh.jobs import JOBS, Selection, require_startable, select
+from stackyard.mesh.jobs import Selection, require_startable, select
+from stackyard.mesh.node import JOBS
 from stackyard.mesh.node_plan import StandingPlan
 from stackyard.system.errors import UsageError, shown
 

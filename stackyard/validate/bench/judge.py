@@ -14,8 +14,7 @@ from stackyard.validate.bench.plan import BenchPlan
 from stackyard.validate.bench.result import START, Played, Seen, longest_pause, speed
 from stackyard.validate.checks import Check, at_most, check, not_run
 from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
-from stackyard.validate.record import Training
-from stackyard.validate.trainings import (
+from stackyard.validate.judge_training import (
     gaps,
     largest_gap,
     left_behind,
@@ -23,6 +22,7 @@ from stackyard.validate.trainings import (
     not_finite,
     unfinished,
 )
+from stackyard.validate.record import Training
 
 # A later update that takes this many seconds more than its neighbours has compiled code again.
 PAUSE_SECONDS = 1.0

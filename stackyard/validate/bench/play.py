@@ -23,7 +23,7 @@ from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke
 from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.gpu_run import GpuRun
 from stackyard.validate.outcome import Phase
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 
 NODE = "node1"
 # Folder that all stacks' benches use: the clock, the made-up text, the plain loop.
@@ -148,8 +148,8 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
         seen = replace(seen, played=(*seen.played, *found))
         phases.watcher.played(found)
         yield seen
-        if running.lease.lost:
-            yield replace(seen, broken=running.lease.lost)
+        if running.lost:
+            yield replace(seen, broken=running.lost)
             return
         if any(played.training.failed for played in found):
             failed[key] = first.name

@@ -1,6 +1,7 @@
 """A node's agent without a node: the words of its ranks, and what it learns of them."""
 
 import json
+import os
 
 import pytest
 
@@ -138,6 +139,111 @@ def test_a_file_that_is_gone_says_nothing(tmp_path):
     assert words.read(100) == [] == words.finish()
 
 
+# Records
+
+
+def test_records_come_in_whole_lines_however_long(tmp_path):
+    path = tmp_path / "rank1.jsonl"
+    records = agent.Records(path)
+    assert records.read() == []
+    path.write_text('{"event": "start"}\n{"event"')
+    assert records.read() == [{"rank": 1, "record": '{"event": "start"}'}]
+    path.write_text('{"event": "start"}\n{"event": "' + "x" * 9000 + '"}\n')
+    assert [len(entry["record"]) for entry in records.read()] == [9013]
+
+
+# Ranks without a launcher, and stopped processes
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """A made-up node: its training processes, by PID: parent, and whether RANK is set.
+
+    None in its place is a process that is ending: it shows no environment any more.
+    """
+    there = {}
+    monkeypatch.setattr(
+        agent.strays, "strays", lambda job="": [{"pid": pid, "command": "x"} for pid in there]
+    )
+    monkeypatch.setattr(agent.strays, "parent", lambda pid: there.get(pid, (0, False))[0])
+    environments = {False: [b"HOME=/root"], True: [b"HOME=/root", b"RANK=0"], None: []}
+    monkeypatch.setattr(
+        agent, "_environment", lambda pid: environments[there.get(pid, (0, None))[1]]
+    )
+    return there
+
+
+AGENT, RANK, HELPER = 10, 11, 12
+
+
+def seen(keeper, kind="orphan"):
+    return [event["pid"] for event in keeper.look() if event["event"] == kind]
+
+
+def test_a_rank_whose_launcher_is_gone_is_an_orphan_at_the_second_look(processes):
+    keeper = agent.Keeper(6.0)
+    processes.update({AGENT: (1, False), RANK: (AGENT, True)})
+    assert keeper.look() == []
+    del processes[AGENT]
+    processes[RANK] = (1, True)
+    assert seen(keeper) == []
+    assert seen(keeper) == [RANK]
+
+
+def test_a_rank_that_ends_with_its_launcher_is_none(processes):
+    keeper = agent.Keeper(6.0)
+    processes.update({AGENT: (1, False), RANK: (AGENT, True)})
+    keeper.look()
+    del processes[AGENT]
+    processes[RANK] = (1, True)
+    keeper.look()
+    processes.clear()
+    assert seen(keeper) == []
+
+
+def test_what_a_rank_started_is_no_orphan_when_the_rank_has_ended(processes):
+    keeper = agent.Keeper(6.0)
+    processes.update({AGENT: (1, False), RANK: (AGENT, True), HELPER: (RANK, True)})
+    keeper.look()
+    del processes[RANK]
+    processes[HELPER] = (1, True)
+    assert [seen(keeper) for _ in range(3)] == [[], [], []]
+
+
+def test_what_a_rank_started_as_it_ended_is_no_rank(processes):
+    keeper = agent.Keeper(6.0)
+    processes.update({AGENT: (1, False), RANK: (AGENT, None), HELPER: (RANK, True)})
+    keeper.look()
+    del processes[RANK]
+    processes[HELPER] = (1, True)
+    assert [keeper.look() for _ in range(3)] == [[], [], []]
+
+
+def test_a_process_that_no_launcher_started_is_no_orphan(processes):
+    keeper = agent.Keeper(6.0)
+    processes.update({AGENT: (1, False), HELPER: (AGENT, False)})
+    keeper.look()
+    processes[HELPER] = (1, False)
+    assert [seen(keeper) for _ in range(3)] == [[], [], []]
+
+
+def test_a_process_that_is_stopped_for_too_long_is_told_and_one_that_goes_on_is_not(
+    processes, clock, monkeypatch
+):
+    keeper, stopped = agent.Keeper(6.0), {RANK}
+    monkeypatch.setattr(agent.strays, "stopped", lambda pid: pid in stopped)
+    processes.update({AGENT: (1, False), RANK: (AGENT, True)})
+    assert seen(keeper, "stopped") == []
+    clock[0] += 6.0
+    assert seen(keeper, "stopped") == []
+    clock[0] += 0.1
+    assert seen(keeper, "stopped") == [RANK]
+    stopped.clear()
+    assert seen(keeper, "stopped") == []
+    stopped.add(RANK)
+    assert seen(keeper, "stopped") == []
+
+
 # The agent
 
 
@@ -147,8 +253,9 @@ def node(tmp_path, monkeypatch, clock):
 
     class Node:
         def __init__(self):
-            self.folder = tmp_path / "ranks"
-            self.folder.mkdir()
+            self.folder = tmp_path / "demo" / "ranks"
+            self.folder.mkdir(parents=True)
+            self.full = self.closed = False
             self.running, self.events, self.sent = set(), [], []
             self.agent = agent.Agent(6.0)
 
@@ -164,11 +271,13 @@ def node(tmp_path, monkeypatch, clock):
 
         def tick(self):
             clock[0] += 1
+            for job in self.agent._jobs.values():
+                self.agent._pass_on(job)
             assert self.agent._tick()
             return self.told()
 
         def take(self, text):
-            self.agent._take(None, text)
+            self.agent._take(text)
             return self.told()
 
         def rank(self, number, pid):
@@ -179,9 +288,7 @@ def node(tmp_path, monkeypatch, clock):
     made = Node()
     monkeypatch.setattr(made.agent, "_line", made)
     monkeypatch.setattr(made.agent._keeper, "look", lambda: list(made.events))
-    monkeypatch.setattr(made.agent._keeper, "answer", lambda text: (
-        [{"pid": 9}] if text.startswith(("list", "kill")) else None
-    ))  # fmt: skip
+    monkeypatch.setattr(agent.strays, "strays", lambda job: [{"pid": 9, "job": job}])
     monkeypatch.setattr(agent.strays, "running", lambda pid: pid in made.running)
     return made
 
@@ -197,10 +304,10 @@ def test_words_of_every_rank_are_passed_on_and_the_last_ones_when_it_is_over(nod
     (node.folder / "rank1.log").write_text("one\n")
     (node.folder / "rankx.log").write_text("no rank\n")
     assert node.tick() == [
-        {"said": [{"rank": 0, "text": "zero"}]}, {"said": [{"rank": 1, "text": "one"}]},
+        {"job": "demo", "said": [{"rank": 0, "text": "zero"}, {"rank": 1, "text": "one"}]},
     ]  # fmt: skip
     assert node.take("finish demo") == [
-        {"said": [{"rank": 0, "text": "half"}]}, {"finished": "demo"},
+        {"job": "demo", "said": [{"rank": 0, "text": "half"}]}, {"finished": "demo"},
     ]  # fmt: skip
 
 
@@ -218,14 +325,15 @@ def test_a_rank_is_told_when_it_is_there_and_how_it_ended(node):
     node.rank(0, 50)
     node.rank(1, 51)
     assert node.tick() == [
-        {"event": "rank", "pid": 50, "rank": 0}, {"event": "rank", "pid": 51, "rank": 1},
+        {"job": "demo", "event": "rank", "pid": 50, "rank": 0},
+        {"job": "demo", "event": "rank", "pid": 51, "rank": 1},
     ]  # fmt: skip
     assert node.tick() == []
     (node.folder / "rank0.end").write_text("ok")
     node.running.clear()
     assert node.tick() == [
-        {"event": "gone", "pid": 50, "rank": 0, "end": "ok"},
-        {"event": "gone", "pid": 51, "rank": 1, "end": ""},
+        {"job": "demo", "event": "gone", "pid": 50, "rank": 0, "end": "ok"},
+        {"job": "demo", "event": "gone", "pid": 51, "rank": 1, "end": ""},
     ]
     assert node.tick() == []
 
@@ -236,8 +344,8 @@ def test_a_rank_that_ends_between_two_looks_is_told_all_the_same(node):
     node.running.clear()
     (node.folder / "rank0.end").write_text("RuntimeError: no")
     assert node.tick() == [
-        {"event": "rank", "pid": 50, "rank": 0},
-        {"event": "gone", "pid": 50, "rank": 0, "end": "RuntimeError: no"},
+        {"job": "demo", "event": "rank", "pid": 50, "rank": 0},
+        {"job": "demo", "event": "gone", "pid": 50, "rank": 0, "end": "RuntimeError: no"},
     ]
 
 
@@ -247,7 +355,7 @@ def test_how_a_rank_ended_is_told_before_its_job_is_finished(node):
     node.tick()
     node.running.clear()
     assert node.take("finish demo") == [
-        {"event": "gone", "pid": 50, "rank": 0, "end": ""}, {"finished": "demo"},
+        {"job": "demo", "event": "gone", "pid": 50, "rank": 0, "end": ""}, {"finished": "demo"},
     ]  # fmt: skip
 
 
@@ -265,11 +373,11 @@ def test_what_became_of_fused_parts_is_told_when_it_changes(node):
     fused = node.folder / "rank0.fused"
     fused.write_text("{")
     node.rank(0, 50)
-    assert node.tick() == [{"event": "rank", "pid": 50, "rank": 0}]
+    assert node.tick() == [{"job": "demo", "event": "rank", "pid": 50, "rank": 0}]
     for state in ("ran", "fell back"):
         parts = {"layer": {"state": state, "why": ""}}
         fused.write_text(json.dumps(parts))
-        assert node.tick() == [{"event": "fused", "rank": 0, "parts": parts}]
+        assert node.tick() == [{"job": "demo", "event": "fused", "rank": 0, "parts": parts}]
         assert node.tick() == []
     node.running.clear()
     node.rank(0, 60)  # started again: what it says is its own
@@ -284,32 +392,78 @@ def test_what_is_no_word_of_a_rank_is_passed_over(node, text):
     assert node.tick() == []
 
 
-def test_another_job_begins_anew(node, tmp_path):
+def test_jobs_beside_each_other_are_told_apart_until_each_is_finished(node, tmp_path):
+    other = tmp_path / "other" / "ranks"
+    other.mkdir(parents=True)
+    for folder in (node.folder, other):
+        node.take(f"watch {folder}")
+        (folder / "rank0.log").write_text(f"{folder.parent.name}\n")
+    said = {event["job"]: event["said"][0]["text"] for event in node.tick()}
+    assert said == {"demo": "demo", "other": "other"}
+    assert node.take("finish demo") == [{"finished": "demo"}]
+    for folder in (node.folder, other):
+        (folder / "rank0.log").write_text(f"{folder.parent.name}\nmore\n")
+    assert [event["job"] for event in node.tick()] == ["other"]
+
+
+def test_records_are_passed_on_with_words(node):
     node.take(f"watch {node.folder}")
-    node.rank(0, 50)
-    node.tick()
-    node.take(f"watch {tmp_path}/other")
-    node.running.clear()
+    (node.folder / "rank0.jsonl").write_text('{"event": "end", "step": 4}\n')
+    (event,) = node.tick()
+    assert event["said"] == [{"rank": 0, "record": '{"event": "end", "step": 4}'}]
+
+
+def test_what_nobody_reads_is_kept_in_its_file(node):
+    node.take(f"watch {node.folder}")
+    (node.folder / "rank0.log").write_text("a word\n")
+    node.full = True
     assert node.tick() == []
+    node.full = False
+    assert [event["said"][0]["text"] for event in node.tick()] == ["a word"]
 
 
-def test_an_orphan_is_told_and_what_is_known_of_a_rank_by_its_parent_only_is_not(node):
-    node.events = [{"event": "orphan", "pid": 7, "command": "x"}, {"event": "gone", "pid": 8}]
-    assert node.tick() == [{"event": "orphan", "pid": 7, "command": "x"}]
+def test_an_orphan_and_a_stopped_process_are_told(node):
+    node.events = [{"event": "orphan", "pid": 7, "command": "x", "job": "demo"},
+                   {"event": "stopped", "pid": 8, "command": "y", "job": ""}]  # fmt: skip
+    assert node.tick() == node.events
 
 
-def test_questions_are_answered_by_their_number(node):
-    assert node.take("list 4") == [{"answer": "4", "found": [{"pid": 9}]}]
+def test_questions_are_answered_by_their_number_and_for_one_job_or_all(node):
+    assert node.take("list 4") == [{"answer": "4", "found": [{"pid": 9, "job": ""}]}]
+    assert node.take("list 5 demo") == [{"answer": "5", "found": [{"pid": 9, "job": "demo"}]}]
     assert node.take("beat") == []
 
 
-def test_a_node_that_hears_nothing_ends_itself(node, tmp_path, monkeypatch):
-    ended = []
-    monkeypatch.setattr(agent, "JOINED", tmp_path / "joined")
-    monkeypatch.setattr(agent.lease, "end_node", lambda: ended.append(True))
-    monkeypatch.setattr(agent.lease, "run", lambda lines, tick, take: None)
-    node.agent.keep()
-    assert ended == [True] and (tmp_path / "joined").exists()
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """An agent at the end of a real line; what it was told, then whether it ended its node."""
+
+    def keep(data, seconds):
+        source, theirs = os.pipe()
+        mine, target = os.pipe()
+        ended = []
+        monkeypatch.setattr(agent, "JOINED", tmp_path / "joined")
+        monkeypatch.setattr(agent.line, "end_node", lambda: ended.append(True))
+        monkeypatch.setattr(agent.strays, "strays", lambda job="": [])
+        one = agent.Agent(seconds)
+        one._line = agent.line.Line("node1", source, target)
+        os.write(theirs, data)
+        if data.endswith(b"rest\n"):
+            os.close(theirs)
+        one.keep()
+        assert (tmp_path / "joined").exists()
+        assert os.read(mine, 100).startswith(b"beat\n")
+        return bool(ended)
+
+    return keep
+
+
+def test_a_node_that_hears_nothing_ends_itself(kept):
+    assert kept(b"beat\n", 0.3)
+
+
+def test_a_node_that_is_about_to_be_removed_only_stops(kept):
+    assert not kept(b"beat\nrest\n", 60.0)
 
 
 def test_a_line_that_is_lost_ends_the_watch(node, monkeypatch):

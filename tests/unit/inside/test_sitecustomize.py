@@ -9,7 +9,7 @@ import pytest
 
 from stackyard.definitions.project import ROOT
 
-SITE = ROOT / "stackyard" / "inside" / "site"
+SITE = ROOT / "stackyard" / "inside" / "rank_site"
 pytestmark = pytest.mark.usefixtures("allow_processes")
 
 

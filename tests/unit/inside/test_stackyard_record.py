@@ -64,7 +64,7 @@ def test_what_was_said_is_what_is_read(recorder, tmp_path):
     recorder.end(40)
     ranks = {}
     for line in (tmp_path / "new" / "record" / "rank1.jsonl").read_text().splitlines():
-        record.take_line(ranks, f"rank1\t{line}")
+        record.take_line(ranks, 1, line)
     found = ranks[1]
     assert (found.world_size, found.backend, found.pid) == (2, "gloo", os.getpid())
     assert (found.loaded, found.saved, found.ended) == ([20], [30], 40)

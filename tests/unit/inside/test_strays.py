@@ -11,7 +11,7 @@ ME = os.getpid()
 
 @pytest.fixture(autouse=True)
 def a_node(tmp_path_factory, monkeypatch):
-    """Every test here is on a node; what `kill` does elsewhere is in test_inside_lease."""
+    """Every test here is on a node; what `kill` does elsewhere is tested below."""
     path = tmp_path_factory.mktemp("run") / "sshd.pid"
     path.write_text("")
     monkeypatch.setattr(strays, "PID_FILE", path)
@@ -95,14 +95,14 @@ def test_a_long_command_is_cut(proc):
 def test_killing_goes_on_until_none_is_left_and_tells_what_was_there(monkeypatch):
     sights = [[{"pid": 1, "command": "a"}], [{"pid": 2, "command": "b"}], []]
     killed = []
-    monkeypatch.setattr(strays, "strays", lambda: sights.pop(0))
+    monkeypatch.setattr(strays, "strays", lambda job: sights.pop(0))
     monkeypatch.setattr(strays.os, "kill", lambda pid, signal: killed.append((pid, int(signal))))
     assert strays.kill() == [{"pid": 1, "command": "a"}]
     assert killed == [(1, 9), (2, 9)]
 
 
 def test_killing_ends_when_its_time_is_over(monkeypatch):
-    monkeypatch.setattr(strays, "strays", lambda: [{"pid": 1, "command": "a"}])
+    monkeypatch.setattr(strays, "strays", lambda job: [{"pid": 1, "command": "a"}])
     monkeypatch.setattr(strays.os, "kill", lambda pid, signal: None)
     assert strays.kill(seconds=0.05) == [{"pid": 1, "command": "a"}]
 
@@ -112,6 +112,43 @@ def test_killing_what_is_gone_is_no_error(monkeypatch):
         raise ProcessLookupError
 
     sights = [[{"pid": 1, "command": "a"}], []]
-    monkeypatch.setattr(strays, "strays", lambda: sights.pop(0))
+    monkeypatch.setattr(strays, "strays", lambda job: sights.pop(0))
     monkeypatch.setattr(strays.os, "kill", gone)
     assert len(strays.kill()) == 1
+
+
+def jobs():
+    return {process["pid"]: process["job"] for process in strays.strays()}
+
+
+def test_a_process_belongs_to_the_job_of_its_environment_or_of_its_nearest_kin(proc):
+    shell, rank, helper, other, lone = range(7_000_010, 7_000_015)
+    proc(shell, 1, command="sh -c train")  # a login's shell, above a rank
+    proc(rank, shell, env="STACKYARD_JOB=one")
+    proc(helper, rank, env="A=1")
+    proc(other, 1, env="A=1 STACKYARD_JOB=two")
+    proc(lone, 1)
+    assert jobs() == {shell: "one", rank: "one", helper: "one", other: "two", lone: ""}
+    assert [process["pid"] for process in strays.strays("two")] == [other]
+    assert [process["pid"] for process in strays.strays("one")] == [shell, rank, helper]
+
+
+def test_a_job_started_below_another_is_its_own(proc):
+    proc(7_000_010, 1, env="STACKYARD_JOB=one")
+    proc(7_000_011, 7_000_010, env="STACKYARD_JOB=two")
+    proc(7_000_012, 7_000_011)
+    assert jobs() == {7_000_010: "one", 7_000_011: "two", 7_000_012: "two"}
+
+
+@pytest.mark.parametrize(("state", "stopped"), [("T", True), ("t", True), ("S", False)])
+def test_a_stopped_process_is_seen(proc, state, stopped):
+    proc(7_000_010, state=state)
+    assert strays.stopped(7_000_010) == stopped
+    assert not strays.stopped(7_000_099)
+
+
+def test_where_there_is_no_node_nothing_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(strays, "PID_FILE", tmp_path / "none")
+    monkeypatch.setattr(strays.os, "kill", lambda *_: pytest.fail("killed"))
+    with pytest.raises(SystemExit, match="no node of a mesh"):
+        strays.kill()

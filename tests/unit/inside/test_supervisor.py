@@ -87,10 +87,10 @@ class Launcher:
     started = ()
     fails = None
 
-    def __init__(self, words, folder, env, selector, say):
+    def __init__(self, words, folder, env, selector, say, over):
         if Launcher.fails:
             raise Launcher.fails
-        self.words, self.folder, self.env, self.say = words, folder, env, say
+        self.words, self.folder, self.env, self.say, self.over = words, folder, env, say, over
         self.code, self.killed, self.last = None, False, []
         Launcher.started = (*Launcher.started, self)
 
@@ -137,9 +137,12 @@ class Mesh:
         return found
 
     def say(self, *values, nodes=NODES):
-        """Nodes say something: words, or values."""
+        """Nodes say something: words, or values of the last job."""
+        own = {"job": self.job.name} if self.job else {}
         for node in nodes:
-            self.lines[node].lines += [v if isinstance(v, str) else json.dumps(v) for v in values]
+            self.lines[node].lines += [
+                v if isinstance(v, str) else json.dumps({**own, **v}) for v in values
+            ]
             self.supervisor._members._hear(node)
 
     def answer(self, found=(), nodes=NODES):
@@ -150,12 +153,13 @@ class Mesh:
 
     def start(self, **changes):
         job = {"name": "demo", "steps": [{"what": "train", "argv": ["train"]}], "env": {},
-               "folder": "/code", "nodes": NODES, **changes}  # fmt: skip
+               "folder": "/code", "nodes": NODES, "grace_seconds": 5, **changes}  # fmt: skip
         return self.ask("start", **job)
 
     def tick(self, seconds=0.5):
         self.clock.later(seconds)
         self.supervisor._tick()
+        self.supervisor._serve_all()
 
     def end(self, code, said=()):
         """The launcher of the current step ends, and the supervisor sees it."""
@@ -170,7 +174,7 @@ class Mesh:
 
     @property
     def job(self):
-        return self.supervisor._job
+        return self.supervisor._jobs[-1] if self.supervisor._jobs else None
 
     def asked(self):
         return {node: line.sent[-1].split()[0] for node, line in self.lines.items()}
@@ -180,7 +184,7 @@ class Mesh:
 def make(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["job"], "JOBS", tmp_path / "jobs")
     monkeypatch.setattr(supervisor, "listen", lambda: "server")
-    monkeypatch.setattr(supervisor, "Launcher", Launcher)
+    monkeypatch.setattr(supervisor, "StepProcess", Launcher)
     monkeypatch.setattr(supervisor.selectors, "DefaultSelector", Selector)
     monkeypatch.setattr(Launcher, "started", ())
     monkeypatch.setattr(Launcher, "fails", None)
@@ -366,6 +370,123 @@ def test_a_job_is_stopped_on_every_node_when_somebody_says_so(mesh):
     assert state(mesh) == ("ended", None, "it was interrupted")
 
 
+def test_a_job_ends_as_soon_as_the_kernel_reports_the_end_of_its_launcher(mesh):
+    mesh.start()
+    (launcher,) = Launcher.started
+    launcher.code = 0
+    launcher.over()
+    assert state(mesh) == ("ending", 0, "")
+    mesh.answer()
+    mesh.say({"finished": "demo"})
+    assert state(mesh) == ("ended", 0, "")
+
+
+@pytest.fixture
+def pair(mesh):
+    """Two jobs beside each other: `demo`, then `other`."""
+    mesh.start()
+    assert events(mesh.start(name="other", beside=True)) == ["started", "step"]
+    return mesh, *mesh.supervisor._jobs
+
+
+def test_jobs_beside_each_other_end_each_by_itself(pair):
+    mesh, demo, other = pair
+    mesh.ask("stop", job="demo", reason="enough")
+    assert [launcher.killed for launcher in Launcher.started] == [True, False]
+    # Processes of no job are left alone while another one runs.
+    assert [line.sent[-1].split()[::2] for line in mesh.lines.values()] == [["kill", "demo"]] * 2
+    mesh.answer()
+    mesh.say({"finished": "demo"})
+    assert (demo.state, demo.reason, other.state) == ("ended", "enough", "running")
+    mesh.end(0)
+    assert [line.sent[-1].split()[2:] for line in mesh.lines.values()] == [[], []]
+    mesh.answer()
+    mesh.say({"finished": "other"})
+    assert (other.state, other.code) == ("ended", 0)
+
+
+def test_what_ranks_say_goes_to_the_log_of_their_job(pair):
+    mesh, demo, other = pair
+    for job in ("demo", "other"):
+        mesh.say({"job": job, "said": [{"rank": 0, "text": job}]}, nodes=["a"])
+    assert [json.loads(job.log.read_text())["text"] for job in (demo, other)] == ["demo", "other"]
+    mesh.ask("follow", job="demo")
+    assert {event["job"] for event in mesh.ask("follow", job="other")} == {"other"}
+
+
+def test_a_lost_node_and_a_process_of_no_job_end_all_jobs(pair):
+    mesh, demo, other = pair
+    mesh.say({"event": "orphan", "pid": 5, "command": "x", "job": ""}, nodes=["b"])
+    assert {job.state for job in (demo, other)} == {"ending"}
+
+
+def test_a_stopped_process_ends_its_job_and_is_named_by_its_rank(pair):
+    mesh, demo, other = pair
+    rank(mesh, 1, 50, "b")
+    for pid, job in ((50, "other"), (51, "demo")):
+        event = {"event": "stopped", "pid": pid, "command": "python train.py", "job": job}
+        mesh.say(event, nodes=["b"])
+    assert other.reason == "rank 1 (b) is stopped for 60 s: python train.py"
+    assert demo.reason == "process 51 on b is stopped for 60 s: python train.py"
+
+
+def recorded(mesh, number, **event):
+    entry = {"rank": number, "record": json.dumps(event)}
+    mesh.say({"said": [entry]}, nodes=[NODES[number]])
+
+
+PLACED = {"placed": NODES, "join_seconds": 20, "silent_seconds": 8}
+
+
+def test_ranks_that_do_not_record_their_start_in_time_are_named(mesh):
+    mesh.start(**PLACED)
+    recorded(mesh, 0, event="start")
+    mesh.tick(20)
+    assert mesh.job.state == "running"
+    mesh.tick(0.1)
+    assert state(mesh) == ("ending", None, "rank 1 (b) did not join within 20 s")
+
+
+def test_ranks_that_record_nothing_for_too_long_are_named_with_their_update(mesh):
+    mesh.start(**PLACED)
+    for number in (0, 1):
+        recorded(mesh, number, event="start")
+    mesh.tick(8)
+    recorded(mesh, 0, event="step", step=3, loss=1.0)
+    mesh.tick(8)
+    assert mesh.job.state == "running"
+    mesh.tick(0.1)
+    assert state(mesh)[2] == (
+        "no rank said anything for 8 s: rank 1 (b) at update 0, rank 0 (a) at update 3"
+    )
+
+
+def test_a_launcher_that_does_not_notice_that_its_ranks_ended_is_stopped(mesh):
+    mesh.start(**PLACED)
+    for number in (0, 1):
+        recorded(mesh, number, event="start")
+        recorded(mesh, number, event="end", step=4)
+    mesh.tick(25)
+    assert mesh.job.state == "running"
+    mesh.tick(0.1)
+    assert state(mesh)[2] == "every rank ended, but the launcher did not within 25 s"
+
+
+def test_a_job_that_records_nothing_may_be_silent(mesh):
+    mesh.start()
+    mesh.tick(100_000)
+    assert mesh.job.state == "running"
+
+
+def test_a_rank_that_dies_is_named_with_its_last_update(mesh):
+    mesh.start(**PLACED)
+    rank(mesh, 1, 50, "b")
+    recorded(mesh, 1, event="step", step=7, loss=1.0)
+    gone(mesh, 1, 50, "b", "")
+    mesh.tick(3.1)
+    assert state(mesh)[2] == "rank 1 (b) ended after update 7: killed"
+
+
 def test_a_job_that_has_ended_well_is_not_stopped_any_more(mesh):
     mesh.start()
     mesh.end(0)
@@ -434,7 +555,7 @@ def test_a_lost_node_ends_the_job_everywhere_and_is_told_once(mesh):
     mesh.supervisor._members._hear("b")
     mesh.tick()
     assert [e for e in mesh.told() if e["event"] == "lost"] == [
-        {"event": "lost", "node": "b", "why": "its end of the line was closed"}
+        {"event": "lost", "node": "b", "why": "its end of the line was closed", "joined": True}
     ]
     assert state(mesh) == ("ending", None, "node b is gone: its end of the line was closed")
     # Only the node that is left is waited for.
@@ -502,10 +623,20 @@ def test_a_dead_rank_ends_the_job_if_its_launcher_does_not(mesh, end, said):
     mesh.start()
     rank(mesh, 1, 50, "b")
     gone(mesh, 1, 50, "b", end)
-    mesh.tick(9)
+    mesh.tick(2.9)
+    assert mesh.job.state == "running"
+    mesh.tick(0.2)
+    assert state(mesh) == ("ending", None, f"rank 1 (b) ended: {said}")
+
+
+def test_a_launcher_that_may_start_its_ranks_again_has_time_for_it(mesh):
+    mesh.start(restarts=3)
+    rank(mesh, 1, 50, "b")
+    gone(mesh, 1, 50, "b", "")
+    mesh.tick(29)
     assert mesh.job.state == "running"
     mesh.tick(2)
-    assert state(mesh) == ("ending", None, f"rank 1 (b) ended: {said}")
+    assert state(mesh) == ("ending", None, "rank 1 (b) ended: killed")
 
 
 def test_of_several_dead_ranks_the_first_is_named(mesh):
@@ -818,6 +949,16 @@ def test_without_any_node_a_question_is_answered_at_once(mesh):
 def test_a_free_port_is_told(mesh):
     (found,) = mesh.ask("port", address="127.0.0.1")
     assert 1024 <= found["port"] < 65536
+
+
+def test_a_mesh_that_is_about_to_be_removed_rests(mesh, monkeypatch):
+    monkeypatch.setattr(supervisor.line, "wait_listening", lambda node: None)
+    monkeypatch.setattr(supervisor.line, "end_node", lambda: pytest.fail("ended"))
+    monkeypatch.setattr(supervisor.line, "connect", lambda node, *_: Line(node))
+    monkeypatch.setattr(supervisor, "_local", lambda seconds: mesh.lines["a"])
+    assert mesh.ask("rest") == [{"event": "down"}]
+    mesh.supervisor.supervise()
+    assert mesh.lines["a"].sent[-1] == "rest"
 
 
 def test_a_mesh_that_is_given_up_ends(mesh):

@@ -131,10 +131,11 @@ def test_ranks_are_told_where_their_words_go_and_keep_their_python_path():
     env = asked(TWO, job(env={"PYTHONPATH": "/code", "A": "1"})).env
     assert env == {
         "A": "1",
+        "STACKYARD_JOB": "demo-1",
         "STACKYARD_LOGS": "/var/lib/stackyard/jobs/demo-1/ranks",
-        "PYTHONPATH": "/srv/stackyard/site:/code",
+        "PYTHONPATH": "/srv/stackyard/rank_site:/code",
     }
-    assert asked(TWO, job()).env["PYTHONPATH"] == "/srv/stackyard/site"
+    assert asked(TWO, job()).env["PYTHONPATH"] == "/srv/stackyard/rank_site"
 
 
 def test_one_port_of_all_nodes_is_named_and_different_ones_are_left_to_ssh():
@@ -327,7 +328,7 @@ def test_nodes_that_deepspeed_starts_are_told_where_their_variables_are(launcher
     assert exported["STACKYARD_SETTINGS"] == SETTINGS
     assert "A" not in exported and "NCCL_DEBUG" not in exported
     # The program that reads the file is found by this; it then sets the node's own.
-    assert exported["PYTHONPATH"] == "/srv/stackyard/site:/code"
+    assert exported["PYTHONPATH"] == "/srv/stackyard/rank_site:/code"
     # DeepSpeed's own process must not read it: it exports what begins with NCCL or PYTHON.
     assert "STACKYARD_SETTINGS" not in launch.env
 

@@ -66,8 +66,8 @@ def test_the_command_line_precedes_a_host_and_a_host_what_is_filled_in():
 def test_a_path_of_the_users_comes_after_what_every_job_needs():
     env = {"PYTHONPATH": "/view"}
     found = by_node(job(env=env), {"a": {"PYTHONPATH": "/code"}, "b": {}})
-    assert found == {"a": {"PYTHONPATH": "/srv/stackyard/site:/view:/code"},
-                     "b": {"PYTHONPATH": "/srv/stackyard/site:/view"}}  # fmt: skip
+    assert found == {"a": {"PYTHONPATH": "/srv/stackyard/rank_site:/view:/code"},
+                     "b": {"PYTHONPATH": "/srv/stackyard/rank_site:/view"}}  # fmt: skip
 
 
 def test_several_nodes_read_files_of_their_own_and_a_node_alone_needs_none():

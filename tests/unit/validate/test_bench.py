@@ -349,16 +349,16 @@ def test_a_failed_training_gives_no_speed_and_no_ratio():
 def test_a_window_is_read_from_the_record_with_its_loss():
     ranks = {}
     line = (
-        'rank0\t{"event": "window", "step": 10, "loss": 2.5, "seconds": 1.5, "tokens": 320.0,'
+        '{"event": "window", "step": 10, "loss": 2.5, "seconds": 1.5, "tokens": 320.0,'
         ' "peak_bytes": 7, "updates": [1.0, 0.5], "time": 1.0}'
     )
-    record, kind = take_line(ranks, line)
+    record, kind = take_line(ranks, 0, line)
     assert kind == "window"
     window = benches.Window(seconds=1.5, tokens=320.0, peak_bytes=7, updates=(1.0, 0.5), time=1.0)
     assert record.windows == {10: window}
     assert record.losses == {10: 2.5}
-    assert take_line(ranks, line.replace('"seconds": 1.5, ', "")) is None
-    take_line(ranks, line.replace('"updates": [1.0, 0.5], ', ""))
+    assert take_line(ranks, 0, line.replace('"seconds": 1.5, ', "")) is None
+    take_line(ranks, 0, line.replace('"updates": [1.0, 0.5], ', ""))
     assert record.windows[10].updates == ()  # of before they were told
 
 
@@ -475,19 +475,20 @@ class Refusing(Node):
         self.containers = {"node1": self.first}
         self.prepared, self._most = [], most
 
-    def wait_joined(self):
+    def wait_joined(self, names):
         pass
 
-    def exec(self, container, argv, *, on_line=None, **more):
-        if on_line is not None:
-            return super().exec(container, argv, on_line=on_line)
+    def expect(self, seconds):
+        pass
+
+    def exec(self, container, argv, **more):
         self.prepared.append(argv[0])
         return ExecResult(code=0, output="{}")
 
-    def strays(self, *, kill=False):
-        if len(self.ended) > self._most:
+    def send(self, do, **values):
+        if do == "start" and len(self.ended) >= self._most:
             raise EngineError("docker exec failed", why="the engine has gone")
-        return super().strays(kill=kill)
+        super().send(do, **values)
 
 
 def test_what_was_played_stays_when_the_engine_refuses_in_the_middle(monkeypatch):

@@ -1,55 +1,52 @@
-"""Several launches at the same time in one mesh, but for its engine."""
+"""Several launches at the same time in one mesh, but for its supervisor."""
 
-import re
-import threading
 from types import SimpleNamespace
 
 import pytest
 
+from stackyard.mesh.supervisor import Refused
 from stackyard.validate import training
 from stackyard.validate.training import Start
-from stackyard.validate.watchdog import TrainingPlan
+from stackyard.validate.training_log import TrainingPlan
 from tests.unit import samples
 
 SMOKE = samples.smoke(program=("train.py",))
 LABELS = ("a", "b")
+END = '{"event": "end", "step": 40}'
 
 
 class Node:
-    """A mesh of one node in which launchers end when they are told to, or killed."""
+    """A mesh of one node whose supervisor ends launches when it is told to, or asked."""
 
     def __init__(self, ends, left=()):
         self.plan = SimpleNamespace(port=2222, nodes=("node1",))
-        self.first = "container"
-        self.engine = self.records = self.lease = self
-        self.lost = self.orphaned = ""
-        self.gone = {}
+        self.first, self.containers, self.lost = "container", {"node1": "container"}, ""
+        self.engine = self.talk = self
         self._ends, self._left = ends, list(left)
-        self._killed = threading.Event()
-        self.asked = []  # whether processes were killed, and which launchers had ended by then
-        self.ended = []
+        self._events = []
+        self.asked, self.ended, self.requests = [], [], {}
 
-    def exec(self, container, argv, *, on_line, **_):
-        label = re.search(r"/launch/(\S+) ", argv[2])[1]
-        code = self._ends.get(label)
-        if code is None:
-            self._killed.wait()
-            code = 137
-        on_line(f"{label} says goodbye")
+    def send(self, do, *, name="", job="", reason="", **values):
+        self.asked.append((do, name or job))
+        if do == "start":
+            self.requests[name] = values
+            if self._ends.get(name) is not None:
+                self._end(name, self._ends[name], "")
+        elif do == "stop":
+            self._end(job, None, reason)
+
+    def _end(self, label, code, reason):
+        said = [{"rank": None, "text": f"{label} says goodbye"}]
+        if code == 0:
+            said.append({"rank": 0, "record": END})
         self.ended.append(label)
-        return SimpleNamespace(code=code)
+        value = {"name": label, "code": code, "reason": reason, "left": {"node1": self._left}}
+        self._events += [
+            {"event": "log", "job": label, "lines": said}, {"event": "ended", "job": value},
+        ]  # fmt: skip
 
-    def take(self, label, on_line):
-        on_line('rank0\t{"event": "end", "step": 40}' if self._ends.get(label) == 0 else "-")
-
-    def catch_up(self):
-        return True
-
-    def strays(self, *, kill=False):
-        self.asked.append((kill, sorted(self.ended)))
-        if kill:
-            self._killed.set()
-        return {"node1": list(self._left)}
+    def next(self, seconds):
+        return self._events.pop(0) if self._events else None
 
 
 def train(node):
@@ -65,22 +62,38 @@ def train(node):
     return training.train_all(node, starts)
 
 
-def test_what_is_left_is_looked_for_once_all_have_ended_and_nothing_is_killed():
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(training, "BESIDE_SECONDS", 0.0)
+
+
+def test_launches_that_end_well_are_not_stopped():
     node = Node({"a": 0, "b": 0})
     found = train(node)
     assert [(one.code, one.stopped, one.failed) for one in found] == [(0, "", False)] * 2
-    assert node.asked == [(False, ["a", "b"])]
+    assert [do for do, _ in node.asked] == ["start", "follow"] * 2
     assert [one.tail for one in found] == ["a says goodbye", "b says goodbye"]
+    assert [one.ranks[0].ended for one in found] == [40, 40]
 
 
-def test_when_one_fails_the_other_is_stopped_and_says_for_whom(monkeypatch):
-    monkeypatch.setattr(training, "DEATH_SECONDS", 0.0)
-    node = Node({"a": 1})
-    one, other = train(node)
+def test_the_supervisor_is_told_where_ranks_are_and_how_long_they_may_be_silent():
+    node = Node({"a": 0, "b": 0})
+    train(node)
+    value = node.requests["a"]
+    assert (value["placed"], value["nodes"]) == (["node1"], ["node1"])
+    assert (value["join_seconds"], value["silent_seconds"]) == (
+        SMOKE.start_seconds, SMOKE.stall_seconds,
+    )  # fmt: skip
+    assert value["env"] == {
+        "STACKYARD_JOB": "a", "STACKYARD_LOGS": "/var/lib/stackyard/jobs/a/ranks",
+    }  # fmt: skip
+
+
+def test_when_one_fails_the_other_is_stopped_and_says_for_whom():
+    one, other = train(Node({"a": 1}))
     assert (one.code, one.stopped) == (1, "")
     assert other.code is None
     assert other.stopped == "stopped, as a beside it failed"
-    assert node.asked[0] == (True, ["a"])
 
 
 def test_one_that_ends_well_although_another_fails_is_a_success():
@@ -98,27 +111,28 @@ def test_a_lost_node_stops_all_of_them():
     node = Node({})
     node.lost = "node1 is gone"
     assert [one.stopped for one in train(node)] == ["node1 is gone"] * 2
-    assert node.asked[0] == (True, [])
 
 
-def test_what_is_left_behind_stands_with_each_and_is_killed(monkeypatch):
-    monkeypatch.setattr(training, "GRACE_SECONDS", 0.0)
+def test_one_that_does_not_end_in_time_is_stopped(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    node = Node({})
+    monkeypatch.setattr(node, "next", lambda seconds, old=node.next: later(now) or old(seconds))
+
+    def later(now):
+        now[0] += 100.0
+
+    assert {one.stopped for one in train(node)} == {"it did not end in time"}
+
+
+def test_what_is_left_behind_stands_with_its_launch():
     stray = {"pid": 7, "command": "sleep"}
     node = Node({"a": 0, "b": 0}, left=[stray])
     assert [one.strays for one in train(node)] == [{"node1": [stray]}] * 2
-    assert node.asked[-1] == (True, ["a", "b"])
 
 
-@pytest.mark.parametrize("ends", [{"a": 1}, {"a": 0, "b": 1}])
-def test_neighbours_that_are_stopped_are_not_what_a_training_left_behind(monkeypatch, ends):
-    monkeypatch.setattr(training, "DEATH_SECONDS", 0.2)
-    node = Node(ends)
-    monkeypatch.setattr(
-        node,
-        "strays",
-        lambda *, kill=False, old=node.strays: (
-            {"node1": [{"pid": 9, "command": "a neighbour"}]} if old(kill=kill) and kill
-            else {"node1": []}
-        ),
-    )  # fmt: skip
-    assert [one.strays for one in train(node)] == [{"node1": []}] * 2
+def test_a_launch_that_the_supervisor_refuses_is_an_error():
+    node = Node({"a": 0})
+    node._events = [{"event": "refused", "why": "node1: silent"}]
+    with pytest.raises(Refused, match="node1: silent"):
+        train(node)

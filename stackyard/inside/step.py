@@ -19,11 +19,12 @@ READ_BYTES = 64 * 1024
 LAST_READS = 32
 
 
-class Launcher:
+class StepProcess:
     """Run a command in a process group of its own.
 
     Args:
         say: called with each line of its output that is not empty.
+        over: called once when it has ended, where the kernel can report that.
 
     Raises:
         OSError: the command cannot be started.
@@ -36,8 +37,9 @@ class Launcher:
         env: Mapping[str, str],
         selector: selectors.BaseSelector,
         say: Callable[[str], None],
+        over: Callable[[], None],
     ) -> None:
-        self._selector, self._say, self._rest = selector, say, b""
+        self._selector, self._say, self._over, self._rest = selector, say, over, b""
         self._child = subprocess.Popen(
             list(words), cwd=folder, env=dict(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -46,8 +48,25 @@ class Launcher:
         self._output = self._child.stdout
         os.set_blocking(self._output.fileno(), False)
         selector.register(self._output, selectors.EVENT_READ, self._hear)
+        self._end: int | None = None
+        with contextlib.suppress(OSError):  # without it, the owner's clock has to ask
+            self._end = os.pidfd_open(self._child.pid)
+            selector.register(self._end, selectors.EVENT_READ, self._ended)
+
+    def _ended(self) -> None:
+        if self._end is not None:
+            self._forget_end()
+            self._over()
+
+    def _forget_end(self) -> None:
+        if self._end is not None:
+            self._selector.unregister(self._end)
+            os.close(self._end)
+            self._end = None
 
     def _hear(self) -> None:
+        if self._output.closed:
+            return
         data = self._read()
         if data is not None:
             self._take(data)
@@ -98,4 +117,5 @@ class Launcher:
                 break
             self._take(data)
         self._close()
+        self._forget_end()
         self._child.wait()

@@ -2,7 +2,7 @@
 
 Owns their environment (the one torchrun gives) and their end: a rank that fails ends the others.
 
-    ranks.py NODE NODES PER_NODE INIT_METHOD PROGRAM ...
+    plain_ranks.py NODE NODES PER_NODE INIT_METHOD PROGRAM ...
 
 A program that ends in `.py` is run by this Python. INIT_METHOD reaches the ranks as
 STACKYARD_INIT_METHOD, and as MASTER_ADDR and MASTER_PORT where it is tcp://HOST:PORT.

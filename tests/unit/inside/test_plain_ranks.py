@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from stackyard.inside import ranks
+from stackyard.inside import plain_ranks
 
 
 def test_a_rank_is_told_what_torchrun_would_tell_it():
-    assert ranks.environment(1, 3, 2, 1, "tcp://a:29500") == {
+    assert plain_ranks.environment(1, 3, 2, 1, "tcp://a:29500") == {
         "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "6",
         "LOCAL_WORLD_SIZE": "2", "STACKYARD_INIT_METHOD": "tcp://a:29500",
         "MASTER_ADDR": "a", "MASTER_PORT": "29500",
@@ -18,13 +18,13 @@ def test_a_rank_is_told_what_torchrun_would_tell_it():
 
 
 def test_ranks_that_meet_by_a_file_are_told_no_address():
-    found = ranks.environment(0, 1, 1, 0, "file:///shared/a meeting")
+    found = plain_ranks.environment(0, 1, 1, 0, "file:///shared/a meeting")
     assert found["STACKYARD_INIT_METHOD"] == "file:///shared/a meeting"
     assert not {"MASTER_ADDR", "MASTER_PORT"} & set(found)
 
 
 def test_every_rank_of_all_nodes_has_a_number_of_its_own():
-    found = [ranks.environment(n, 3, 2, local, "tcp://a:1")["RANK"]
+    found = [plain_ranks.environment(n, 3, 2, local, "tcp://a:1")["RANK"]
              for n in range(3) for local in range(2)]  # fmt: skip
     assert found == [str(number) for number in range(6)]
 
@@ -36,7 +36,7 @@ def run(tmp_path, allow_processes):
     def start(program, per_node=2):
         path = tmp_path / "train.py"
         path.write_text(f"import os, sys, time\nrank = os.environ['RANK']\n{program}\n")
-        return ranks.main(["1", "2", str(per_node), "tcp://a:1", str(path), str(tmp_path)])
+        return plain_ranks.main(["1", "2", str(per_node), "tcp://a:1", str(path), str(tmp_path)])
 
     return start
 
@@ -50,7 +50,7 @@ def test_a_python_program_runs_as_every_rank_of_the_node(run, tmp_path):
 
 def test_another_program_runs_as_it_is(tmp_path, allow_processes):
     line = f'echo "$@" > {tmp_path}/$RANK'
-    assert ranks.main(["0", "1", "1", "tcp://a:1", "sh", "-c", line, "x", "two words"]) == 0
+    assert plain_ranks.main(["0", "1", "1", "tcp://a:1", "sh", "-c", line, "x", "two words"]) == 0
     assert (tmp_path / "0").read_text() == "two words\n"
 
 

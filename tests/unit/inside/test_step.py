@@ -10,7 +10,7 @@ import pytest
 from stackyard.inside import strays
 from tests.unit import beside
 
-Launcher = sys.modules["launcher"].Launcher
+StepProcess = sys.modules["step"].StepProcess
 pytestmark = pytest.mark.usefixtures("allow_processes")
 assert beside
 
@@ -20,9 +20,9 @@ def start(tmp_path):
     """Start a shell line; what it said, and how it ended."""
     selector, started = selectors.DefaultSelector(), []
 
-    def run(line, words=("sh", "-c")):
+    def run(line, words=("sh", "-c"), over=lambda: None):
         said = []
-        child = Launcher([*words, line], str(tmp_path), os.environ, selector, said.append)
+        child = StepProcess([*words, line], str(tmp_path), os.environ, selector, said.append, over)
         started.append(child)
         return child, said
 
@@ -99,3 +99,11 @@ def test_what_goes_on_in_its_output_is_not_waited_for(start):
 def test_a_program_that_is_not_there_is_an_error(start):
     with pytest.raises(FileNotFoundError):
         start("x", words=("no-such-program",))
+
+
+def test_its_end_is_reported_once_by_the_kernel(start):
+    over = []
+    child, _ = start("exit 3", over=lambda: over.append(child.poll()))
+    assert start.wait(child) == 3
+    start.wait(child)
+    assert over in ([3], [])  # none: this kernel has no such report, or the wait saw it first

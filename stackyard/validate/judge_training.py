@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from stackyard.mesh.node import GRACE_SECONDS
 from stackyard.validate.checks import Check, check, not_run
 from stackyard.validate.record import Training
 
-# Processes may take this long to end once their training is over (`validate.training` waits).
-GRACE_SECONDS = 10.0
 # At most this many processes of each node are named.
 _NAMED = 5
 
