@@ -14,10 +14,14 @@ for update in range(1, 100000):
 
 # As users write them, tiny and on data of their own: accelerate, DeepSpeed, and HF's Trainer.
 OWN_ACCELERATE = """
+import os
 import accelerate, torch
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(7)
-one = accelerate.Accelerator()
+# Without GPUs accelerate sees one rank in a DeepSpeed launch unless the backend is named.
+named = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not torch.cuda.is_available()
+gloo = accelerate.InitProcessGroupKwargs(backend="gloo")
+one = accelerate.Accelerator(kwargs_handlers=[gloo] if named else None)
 x = torch.randn(64, 8)
 data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
 model = torch.nn.Linear(8, 1)
