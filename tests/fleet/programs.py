@@ -55,7 +55,8 @@ for update in range(1, 31):
     if engine.global_rank == 0:
         print(f"update {update} loss {loss.item():.6f}", flush=True)
 ranks = torch.distributed.get_world_size()
-print(f"rank {engine.global_rank}: stage {engine.zero_optimization_stage()} of {ranks} ranks", flush=True)
+stage = engine.zero_optimization_stage()
+print(f"rank {engine.global_rank}: stage {stage} of {ranks} ranks", flush=True)
 """
 TRAINER = """
 import pathlib, torch
