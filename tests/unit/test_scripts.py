@@ -34,7 +34,7 @@ from tests.unit.mesh import test_example_copy as test_own_copy
 pytestmark = pytest.mark.usefixtures("allow_processes")
 
 # What is made, not written: environments, caches, reports.
-SKIPPED = {".git", ".venv", "__pycache__", "reports", "node_modules", "results"}
+SKIPPED = {".git", "__pycache__", "reports", "node_modules", "results"}
 SHEBANG = re.compile(r"#!.*\b(bash|sh)\b")
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash"}
 OPTION = re.compile(r"-[a-z]*c")
@@ -94,7 +94,7 @@ def test_what_a_linter_holds_against_a_text_is_noticed(tmp_path):
 def files(matches):
     found = []
     for folder, folders, names in os.walk(ROOT):
-        folders[:] = sorted(set(folders) - SKIPPED)
+        folders[:] = sorted(f for f in set(folders) - SKIPPED if not f.startswith(".venv"))
         found += [Path(folder) / name for name in sorted(names) if matches(Path(folder) / name)]
     return [path.relative_to(ROOT).as_posix() for path in found]
 
