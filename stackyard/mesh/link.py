@@ -163,14 +163,17 @@ class Link:
         except StackyardError as error:
             raise HostError(self.host.name, error.what, why=error.why) from error
 
-    def renew(self) -> None:
+    def renew(self, *, force: bool = False) -> None:
         """Connect anew if the connection broke.
+
+        Args:
+            force: also if its ssh runs; one that is stopped passes nothing on.
 
         Raises:
             HostError: the host does not answer.
         """
         with self._lock:
-            if not self.alive:
+            if force or not self.alive:
                 self.close()
                 self._open()
 

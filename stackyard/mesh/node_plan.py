@@ -122,7 +122,7 @@ class HostProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class MeshRequest:
     """Hold what a run needs of its hosts.
 
     Attributes:
@@ -166,7 +166,7 @@ def require_name(run: str) -> str:
 
 
 def make_plan(
-    fleet: Fleet, facts: Mapping[str, HostFacts], wanted: Wanted, now: int
+    fleet: Fleet, facts: Mapping[str, HostFacts], wanted: MeshRequest, now: int
 ) -> tuple[StandingPlan | None, list[HostProblem]]:
     """Plan a run; return the plan, or None where it cannot start, and all problems.
 
@@ -202,7 +202,7 @@ def make_plan(
 
 
 def _nodes(
-    fleet: Fleet, facts: Mapping[str, HostFacts], wanted: Wanted, network: Network
+    fleet: Fleet, facts: Mapping[str, HostFacts], wanted: MeshRequest, network: Network
 ) -> tuple[NodePlan, ...]:
     port = free_port({host.name: (facts[host.name], host.nodes) for host in fleet.hosts})
     found = []
@@ -249,7 +249,7 @@ def usable_gpus(host: Host, facts: HostFacts) -> tuple[list[Gpu], dict[int, str]
     return [gpu for gpu in asked if gpu.index not in refused], refused
 
 
-def _wrong_images(wanted: Wanted) -> list[HostProblem]:
+def _wrong_images(wanted: MeshRequest) -> list[HostProblem]:
     held = {image for image in wanted.images.values() if image}
     found = [
         HostProblem(host=host, what=f"it does not hold {wanted.tag}",
@@ -272,7 +272,9 @@ def _wrong_images(wanted: Wanted) -> list[HostProblem]:
     return found
 
 
-def wrong_host(fleet: Fleet, host: Host, facts: HostFacts, wanted: Wanted) -> list[HostProblem]:
+def wrong_host(
+    fleet: Fleet, host: Host, facts: HostFacts, wanted: MeshRequest
+) -> list[HostProblem]:
     """Return the problems of one host for this run."""
 
     def wrong(what: str, hint: str = "", *, warning: bool = False) -> HostProblem:

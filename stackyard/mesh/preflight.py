@@ -16,7 +16,7 @@ from stackyard.build.source.naming import require_labels
 from stackyard.mesh import standing, survey
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import HostError, Link, on_each
-from stackyard.mesh.node_plan import HostProblem, StandingPlan, Wanted, make_plan
+from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan, make_plan
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.survey import HostFacts
 from stackyard.system.errors import StackyardError
@@ -129,7 +129,7 @@ def _unshared(links: Mapping[str, Link], paths: Mapping[str, str]) -> tuple[str,
 
 
 def plan_run(
-    links: Mapping[str, Link], fleet: Fleet, found: Muster, wanted: Wanted
+    links: Mapping[str, Link], fleet: Fleet, found: Muster, wanted: MeshRequest
 ) -> tuple[StandingPlan, list[HostProblem]]:
     """Plan a run on these hosts.
 
@@ -175,7 +175,7 @@ def _what(name: str, error: StackyardError) -> str:
     return f"{text} ({last[0].strip()[:160]})" if last else text
 
 
-def _image(link: Link, wanted: Wanted) -> str:
+def _image(link: Link, wanted: MeshRequest) -> str:
     info = link.engine.image(wanted.tag)
     if info and wanted.named:
         require_labels(info.labels, wanted.tag, wanted.stack, wanted.base)

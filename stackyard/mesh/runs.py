@@ -21,7 +21,7 @@ from stackyard.mesh import settings, standing, sync
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
-from stackyard.mesh.node_plan import HostProblem, StandingPlan, Wanted
+from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan
 from stackyard.mesh.preflight import Muster, muster, plan_run
 from stackyard.mesh.standing import PortTaken, Standing
 from stackyard.mesh.supervisor import Event, Talk
@@ -61,7 +61,7 @@ def reached(fleet: Fleet) -> Iterator[Reached]:
 
 def up(
     hosts: Reached,
-    wanted: Wanted,
+    wanted: MeshRequest,
     say: Say,
     *,
     owner: float = 0.0,
@@ -261,7 +261,7 @@ def deliver(
 
 
 @dataclass
-class Watcher:
+class RunWatcher:
     """Hold the callbacks that report what a running job does."""
 
     line: Callable[[Event], None] = lambda entry: None
@@ -326,7 +326,7 @@ class Follower:
     talk: Talk
     job: str
     lease: float
-    watcher: Watcher
+    watcher: RunWatcher
     attached: bool = True
     _offset: int = 0
     _lost: list[str] = field(default_factory=list)
@@ -377,11 +377,13 @@ class Follower:
         first = self.run.plan.nodes[0]
         end = self.talk.heard + (self.lease or 60.0)
         self.watcher.note(f"the line to {first.name} is broken: {self._why()}; trying again")
+        silent = not self.talk.over
         while time.monotonic() < end and not self._stop.wait(1.0):
             try:
                 link = self.hosts.links[first.host]
-                link.renew()
                 self.talk.close()
+                link.renew(force=silent)
+                silent = False
                 self.talk = Talk(link.engine, self.run.containers[first.name])
                 self.talk.ask("state", "state", min(10.0, max(1.0, end - time.monotonic())))
                 if self.attached:

@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PublishPlan:
     """Hold an image to release, and all that its statement needs.
 
     Attributes:
@@ -165,7 +165,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._sent = self._held = 0
 
-    def publish(self, saved: Saved, wanted: Wanted) -> Published:
+    def publish(self, saved: Saved, wanted: PublishPlan) -> Published:
         """Upload an image and all that belongs to it, then tag it.
 
         Raises:
@@ -254,7 +254,7 @@ class Publisher:
     def _bring(self, blob: Descriptor, data: bytes) -> None:
         self._sent += bring(self._registry, blob, data)
 
-    def _files(self, wanted: Wanted) -> list[list[Attached]]:
+    def _files(self, wanted: PublishPlan) -> list[list[Attached]]:
         """Return the files to attach to the image, grouped by artifact."""
         files = wanted.attached
         kinds = dict.fromkeys(file.media_type for file in files)
@@ -263,7 +263,7 @@ class Publisher:
         return [*grouped, *([evidence_file(one)] for one in wanted.evidence)]
 
     def _attest(
-        self, saved: Saved, wanted: Wanted, image: Descriptor, created: str
+        self, saved: Saved, wanted: PublishPlan, image: Descriptor, created: str
     ) -> list[Attestation]:
         """Return the image's attestations: provenance, its SBOM, and the proof's test result."""
         predicates: dict[str, Mapping[str, Any]] = {
@@ -340,7 +340,7 @@ class Publisher:
     def _seal(
         self,
         saved: Saved,
-        wanted: Wanted,
+        wanted: PublishPlan,
         image: Descriptor,
         name: str,
         attached: Sequence[Sequence[Descriptor]],
@@ -363,7 +363,7 @@ class Publisher:
         for blob in self._attach(files, image):
             self._registry.blob(blob)
 
-    def _sealed(self, wanted: Wanted, image: Descriptor, name: str) -> bool:
+    def _sealed(self, wanted: PublishPlan, image: Descriptor, name: str) -> bool:
         """Return whether an earlier try left the same statement, signed with this key."""
         line = signing.signer_line(wanted.key, "us")
         with cleanup.folder("signers") as folder:

@@ -42,7 +42,7 @@ def smoke_all(
     engine: Engine,
     images: Sequence[Built],
     node_count: int,
-    watchers: Sequence[smoke.Watcher],
+    watchers: Sequence[smoke.SmokeWatcher],
     plan: GpuPlan | None = None,
 ) -> list[SmokeReport]:
     """Run the smokes of several images, some at the same time; return the records in order.
@@ -93,7 +93,7 @@ def smoke_one(
     engine: Engine,
     built: Built,
     node_count: int,
-    watcher: smoke.Watcher,
+    watcher: smoke.SmokeWatcher,
     *,
     run: str,
     host: Mapping[str, str],

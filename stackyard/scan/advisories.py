@@ -17,7 +17,7 @@ from stackyard.build.bundle_fetch import apt_command
 from stackyard.build.mirrors import CallerSettings
 from stackyard.definitions.spec import Base
 from stackyard.scan import audit
-from stackyard.scan.audit import Finding, Part
+from stackyard.scan.audit import IndexAnswer, Vulnerability
 from stackyard.scan.installed import DebianPackage, Distribution
 from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, StackyardError, shown
@@ -29,13 +29,13 @@ _SOON = ("-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=0")
 _HELPER = "/usr/lib/apt/apt-helper"
 
 
-def python_part(distributions: Iterable[Distribution]) -> Part:
+def python_part(distributions: Iterable[Distribution]) -> IndexAnswer:
     """Ask OSV about Python packages, vendored copies among them.
 
     The environment variable PIP_AUDIT_OSV_URL names a copy of the index, as for pip-audit itself.
     """
     rounds, skipped = requirements(distributions)
-    findings: list[Finding] = []
+    findings: list[Vulnerability] = []
     packages = 0
     for text in rounds:
         with cleanup.folder("audit") as folder:
@@ -48,13 +48,13 @@ def python_part(distributions: Iterable[Distribution]) -> Part:
                 findings += audit.python_findings(answer(path).read_text(encoding="utf-8"))
             except (CommandError, OSError, ValueError) as error:
                 why = error.what if isinstance(error, CommandError) else why
-                return Part(
+                return IndexAnswer(
                     name=PYTHON, skipped=skipped,
                     why="the index of vulnerabilities cannot be asked (PIP_AUDIT_OSV_URL names a"
                     f" copy of it): {shown(why, 400)}",
                 )  # fmt: skip
         packages += len(text.splitlines())
-    return Part(name=PYTHON, packages=packages, findings=tuple(findings), skipped=skipped)
+    return IndexAnswer(name=PYTHON, packages=packages, findings=tuple(findings), skipped=skipped)
 
 
 def requirements(distributions: Iterable[Distribution]) -> tuple[list[str], tuple[str, ...]]:
@@ -92,13 +92,15 @@ def answer(path: Path) -> Path:
     return path.with_name("answer.json")
 
 
-def system_part(packages: Iterable[DebianPackage], base: Base, caller: CallerSettings) -> Part:
+def system_part(
+    packages: Iterable[DebianPackage], base: Base, caller: CallerSettings
+) -> IndexAnswer:
     """Compare system packages with the security suite of the caller's apt sources."""
     found = tuple(packages)
     if not found:
-        return Part(name=SYSTEM)
+        return IndexAnswer(name=SYSTEM)
     if not caller.secrets.get("apt.sources"):
-        return Part(
+        return IndexAnswer(
             name=SYSTEM,
             why=f"there are no apt sources of {base.distribution} here; STACKYARD_APT_SOURCES"
             " names a .sources file",
@@ -107,10 +109,12 @@ def system_part(packages: Iterable[DebianPackage], base: Base, caller: CallerSet
         index = _security_index(base, caller)
     except StackyardError as error:
         why = shown(process.last_lines(error.why or error.what, 2), 400)
-        return Part(name=SYSTEM, why=f"apt cannot read the security suite: {why}")
+        return IndexAnswer(name=SYSTEM, why=f"apt cannot read the security suite: {why}")
     if not index:
-        return Part(name=SYSTEM, why="the apt sources lead to no security suite")
-    return Part(name=SYSTEM, packages=len(found), findings=audit.system_findings(found, index))
+        return IndexAnswer(name=SYSTEM, why="the apt sources lead to no security suite")
+    return IndexAnswer(
+        name=SYSTEM, packages=len(found), findings=audit.system_findings(found, index)
+    )
 
 
 def _security_index(base: Base, caller: CallerSettings) -> str:

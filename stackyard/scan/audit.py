@@ -38,7 +38,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Vulnerability:
     """Hold one known vulnerability of one package.
 
     Attributes:
@@ -74,7 +74,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class IndexAnswer:
     """Hold the answer of one index.
 
     Attributes:
@@ -85,7 +85,7 @@ class Part:
 
     name: str
     packages: int = 0
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Vulnerability, ...] = ()
     why: str = ""
     skipped: tuple[str, ...] = ()
 
@@ -110,7 +110,7 @@ class Audit:
     """Hold the judged answers of all indexes."""
 
     day: date
-    parts: tuple[Part, ...]
+    parts: tuple[IndexAnswer, ...]
 
     @property
     def outcome(self) -> str:
@@ -126,7 +126,7 @@ class Audit:
         }  # fmt: skip
 
 
-def judge(parts: Iterable[Part], accepted: Sequence[Entry], today: date) -> Audit:
+def judge(parts: Iterable[IndexAnswer], accepted: Sequence[Entry], today: date) -> Audit:
     """Return what the indexes answered, with what the project accepts today."""
     return Audit(
         day=today,
@@ -142,7 +142,7 @@ def judge(parts: Iterable[Part], accepted: Sequence[Entry], today: date) -> Audi
     )
 
 
-def _accepting(found: Finding, accepted: Sequence[Entry], today: date) -> Entry | None:
+def _accepting(found: Vulnerability, accepted: Sequence[Entry], today: date) -> Entry | None:
     for entry in accepted:
         if entry.package == found.package and entry.id in found.ids and today <= entry.until:
             return entry
@@ -211,7 +211,7 @@ def _read_entry(one: document.Mapping) -> Entry:
 # Answers of the indexes
 
 
-def python_findings(answer: str) -> tuple[Finding, ...]:
+def python_findings(answer: str) -> tuple[Vulnerability, ...]:
     """Read the JSON of `pip-audit --format json`.
 
     Raises:
@@ -219,7 +219,7 @@ def python_findings(answer: str) -> tuple[Finding, ...]:
     """
     try:
         return tuple(
-            Finding(
+            Vulnerability(
                 package=str(one["name"]), version=str(one["version"]),
                 ids=(str(hole["id"]), *map(str, hole["aliases"])),
                 fixed=tuple(map(str, hole["fix_versions"])),
@@ -231,14 +231,14 @@ def python_findings(answer: str) -> tuple[Finding, ...]:
         raise ValueError(f"no answer of pip-audit: {error!r}") from error
 
 
-def system_findings(packages: Iterable[DebianPackage], index: str) -> tuple[Finding, ...]:
+def system_findings(packages: Iterable[DebianPackage], index: str) -> tuple[Vulnerability, ...]:
     """Return the packages for which a security suite's Packages index has a newer version."""
     newest: dict[str, str] = {}
     for name, version in _stanzas(index):
         if name not in newest or _order(version) > _order(newest[name]):
             newest[name] = version
     return tuple(
-        Finding(package=one.name, version=one.version, ids=(fix,), fixed=(fix,))
+        Vulnerability(package=one.name, version=one.version, ids=(fix,), fixed=(fix,))
         for one in packages
         if (fix := newest.get(one.name, "")) and _order(fix) > _order(one.version)
     )

@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Watcher:
+class SmokeWatcher:
     """Report the progress of a smoke, and carry the request to stop it."""
 
     phase: Say = lambda name: None
@@ -64,7 +64,7 @@ class Stopped(StackyardError):
 class _Progress:
     """Gather an Observation while phases run."""
 
-    watcher: Watcher
+    watcher: SmokeWatcher
     phases: list[Phase] = field(default_factory=list)
     trainings: dict[str, Training] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ def run_smoke(
     run: str,
     node_count: int = 2,
     image_env: Mapping[str, str],
-    watcher: Watcher | None = None,
+    watcher: SmokeWatcher | None = None,
     gpu: GpuRun | None = None,
     recorded: Mapping[int, float] | None = None,
 ) -> Outcome:
@@ -132,7 +132,7 @@ def run_smoke(
         Stopped: the watcher asked for it.
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
-    progress = _Progress(watcher=watcher or Watcher())
+    progress = _Progress(watcher=watcher or SmokeWatcher())
     names = tuple(f"node{number + 1}" for number in range(node_count))
     on_host = settings.network == "host"
     plan = certificates.MeshPlan(

@@ -55,7 +55,9 @@ def box(engine, stack_images, place):
                 stack.callback(engine.remove_run, f"{RUN_LABEL}={run}")
                 spec = ContainerSpec(
                     name=f"stackyard-{run}", image=stack_images[name].info.id, hostname="box",
-                    network="none", env={"PYTHONDONTWRITEBYTECODE": "1"},
+                    # Ranks of one machine look their own host's name up.
+                    network="none", hosts={"box": "127.0.0.1"},
+                    env={"PYTHONDONTWRITEBYTECODE": "1", "GLOO_SOCKET_IFNAME": "lo"},
                     labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()}, volumes={},
                     capabilities=("DAC_OVERRIDE",), shm_bytes=64 << 20,
                     tmpfs={"/small": "rw,size=64k", "/data": "rw"}, command=("sleep", "3600"),

@@ -76,7 +76,12 @@ def tokens(box):
     return written
 
 
-@pytest.mark.parametrize("name", MODELS)
+def once(names, first):
+    """Names of cases; all but one are repetition."""
+    return [pytest.param(n, marks=() if n == first else pytest.mark.repeat) for n in names]
+
+
+@pytest.mark.parametrize("name", once(MODELS, "fsdp"))
 def test_fairseq(box, make, place, convert, tokens, difference, name):
     folder = place / f"convert-fairseq-{name}"
     folder.mkdir()
@@ -131,7 +136,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", once(LAYOUTS, "zero-2"))
 def test_megatron(box, make, place, convert, tokens, difference, layout):
     ranks, words, zero = LAYOUTS[layout]
     folder = place / f"convert-megatron-{layout}"
@@ -180,7 +185,7 @@ def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, 
         convert("megatron", folder)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", once([0, 3], 0))
 def test_accelerate(box, place, convert, tokens, difference, stage):
     folder = place / f"convert-accelerate-{stage}"
     folder.mkdir()

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 from stackyard.definitions.project import ROOT
 from tests.fleet.emulated import EmulatedHost, Yard
@@ -22,7 +23,11 @@ LEASE_SECONDS = 8.0
 # The lease, the beat in which its end is noticed, and the killing and removing on a busy machine.
 ALLOWED_SECONDS = LEASE_SECONDS + 7.0
 START_SECONDS = 150.0
-TARGETS = ("controller", "launcher", "agent", "rank", "container", "engine", "network")
+# What is frozen is lost: nothing of it has ended, and the run ends all the same.
+FREEZES = ("launcher stopped", "rank stopped", "supervisor stopped", "container paused")
+TARGETS = (
+    "controller", "launcher", "agent", "rank", "container", "engine", "network", *FREEZES,
+)  # fmt: skip
 EXAMPLES = {"fairseq": "gpt2-fsdp", "megatron": "gpt-tp", "accelerate": "llama-zero2"}
 NODES = "study@train"
 
@@ -136,12 +141,20 @@ def _until_silent(yard: Yard, seconds: float) -> tuple[float, dict[str, list[str
 
 
 def struck(yard: Yard, run: Attached, target: str) -> None:
-    """Kill the target."""
+    """Kill or freeze the target."""
     first, second = yard.hosts["study"], yard.hosts["train"]
     if target == "controller":
         os.kill(run.child.pid, signal.SIGKILL)
     elif target == "launcher":
         first.kill(_launcher(first))
+    elif target == "launcher stopped":
+        first.kill(_launcher(first), "STOP")
+    elif target == "rank stopped":
+        second.kill(second.ranks()[0], "STOP")
+    elif target == "supervisor stopped":
+        first.kill(_supervisor(first), "STOP")
+    elif target == "container paused":
+        second.run("docker", "pause", f"stackyard-{run.name}-train")
     elif target == "agent":
         second.kill(second.infra.process.get(pid=second.ranks()[0]).ppid)
     elif target == "rank":
@@ -156,13 +169,33 @@ def struck(yard: Yard, run: Attached, target: str) -> None:
         raise AssertionError(target)
 
 
+def login(run: Attached, host: EmulatedHost) -> int:
+    """The controller's own ssh to a host, which carries the engine's socket."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(parent) == run.child.pid and b"-N" in words and host.address.encode() in words:
+            return int(entry.name)
+    raise AssertionError(f"no ssh to {host.name}: {run.said}")
+
+
+def _supervisor(host: EmulatedHost) -> int:
+    """The supervisor of the one run whose first node is on this host."""
+    (found,) = (
+        found
+        for found in host.infra.process.filter(comm="python3")
+        if "supervisor.py hold" in found.args
+    )
+    return int(found.pid)
+
+
 def _launcher(host: EmulatedHost) -> int:
     """The supervisor's child that is neither its agent nor its ssh: the job's launcher."""
     process = host.infra.process
-    (supervisor,) = (
-        found for found in process.filter(comm="python3") if "supervisor.py hold" in found.args
-    )
-    children = process.filter(ppid=supervisor.pid)
+    children = process.filter(ppid=_supervisor(host))
     launchers = [c for c in children if c.comm != "ssh" and "agent.py" not in c.args]
     assert len(launchers) == 1, children
     return int(launchers[0].pid)

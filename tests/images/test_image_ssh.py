@@ -104,7 +104,9 @@ def test_sshd_is_the_node_program_and_listens_alone(host):
     assert {one for one in listening if "://127.0.0.11:" not in one} == {
         "tcp://0.0.0.0:2222",
         "tcp://:::2222",
+        "unix:///run/stackyard/supervisor.sock",
     }
+    assert host.file("/run/stackyard/supervisor.sock").mode == 0o600
 
 
 def test_a_login_sees_the_images_environment(node, built):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stackyard.release.connection import PATIENT, Patience
 from stackyard.release.credentials import Login
-from stackyard.release.publish import Published, Publisher, Wanted
+from stackyard.release.publish import Published, Publisher, PublishPlan
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool
 from stackyard.release.statement import LOCK, Attached, Subject
@@ -36,7 +36,7 @@ def publish(
             Attached(title=f"{number}.lock", media_type=LOCK, data=f"lock {number}".encode())
             for number in range(3)
         ]
-        wanted = Wanted(
+        wanted = PublishPlan(
             subject=SUBJECT, info=info, created="2026-01-01T00:00:00+00:00", proof=None,
             attached=files, locks={}, key=key, builder={"stackyard": "tests"}, source={},
         )  # fmt: skip

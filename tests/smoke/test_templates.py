@@ -118,15 +118,18 @@ def play(running, stack, name, settings="", per_node=1, words=(), folder="", ste
     for node in NODES:
         put(running, node, job.files)
         put(running, node, launch.files)
-    said = ""
-    for step in value["steps"][:steps]:
-        put(running, NODES[0], step["files"])
-        env = {**value["env"], **step["env"]}
-        done = running.engine.exec(
-            running.first, step["argv"], seconds=200, env=env, folder=job.folder
-        )
-        said += done.output
-        assert done.code == 0, f"{step['what']} ended with {done.code}: {done.output[-9000:]}"
+    value["steps"] = value["steps"][:steps]
+    running.talk.send("start", **value)
+    running.talk.send("follow", job=value["name"])
+    said, ended = "", None
+    while ended is None:
+        event = running.talk.next(200)
+        assert event is not None and event["event"] != "refused", event
+        if event["event"] == "log":
+            said += "".join(f"{entry['text']}\n" for entry in event["lines"] if "text" in entry)
+        elif event["event"] == "ended":
+            ended = event["job"]
+    assert ended["code"] == 0, f"{ended['step']} ended with {ended['code']}: {said[-9000:]}"
     return said, folder
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from stackyard.gpu.access import DriverFiles
 from stackyard.gpu.placement import MIB, Gpu
 from stackyard.mesh.hosts import Fleet, Host
-from stackyard.mesh.node_plan import NodePlan, StandingPlan, Wanted
+from stackyard.mesh.node_plan import MeshRequest, NodePlan, StandingPlan
 from stackyard.mesh.survey import HostFacts, Interface
 
 NOW = 1_700_000_000
@@ -60,7 +60,7 @@ def fleet(*hosts: Host | str, **changes: Any) -> Fleet:
     return Fleet(source="hosts.yml", hosts=found, **changes)
 
 
-def wanted(*hosts: str, **changes: Any) -> Wanted:
+def wanted(*hosts: str, **changes: Any) -> MeshRequest:
     values: dict[str, Any] = {
         "run": "demo",
         "stack": "fairseq",
@@ -69,7 +69,7 @@ def wanted(*hosts: str, **changes: Any) -> Wanted:
         "device": "cpu",
         "images": dict.fromkeys(hosts, IMAGE),
     }
-    return Wanted(**{**values, **changes})
+    return MeshRequest(**{**values, **changes})
 
 
 def node(name: str, host: str = "", **changes: Any) -> NodePlan:

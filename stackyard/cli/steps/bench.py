@@ -182,7 +182,7 @@ def _gpus(gpu: GpuRun | None) -> BenchGpus:
 
 def _watcher(
     name: str, plan: BenchPlan, terminal: Terminal, so_far: Callable[[Seen], None]
-) -> play.Watcher:
+) -> play.BenchWatcher:
     beside: dict[tuple[str, int], dict[int, float]] = {}
 
     def loss(turn: Turn, step: int, value: float) -> None:
@@ -197,7 +197,7 @@ def _watcher(
         for text in results(group, plan):
             terminal.done(name, text)
 
-    return play.Watcher(
+    return play.BenchWatcher(
         phase=lambda text: terminal.say(name, text), loss=loss, played=played, so_far=so_far
     )
 

@@ -26,7 +26,7 @@ from stackyard.mesh.host_table import inspect
 from stackyard.mesh.hosts import Fleet, expand, from_names, matching, read_inventory
 from stackyard.mesh.node_plan import StandingPlan
 from stackyard.mesh.preflight import muster
-from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
+from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Talk
 from stackyard.system.errors import StackyardError, UsageError, shown
@@ -144,7 +144,7 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
                                  why=f"there: {', '.join(jobs) or 'none'}")  # fmt: skip
             chosen = asked.job or jobs[-1]
             with RunView(run_.plan, chosen, terminal, everything=True) as view:
-                watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note)
+                watcher = RunWatcher(line=view.line, bar=view.bar, note=terminal.note)
                 follower = Follower(hosts=hosts, run=run_, talk=talk, job=chosen, lease=60,
                                     watcher=watcher, attached=False)  # fmt: skip
                 value = follower.follow() if asked.follow else _replay(talk, chosen, view)

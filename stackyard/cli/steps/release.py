@@ -24,7 +24,7 @@ from stackyard.release import airgap, candidate, verify
 from stackyard.release import statement as release
 from stackyard.release.credentials import find_login
 from stackyard.release.layer_source import LayerSource
-from stackyard.release.publish import Published, Publisher, Wanted, require_clean
+from stackyard.release.publish import Published, Publisher, PublishPlan, require_clean
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import vouch
@@ -80,7 +80,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         require_clean(read.findings, found.tag)
         audited = audit.audited(project, found.image.base, read.installed, say)
         require_fixed(audited, found.tag)
-        wanted = Wanted(
+        wanted = PublishPlan(
             subject=found.subject, info=found.info, created=read.created, proof=found.proof,
             attached=read.attached, locks=candidate.lock_digests(project, found.image),
             key=path, builder=candidate.builder_of(engine),
@@ -108,7 +108,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
     return {**asdict(done), **more, "proven": bool(found.proof), "seconds": seconds}, 0
 
 
-def _reservations(wanted: Wanted, audited: Audit, done: Published) -> Iterator[str]:
+def _reservations(wanted: PublishPlan, audited: Audit, done: Published) -> Iterator[str]:
     """Yield what a release lacks, each as a text for its publisher."""
     if not wanted.proof:
         yield "it was published as unproven: its statement says so"

@@ -25,8 +25,8 @@ from stackyard.gpu import fused
 from stackyard.mesh import runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.mounts import require_there, together, with_mounts
-from stackyard.mesh.node_plan import StandingPlan, Wanted, require_name
-from stackyard.mesh.runs import Ended, Follower, Reached, Watcher, reached
+from stackyard.mesh.node_plan import MeshRequest, StandingPlan, require_name
+from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import UsageError
@@ -49,7 +49,7 @@ def up(terminal: Terminal, arguments: UpRequest) -> Answer:
     return {**plan_value(run.plan), "seconds": round(seconds, 2)}, 0
 
 
-def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
+def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> MeshRequest:
     """Return the requirements of a mesh of this stack on its hosts.
 
     Raises:
@@ -64,7 +64,7 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> Wanted:
     if not 0 < arguments.days <= 90:
         what = f"--days must be more than 0 and at most 90, not {arguments.days:g}"
         raise UsageError(what, hint=f"{typed} --days 7")
-    return Wanted(
+    return MeshRequest(
         run=require_name(arguments.name or stack),
         stack=stack,
         base=chosen.base.name,
@@ -98,7 +98,9 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     return _conclude(ended, wanted, terminal)
 
 
-def _require_mesh(mesh: Standing | None, asked: Wanted, wanted: RunRequest, hosts: Reached) -> None:
+def _require_mesh(
+    mesh: Standing | None, asked: MeshRequest, wanted: RunRequest, hosts: Reached
+) -> None:
     """Check that a running mesh is of this stack, and that one is up where it is needed."""
     if mesh is not None:
         again = f"invoke up {asked.stack} --name {asked.run}"
@@ -127,7 +129,7 @@ def _attempts(
     project: Project,
     hosts: Reached,
     up_already: Standing | None,
-    asked: Wanted,
+    asked: MeshRequest,
     example: Example | None,
     wanted: RunRequest,
     terminal: Terminal,
@@ -173,7 +175,7 @@ def _run(
     mesh: Standing,
     example: Example | None,
     wanted: RunRequest,
-    asked: Wanted,
+    asked: MeshRequest,
     terminal: Terminal,
     lost: Collection[str],
     own: Own,
@@ -199,7 +201,7 @@ def _run(
             return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
         log = ROOT / "reports" / "runs" / plan.run / f"{job.name}.log"
         with RunView(plan, job.name, terminal, log=log) as view:
-            watcher = Watcher(line=view.line, bar=view.bar, note=terminal.note, step=view.step)
+            watcher = RunWatcher(line=view.line, bar=view.bar, note=terminal.note, step=view.step)
             follower = Follower(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
             )

@@ -24,7 +24,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.validate import gpu_run
 from stackyard.validate.gpu_run import GpuPlan
-from stackyard.validate.smoke import Watcher
+from stackyard.validate.smoke import SmokeWatcher
 
 GPU_RANKS = 2
 
@@ -144,11 +144,11 @@ def _smoke_each(
     return smokes.smoke_all(project, held, images, node_count, watchers, plan)
 
 
-def _watcher(built: Built, device: str, terminal: Terminal) -> Watcher:
+def _watcher(built: Built, device: str, terminal: Terminal) -> SmokeWatcher:
     name = built.image.stack.name
     declared = built.image.stack.smoke_on(device)
     total = declared.updates if declared else 0
-    return Watcher(
+    return SmokeWatcher(
         phase=lambda text: terminal.say(name, text),
         loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),
         over=lambda outcome, seconds: terminal.done(name, f"smoke {outcome} in {seconds:.1f} s"),

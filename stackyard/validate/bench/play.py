@@ -31,7 +31,7 @@ COMMON = "bench"
 
 
 @dataclass(kw_only=True)
-class Watcher:
+class BenchWatcher:
     """Report the progress of a bench.
 
     Attributes:
@@ -47,7 +47,7 @@ class Watcher:
 
 @dataclass
 class _Phases:
-    watcher: Watcher
+    watcher: BenchWatcher
     found: list[Phase] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -86,7 +86,7 @@ def run_bench(
     *,
     run: str,
     gpu: GpuRun | None = None,
-    watcher: Watcher | None = None,
+    watcher: BenchWatcher | None = None,
 ) -> Seen:
     """Run every turn; everything of the run is removed however it ends.
 
@@ -96,7 +96,7 @@ def run_bench(
     Raises:
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
-    watcher = watcher or Watcher()
+    watcher = watcher or BenchWatcher()
     phases = _Phases(watcher)
     seen = Seen(run=run, devices=tuple(g.name for g in gpu.placement.gpus) if gpu else ())
     made = certificates.MeshPlan(
@@ -159,7 +159,7 @@ def _play(
     running: nodes.Mesh,
     group: Sequence[Turn],
     starts: Sequence[training.Start],
-    watcher: Watcher,
+    watcher: BenchWatcher,
 ) -> tuple[Played, ...]:
     turns = {turn.label: turn for turn in group}
     trained = training.train_all(

@@ -17,7 +17,7 @@ from stackyard.release.spool import Layer, Saved, Spool
 from stackyard.release.statement import Subject
 from stackyard.report import evidence, vouch
 from stackyard.scan import oci
-from stackyard.scan.audit import Finding, Part, judge
+from stackyard.scan.audit import IndexAnswer, Vulnerability, judge
 from stackyard.scan.contents import merge
 from stackyard.scan.installed import Installed
 from stackyard.system import signing
@@ -70,7 +70,7 @@ class Site:
 
     def __init__(self, folder, monkeypatch, capsys):
         self.folder, self.held, self.capsys = folder, Held(), capsys
-        self.audit = judge([Part(name="python", packages=1)], (), date(2026, 1, 1))
+        self.audit = judge([IndexAnswer(name="python", packages=1)], (), date(2026, 1, 1))
         (folder / ".ssh").mkdir()
         self.key = make_key(folder / ".ssh", "id_ed25519")
         self.signers = accept(folder, self.key)
@@ -470,8 +470,8 @@ def test_a_pull_says_that_nobody_saw_it_on_a_gpu(site, capsys):
 
 
 def hole(*fixed):
-    found = Finding(package="torch", version="2.0", ids=("CVE-1",), fixed=fixed)
-    return judge([Part(name="python", packages=1, findings=(found,))], (), date(2026, 1, 1))
+    found = Vulnerability(package="torch", version="2.0", ids=("CVE-1",), fixed=fixed)
+    return judge([IndexAnswer(name="python", packages=1, findings=(found,))], (), date(2026, 1, 1))
 
 
 def test_a_fixable_vulnerability_blocks_a_publication(site):
@@ -482,7 +482,7 @@ def test_a_fixable_vulnerability_blocks_a_publication(site):
 
 
 def test_a_statement_holds_what_was_known_and_what_was_not_looked_up(site):
-    parts = [*hole().parts, Part(name="system", why="there are no apt sources")]
+    parts = [*hole().parts, IndexAnswer(name="system", why="there are no apt sources")]
     site.audit = judge(parts, (), date(2026, 1, 1))
     code, value, err = site.publish(without_gpu_evidence=True, unproven=True)
     assert code == 0 and "vulnerabilities, system: not run: there are no apt sources" in err

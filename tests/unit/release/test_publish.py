@@ -3,7 +3,7 @@
 import pytest
 
 from stackyard.release import publish, statement, verify
-from stackyard.release.publish import Publisher, Wanted, require_clean
+from stackyard.release.publish import Publisher, PublishPlan, require_clean
 from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
 from stackyard.release.statement import LOCK, REPORT, SBOM, Attached
 from stackyard.report import evidence, vouch
@@ -54,7 +54,7 @@ class Site:
             "info": ImageInfo(id=ident, tags=(), labels={}, env=(), size=1, layers=()),
             "attached": FILES, "locks": {}, "key": self.key, "builder": {}, "source": {},
         }  # fmt: skip
-        wanted = Wanted(**{**given, **changes})
+        wanted = PublishPlan(**{**given, **changes})
         return Publisher(self.registry, self.spool, self.said.append).publish(saved, wanted)
 
     def verified(self, reference):

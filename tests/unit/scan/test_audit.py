@@ -13,13 +13,13 @@ import pytest
 from stackyard.build.mirrors import CallerSettings
 from stackyard.definitions.project import ROOT
 from stackyard.scan import advisories, audit
-from stackyard.scan.audit import Finding, Part, judge, read_accepted
+from stackyard.scan.audit import IndexAnswer, Vulnerability, judge, read_accepted
 from stackyard.scan.installed import DebianPackage, Distribution
 from stackyard.system.errors import DefinitionError, ReleaseError
 from tests.unit import samples
 
 TODAY = date(2026, 11, 23)
-HOLE = Finding(package="jinja2", version="2.10", ids=("PYSEC-1", "CVE-1"), fixed=("2.10.1",))
+HOLE = Vulnerability(package="jinja2", version="2.10", ids=("PYSEC-1", "CVE-1"), fixed=("2.10.1",))
 ENTRY = """\
 accepted:
   - package: jinja2
@@ -30,7 +30,7 @@ accepted:
 
 
 def verdict(*findings, text="accepted: []", day=TODAY, **given):
-    part = Part(name="python", packages=1, findings=findings, **given)
+    part = IndexAnswer(name="python", packages=1, findings=findings, **given)
     return judge([part], read_accepted(text), day)
 
 
@@ -67,7 +67,11 @@ def test_an_entry_is_for_its_package_and_vulnerability_alone(change):
 
 
 def test_what_was_not_looked_up_has_not_passed():
-    found = judge([Part(name="python", packages=9), Part(name="system", why="no net")], (), TODAY)
+    found = judge(
+        [IndexAnswer(name="python", packages=9), IndexAnswer(name="system", why="no net")],
+        (),
+        TODAY,
+    )
     assert found.outcome == "not run"
     audit.require_fixed(found, "IMAGE")
     assert found.value()["parts"][1]["outcome"] == "not run"

@@ -495,7 +495,9 @@ def test_what_was_played_stays_when_the_engine_refuses_in_the_middle(monkeypatch
     made, told = plan(), []
     mesh = Refusing([turn.label for turn in made.turns()], most=4)
     monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
-    seen = play.run_bench(None, made, None, run="toy-1", watcher=play.Watcher(so_far=told.append))
+    seen = play.run_bench(
+        None, made, None, run="toy-1", watcher=play.BenchWatcher(so_far=told.append)
+    )
     assert seen.broken == "docker exec failed: the engine has gone"
     assert [len(one.played) for one in told] == [2, 4]
     assert seen.played == told[-1].played
@@ -509,7 +511,9 @@ def test_a_bench_is_played_to_its_end_in_its_order(monkeypatch):
     labels = [turn.label for turn in made.turns()]
     mesh = Refusing(labels, most=len(labels))
     monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
-    seen = play.run_bench(None, made, None, run="toy-1", watcher=play.Watcher(so_far=told.append))
+    seen = play.run_bench(
+        None, made, None, run="toy-1", watcher=play.BenchWatcher(so_far=told.append)
+    )
     assert (seen.broken, seen.left_out) == ("", {})
     assert [one.turn.label for one in seen.played] == labels
     assert [phase.name for phase in seen.phases][:2] == ["start the node", "prepare data"]
