@@ -80,7 +80,6 @@ class Job:
         self.launcher: StepProcess | None = None
         self.checks, self.checking = 0, False
         self.closing: set[str] = set()
-        self.nodes: set[str] = set(value.get("nodes") or ())  # type: ignore[call-overload]
         self.placed: list[str] = list(value.get("placed") or ())  # type: ignore[call-overload]
         self.join_seconds = float(str(value.get("join_seconds") or 0))
         self.silent_seconds = float(str(value.get("silent_seconds") or 0))
@@ -112,7 +111,6 @@ class Job:
             "name": self.name, "state": self.state, "step": self.step, "code": self.code,
             "reason": self.reason, "started": self.started, "ended": self.ended,
             "lease": self.lease, "ranks": self.ranks, "left": self.left, "shown": self.shown,
-            "done": sorted(self.done),
         }  # fmt: skip
 
     def gone(self, rank: int, node: str, pid: object, end: str) -> None:

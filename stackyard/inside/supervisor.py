@@ -221,7 +221,7 @@ class Supervisor:
     def _check(self, job: Job, command: str) -> None:
         """Ask every node for a job's processes; only the answer to the last question counts.
 
-        Processes that no job can be told of belong to the last job that runs.
+        Processes of no known job belong to the last job that runs.
         """
         job.checks += 1
         number, job.checking = job.checks, True

@@ -86,19 +86,6 @@ class Mesh:
         """Return the container of the first node."""
         return self.containers[self.plan.nodes[0]]
 
-    def deliver(self, files: Mapping[str, str], names: Iterable[str]) -> None:
-        """Put files into nodes, by absolute path, readable by their user only.
-
-        Raises:
-            EngineError: a node did not take them.
-        """
-        archive = pack({p.lstrip("/"): text.encode() for p, text in files.items()}, mode=0o600)
-        words = ["sh", "-c", "umask 077; exec tar -x -C /"]
-        for name in names:
-            done = self.engine.exec(self.containers[name], words, seconds=30, stdin=archive)
-            if done.code != 0:
-                raise EngineError(f"{name} did not take its files", why=done.output)
-
     def strays(self, *, kill: bool = False) -> Processes:
         """Return the processes on each node that are not part of the node's own service.
 
@@ -245,6 +232,20 @@ def install(engine: Engine, container: str, node: str, material: Mapping[str, by
             why=f"{done.output}\n{engine.container_log(container)}",
             hint="the image must be one that stackyard built: its command waits for the mesh",
         )
+
+
+def put_files(engine: Engine, container: str, node: str, files: Mapping[str, bytes]) -> None:
+    """Put files into a running node, by absolute path, readable by their user only.
+
+    It goes by a command in the node: the engine itself cannot write below a mount in memory.
+
+    Raises:
+        EngineError: the node did not take them.
+    """
+    archive = pack({path.lstrip("/"): data for path, data in files.items()}, mode=0o600)
+    done = engine.exec(container, ["tar", "-x", "-C", "/"], seconds=60, stdin=archive)
+    if done.code != 0:
+        raise EngineError(f"{node} did not take its files", why=done.output)
 
 
 def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:

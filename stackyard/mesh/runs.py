@@ -22,12 +22,12 @@ from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
 from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan
+from stackyard.mesh.nodes import put_files
 from stackyard.mesh.preflight import Muster, muster, plan_run
 from stackyard.mesh.standing import PortTaken, Standing
 from stackyard.mesh.supervisor import Event, Talk
 from stackyard.system import cleanup
-from stackyard.system.archive import pack
-from stackyard.system.errors import EngineError, MeshError, StackyardError, UsageError
+from stackyard.system.errors import MeshError, StackyardError, UsageError
 
 PORT_TRIES = 4
 SILENT_SECONDS = 5.0
@@ -247,12 +247,7 @@ def deliver(
         for node in run.plan.nodes:
             if node.host == link.host.name and node.name in names:
                 given = {**files, **(own or {}).get(node.name, {})}
-                archive = pack({path.lstrip("/"): d for path, d in given.items()}, mode=0o600)
-                done = link.engine.exec(
-                    run.containers[node.name], ["tar", "-x", "-C", "/"], seconds=60, stdin=archive
-                )
-                if done.code:
-                    raise EngineError(f"{node.name} did not take its files", why=done.output)
+                put_files(link.engine, run.containers[node.name], node.name, given)
 
     wanted = {n.host for n in run.plan.nodes if n.name in names}
     _, failed = on_each({name: hosts.links[name] for name in wanted}, one)

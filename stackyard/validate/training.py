@@ -14,7 +14,7 @@ from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
 from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
-from stackyard.mesh.nodes import LEASE_SECONDS, SHARED, SMOKE_FOLDER, Mesh
+from stackyard.mesh.nodes import LEASE_SECONDS, SHARED, SMOKE_FOLDER, Mesh, put_files
 from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
@@ -142,9 +142,12 @@ class _Running:
         self.ended: Event | None = None
         self.when = 0.0
         self._mesh, self._asked = mesh, False
-        self._limit = time.monotonic() + start.smoke.start_seconds + start.smoke.stall_seconds * 10
+        self._seconds = start.smoke.start_seconds + start.smoke.stall_seconds * 10
+        self._limit = time.monotonic() + self._seconds
         if self.launch.everywhere:
-            mesh.deliver(self.launch.files, start.plan.nodes)
+            files = {path: text.encode() for path, text in self.launch.files.items()}
+            for node in start.plan.nodes:
+                put_files(mesh.engine, mesh.containers[node], node, files)
         mesh.talk.send("start", **_request(start.smoke, start.plan, self.launch))
         mesh.talk.send("follow", job=self.plan.label)
 
@@ -161,7 +164,7 @@ class _Running:
         if self.log.due():
             self.stop(KILL)
         elif time.monotonic() > self._limit:
-            self.stop("it did not end in time")
+            self.stop(f"it did not end within {self._seconds} s")
 
     def stop(self, why: str) -> None:
         """Have the supervisor stop the launch, unless it is over."""
