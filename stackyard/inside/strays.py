@@ -72,7 +72,7 @@ def strays(job: str = "") -> list[dict[str, object]]:
         try:
             if _state(int(entry.name)) in "ZX":
                 continue
-            environment = (entry / "environ").read_bytes().split(b"\0")
+            environment = _environment(entry)
             if b"STACKYARD_CONTROL=1" in environment:
                 continue
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -84,6 +84,15 @@ def strays(job: str = "") -> list[dict[str, object]]:
         found[pid]["job"] = name
     wanted = [process for process in found.values() if not job or process["job"] == job]
     return sorted(wanted, key=lambda process: str(process["pid"]))
+
+
+def _environment(entry: Path) -> list[bytes]:
+    """Return a process's environment; a program just being executed gets 20 ms to have one."""
+    held = (entry / "environ").read_bytes()
+    if not held:
+        time.sleep(0.02)
+        held = (entry / "environ").read_bytes()
+    return held.split(b"\0")
 
 
 def _named(environment: list[bytes]) -> str:

@@ -265,7 +265,8 @@ def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     except MeshError as error:
         logs = {n: running.engine.container_log(c) for n, c in running.containers.items()}
         said = [f"{node}: {last_lines(log, 5)}" for node, log in logs.items() if log.strip()]
-        raise MeshError(error.what, why="\n".join(said) or "the nodes' logs are empty") from error
+        why = [*([error.why] if error.why else []), *(said or ["the nodes' logs are empty"])]
+        raise MeshError(error.what, why="\n".join(why)) from error
 
     def reach(source: str) -> dict[str, Any]:
         words = ["python3", f"{PROBE_FOLDER}/mesh_probe.py", "reach", *wanted[source]]

@@ -29,6 +29,11 @@ class Refused(MeshError):
     """Report that the supervisor refused a request, and why."""
 
 
+def _lost(node: str, why: str, *, joined: bool) -> str:
+    what = "is gone" if joined else "cannot be logged in to from the first node"
+    return f"{node} {what}: {why}"
+
+
 class Talk:
     """Hold a line to the supervisor of a run, and send it a heartbeat every second.
 
@@ -62,8 +67,7 @@ class Talk:
             self._said = text.strip()[:300]
             return
         if value.get("event") == "lost":
-            what = "is gone" if value["joined"] else "cannot be logged in to from the first node"
-            self._lose(f"{value['node']} {what}: {value['why']}")
+            self._lose(_lost(value["node"], value["why"], joined=value["joined"]))
         if value.get("event") != "beat":
             self._events.put(value)
 
@@ -145,7 +149,7 @@ class Talk:
                 raise MeshError(self.lost or error.what, why=error.why) from error
             if state["lost"]:
                 node, why = next(iter(state["lost"].items()))
-                raise MeshError(f"node {node} cannot be logged in to from {names[0]}", why=why)
+                raise MeshError(_lost(node, why, joined=node in state["joined"]))
             if set(state["joined"]) >= set(names):
                 return
             time.sleep(0.05)

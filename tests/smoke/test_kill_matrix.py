@@ -11,6 +11,7 @@ import pytest
 
 from stackyard.definitions.project import load_project
 from stackyard.system import cleanup
+from tests.shared import until
 from tests.smoke import matrix
 
 NAMED_LIKE_A_TRAINING = "/usr/bin/python3 -u -m deepspeed.launcher.launch torchrun fairseq-train"
@@ -101,7 +102,8 @@ def test_what_is_left_is_seen(engine, tmp_path):
     assert run.left() == []
     (tmp_path / "stackyard-secrets-x").mkdir()
     with subprocess.Popen(["sleep", "60"], env={**os.environ, matrix.MARK: "look"}) as child:
+        # A program just started has neither a command nor an environment yet.
+        until(lambda: f"process {child.pid}: sleep 60 " in run.left(), 5)
         left = run.left()
-        assert f"process {child.pid}: sleep 60 " in left
         assert "file stackyard-secrets-x" in left
         child.kill()

@@ -50,6 +50,15 @@ def test_what_a_training_left_is_found_with_its_command(proc):
     assert found() == {7_000_010: "python -m torch train.py"}
 
 
+def test_a_program_just_executed_is_looked_at_again(proc, monkeypatch):
+    """The kernel shows no environment between the exec and the program's first instruction."""
+    environment = proc(7_000_010, command="true") / "environ"
+    environment.write_bytes(b"")
+    its_own = b"STACKYARD_CONTROL=1\0"
+    monkeypatch.setattr(strays.time, "sleep", lambda _: environment.write_bytes(its_own))
+    assert found() == {}
+
+
 def test_a_child_of_the_listening_sshd_is_no_part_of_the_node(proc, tmp_path, monkeypatch):
     proc(7_000_010, 1, name="sshd", command="sshd -D")
     proc(7_000_011, 7_000_010, name="sshd", command="sshd: root@notty")
