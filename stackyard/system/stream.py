@@ -25,7 +25,7 @@ class Conversation:
 
     def _read(self, on_line: Callable[[str], None]) -> None:
         with contextlib.suppress(OSError, ValueError):
-            _gather(_frames(self._raw), on_line)
+            _gather(_frames(_reader(self._wrapped)), on_line)
         self.over.set()
 
     def send(self, line: str) -> bool:
@@ -79,12 +79,23 @@ def talk(wrapped: Any, data: bytes | None, on_line: Callable[[str], None] | None
             raw.shutdown(socket.SHUT_WR)
         # The request's time limit is not the command's, which is enforced in the container.
         raw.settimeout(None)
-        return _gather(_frames(raw), on_line)
+        return _gather(_frames(_reader(wrapped)), on_line)
     finally:
         _close(wrapped, raw)
 
 
-def _frames(raw: Any) -> Iterator[bytes]:
+def _reader(wrapped: Any) -> Callable[[int], bytes]:
+    """Return what reads the bytes of a connection.
+
+    The SDK hands out the socket below the response's own buffer. That buffer may hold output:
+    what came together with the headers. Reading from the socket would lose it.
+    """
+    response = getattr(wrapped, "_response", None)
+    read: Callable[[int], bytes] = wrapped.recv if response is None else response.raw._fp.fp.read1
+    return read
+
+
+def _frames(read: Callable[[int], bytes]) -> Iterator[bytes]:
     """Yield the payloads of docker's stream, each of which follows 8 bytes (kind, length)."""
     buffer = b""
     while True:
@@ -94,7 +105,7 @@ def _frames(raw: Any) -> Iterator[bytes]:
                 break
             yield buffer[8 : 8 + length]
             buffer = buffer[8 + length :]
-        chunk = raw.recv(65536)
+        chunk = read(65536)
         if not chunk:
             return
         buffer += chunk
