@@ -77,13 +77,14 @@ def test_accelerate_test_passes(two):
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("distributed_type: MULTI_CPU\nuse_cpu: true\nmachine_rank: 0\n", "MULTI_CPU"),
-        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
-         "  zero3_init_flag: true\n", "DEEPSPEED"),
-        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
-         "  deepspeed_multinode_launcher: standard\n", "DEEPSPEED"),
+        pytest.param("distributed_type: MULTI_CPU\nuse_cpu: true\nmachine_rank: 0\n", "MULTI_CPU",
+                     id="data parallel"),
+        pytest.param("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
+                     "  zero3_init_flag: true\n", "DEEPSPEED", id="zero.Init"),
+        pytest.param("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
+                     "  deepspeed_multinode_launcher: standard\n", "DEEPSPEED", id="standard",
+                     marks=pytest.mark.repeat),
     ],
-    ids=["data parallel", "zero.Init", "standard"],
 )  # fmt: skip
 def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind):
     done = run(two, *config(text), "--", "/shared/own.py")
@@ -101,7 +102,13 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
     assert done.stdout.count("stage 2 of 2 ranks") == 2
 
 
-@pytest.mark.parametrize("more", [(), ("--deepspeed", "/shared/trainer.json")], ids=["ddp", "zero"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(("--deepspeed", "/shared/trainer.json"), id="zero"),
+        pytest.param((), id="ddp", marks=pytest.mark.repeat),
+    ],
+)
 def test_an_hf_trainer_script(two, more):
     words = (
         "/shared/hf.py", "--output_dir", "/tmp/out", "--max_steps", "10", "--logging_steps", "2",
@@ -113,7 +120,9 @@ def test_an_hf_trainer_script(two, more):
     assert done.stdout.count(f"of 2 deepspeed {bool(more)}") == 2
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "plain"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", "deepspeed", pytest.param("plain", marks=pytest.mark.repeat)]
+)
 def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     two, launcher, monkeypatch
 ):
