@@ -42,7 +42,7 @@ class Folder:
     Attributes:
         source: a path on the host, or `volume:NAME`, a volume of its engine.
         shared: all hosts see the same folder (NFS, Lustre); this is checked.
-        read_only: nodes cannot write to it (a user's tree, `--mount`).
+        read_only: nodes cannot write to it (a user's tree, `--overlay`).
     """
 
     source: str
