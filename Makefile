@@ -23,5 +23,5 @@ test-all: environment ## the same with all repetition: every matrix, template an
 check: environment ## the fast half of the tests: no engine needed
 	scripts/test --fast
 
-figures: ## figures of the reports in docs/reports into README.md, docs/gpus.md and docs/speed.md
+figures: ## figures of the reports in docs/reports into README.md, docs/howto/gpus.md and docs/explanation/speed.md
 	scripts/gpu-figures

@@ -62,7 +62,8 @@ def mesh(three, tree):
     """A mesh whose nodes have the tree."""
     for host in three.hosts.values():
         put(host, tree)
-    said = three.invoke("up", "fairseq", "--gpus", "0", "--name", "own", "--overlay", PLACE, "--json")
+    words = ["up", "fairseq", "--gpus", "0", "--name", "own", "--overlay", PLACE, "--json"]
+    said = three.invoke(*words)
     mounts = json.loads(said.stdout)["mounts"]
     assert mounts == [{"package": "fairseq", "source": PLACE, "place": "/srv/code/fairseq"}]
     yield three

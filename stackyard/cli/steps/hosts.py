@@ -76,7 +76,8 @@ def _no_hosts(path: Path, what: str, why: str) -> UsageError:
     return UsageError(
         what,
         why=why,
-        hint=f"{hint}write a hosts.yml (docs/hosts.md), or name hosts: --hosts 'gpu[01-04],train'",
+        hint=f"{hint}write a hosts.yml (docs/howto/hosts.md), or name hosts:"
+        " --hosts 'gpu[01-04],train'",
     )
 
 

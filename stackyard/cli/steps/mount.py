@@ -159,7 +159,7 @@ def _judge(
         raise MeshError(
             f"{mount.place} on {', '.join(others)} is not the tree that {first} has",
             why=", ".join(f"{n}: {a['files']} files, {a['digest'][7:19]}" for n, a in said.items()),
-            hint="invoke sync brings one tree to all hosts (docs/source.md)",
+            hint="invoke sync brings one tree to all hosts (docs/howto/source.md)",
         )
     answer = said[first]
     compiled = (
