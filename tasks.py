@@ -1,6 +1,6 @@
 """Collect the commands for invoke, in a checkout. `invoke --list` shows them.
 
-Each is declared once, in `stackyard/cli/`: images, locks, trainings, runs, releases.
+Each is declared once, in `stackyard/cli/`: images, proof, runs, releases, tools.
 """
 
 import sys

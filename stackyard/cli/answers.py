@@ -752,7 +752,7 @@ class Pulled(_PulledParts):
 
 
 class Pruned(TypedDict):
-    """Hold the answer of `invoke prune`, by host; with `--dry` nothing was removed."""
+    """Hold the answer of `invoke prune`, by host; with `--dry-run` nothing was removed."""
 
     removed: dict[str, list[Old]]
     old: dict[str, list[Old]]

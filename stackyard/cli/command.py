@@ -53,6 +53,7 @@ class _Declared:
     def argument(self) -> Argument:
         """Return it as an argument for the parser."""
         name = self.name.strip("_").replace("_", "-")
+        number = self.kind in (int, float)
         default = None if self.default is MISSING else self.default
         positional = self.option.positional
         return parser.OwnArgument(
@@ -65,6 +66,7 @@ class _Declared:
             positional=positional,
             usual=default,
             least=self.option.least,
+            value=self.option.value or ("N" if number else name.upper()),
         )
 
 
@@ -90,6 +92,8 @@ class Command(Task[Callable[..., Answer]]):
     def __init__(self, function: Callable[..., Answer]) -> None:
         super().__init__(function, name=function.__name__.rstrip("_"), positional=())
         self.function = function
+        # The topic that declares it is its group in help.
+        self.group = function.__module__.rpartition(".")[2]
 
     @functools.cached_property
     def _options(self) -> tuple[list[_Declared], dict[str, Any]]:

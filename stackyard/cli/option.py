@@ -13,6 +13,7 @@ class Option:
     """Describe one option beside its type: `Annotated[str, Option("...")]`.
 
     Attributes:
+        value: the word that stands for its value in help; the option's name unless given.
         positional: it may be given without its name.
         short: its letter; options have none unless people expect one.
         words: it takes the words after `--`, and has no name of its own.
@@ -20,18 +21,19 @@ class Option:
     """
 
     help: str
+    value: str = ""
     positional: bool = False
     short: str = ""
     words: bool = False
     least: float | None = None
 
 
-_CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/slurm.md, docs/kubernetes.md)"
+_CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/howto/slurm.md, kubernetes.md)"
 HOSTS = "a file (hosts.yml, hostfile), a node set as in gpu[01-64],train, or ssh:PATTERN"
 _JUNIT = "also write one test case a check to this file, as JUnit XML for CI systems"
 _KEY = "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it"
-_MOUNT = "your tree over an installed package: [PACKAGE=]PATH[:PLACE], on every host; several times"
-_OWN_IMAGE = "an image by tag or id, in place of the stack's own (docs/source.md)"
+_OVERLAY = "your tree over an installed package, by its path on every host; several times"
+_OWN_IMAGE = "an image by tag or id, in place of the stack's own (docs/howto/source.md)"
 _REPOSITORY = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"
 _SIGNERS = "whose releases are accepted (allowed_signers here, or in ~/.config/stackyard)"
 
@@ -44,13 +46,17 @@ PlainHosts = Annotated[
     str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN; without any: this machine")
 ]
 RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
-Lease = Annotated[float, Option("seconds that a run goes on without being heard of", least=2)]
-On = Annotated[str, Option(_CLUSTER)]
-Site = Annotated[str, Option("with --on: the cluster's settings (site.yml, if it is there)")]
+Lease = Annotated[
+    float, Option("seconds that a run goes on without being heard of", "SECONDS", least=2)
+]
+On = Annotated[str, Option(_CLUSTER, "CLUSTER")]
+Site = Annotated[
+    str, Option("with --on: the cluster's settings (site.yml, if it is there)", "FILE")
+]
 Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]
-Mounts = Annotated[tuple[str, ...], Option(_MOUNT)]
-Junit = Annotated[str, Option(_JUNIT)]
-Repository = Annotated[str, Option(_REPOSITORY)]
-Signers = Annotated[str, Option(_SIGNERS)]
-Key = Annotated[str, Option(_KEY)]
+Overlays = Annotated[tuple[str, ...], Option(_OVERLAY, "[PACKAGE=]PATH[:PLACE]")]
+Junit = Annotated[str, Option(_JUNIT, "FILE")]
+Repository = Annotated[str, Option(_REPOSITORY, "REPOSITORY")]
+Signers = Annotated[str, Option(_SIGNERS, "FILE")]
+Key = Annotated[str, Option(_KEY, "FILE")]
 Words = Annotated[tuple[str, ...], Option("a command, or arguments of an example", words=True)]

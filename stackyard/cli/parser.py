@@ -44,11 +44,14 @@ class OwnArgument(Argument):
     Attributes:
         usual: the default of a positional; None where it must be given.
         least: the smallest number allowed.
+        value_word: the word that stands for its value in help.
     """
 
-    def __init__(self, *, usual: Any = None, least: float | None = None, **named: Any) -> None:
+    def __init__(
+        self, *, usual: Any = None, least: float | None = None, value: str = "", **named: Any
+    ) -> None:
         super().__init__(**named)
-        self.usual, self.least = usual, least
+        self.usual, self.least, self.value_word = usual, least, value
 
 
 def on_this_line(task: str, argument: str) -> Any:
@@ -96,6 +99,8 @@ def _patched_handle(machine: Any, token: str) -> None:
     if token in HELP and not machine.waiting_for_flag_value:
         for argument in task.missing_positional_args:
             argument.value = ""  # never used: with help the task does not run
+    if _is_the_programs(machine, token):
+        raise _unknown(machine, task, token)
     if _ends_positionals(machine, token):
         _fill(task)
     if machine.waiting_for_flag_value and (token in HELP or token.startswith("--")):
@@ -176,6 +181,16 @@ def _ends_positionals(machine: Any, token: str) -> bool:
         return False
     own = token in task.flags or token in task.inverse_flags
     return not own and ((token.startswith("-") and token != "-") or token in machine.contexts)
+
+
+def _is_the_programs(machine: Any, token: str) -> bool:
+    """Return whether a token is an option of invoke, which behind a command would do nothing.
+
+    `--dry` is one: `invoke prune --dry` would prune.
+    """
+    own = token in machine.context.flags or token in machine.context.inverse_flags
+    known = machine.initial and token in machine.initial.flags
+    return bool(known) and not own and token not in HELP and not machine.waiting_for_flag_value
 
 
 def _refuse_first(machine: Any, token: str) -> None:

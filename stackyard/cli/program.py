@@ -14,18 +14,21 @@ from invoke.exceptions import ParseError
 from invoke.program import Program
 
 from stackyard import __version__
-from stackyard.cli import images, locks, parser, releases, runs, trainings
+from stackyard.cli import completion, help, images, parser, proof, releases, runs, tools
 from stackyard.cli.command import Command
 
-TOPICS = (images, locks, trainings, runs, releases)
+# In the order of help.
+TOPICS = (images, proof, runs, releases, tools)
 # Files that every checkout holds.
 MARKS = ("tasks.py", "stackyard/__init__.py", "images/common.yml")
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def collection() -> Collection:
-    """Return all commands, and install this package's parser."""
+    """Return all commands, and install this package's parser, help and completion."""
     parser.install()
+    help.install()
+    completion.install()
     found = [one for topic in TOPICS for one in vars(topic).values() if isinstance(one, Command)]
     return Collection(*found)
 

@@ -11,7 +11,11 @@ from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, Pull
 
 @command
 def publish(terminal: Terminal, asked: PublishRequest) -> Answer:
-    """Release a proven image: searched for secrets, signed, with its SBOM, report and locks."""
+    """Release a proven image: searched for secrets, signed, with its SBOM, report and locks.
+
+    Example:
+        invoke publish fairseq --to registry.example:5000/team/stackyard
+    """
     from stackyard.cli.steps import release
 
     return release.publish(terminal, asked)
@@ -19,7 +23,11 @@ def publish(terminal: Terminal, asked: PublishRequest) -> Answer:
 
 @command
 def evidence(terminal: Terminal, asked: EvidenceRequest) -> Answer:
-    """Verify, sign or attach the record of a run: on which hardware, vouched for by whom."""
+    """Verify, sign or attach the record of a run: on which hardware, vouched for by whom.
+
+    Example:
+        invoke evidence smoke.intoto.jsonl --sign
+    """
     from stackyard.cli.steps import evidence as steps
 
     return steps.show(terminal, asked)
@@ -27,7 +35,11 @@ def evidence(terminal: Terminal, asked: EvidenceRequest) -> Answer:
 
 @command
 def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") -> Answer:
-    """List the releases in a registry, and which of them can be verified."""
+    """List the releases in a registry, and which of them can be verified.
+
+    Example:
+        invoke releases --from registry.example:5000/team/stackyard
+    """
     from stackyard.cli.steps import release
 
     return release.releases(terminal, from_, signers)
@@ -35,7 +47,11 @@ def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") 
 
 @command
 def pull(terminal: Terminal, asked: PullRequest) -> Answer:
-    """Pull a verified release onto all hosts: once from the registry, then from host to host."""
+    """Pull a verified release onto all hosts: once from the registry, then from host to host.
+
+    Example:
+        invoke pull fairseq --from registry.example:5000/team/stackyard --hosts hosts.yml
+    """
     from stackyard.cli.steps import pull as steps
 
     return steps.pull(terminal, asked)
@@ -46,9 +62,13 @@ def prune(
     terminal: Terminal,
     hosts: Annotated[str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN")] = "",
     keep: Annotated[int, Option("how many releases of each stack and base stay", least=1)] = 2,
-    dry: Annotated[bool, Option("only say what would go")] = False,
+    dry_run: Annotated[bool, Option("only say what would go")] = False,
 ) -> Answer:
-    """Remove old releases from hosts; what a container uses stays."""
+    """Remove old releases from hosts; what a container uses stays.
+
+    Example:
+        invoke prune --hosts hosts.yml --dry-run
+    """
     from stackyard.cli.steps import pull
 
-    return pull.prune(terminal, hosts, keep, dry=dry)
+    return pull.prune(terminal, hosts, keep, dry_run=dry_run)

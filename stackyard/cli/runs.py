@@ -1,6 +1,6 @@
 """Declare the commands about runs on hosts and clusters.
 
-doctor, up, run, export, status, logs, sync, stop and down.
+up, run, export, status, logs, sync, stop and down.
 """
 
 from typing import Annotated
@@ -10,7 +10,6 @@ from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
 from stackyard.cli.option import Hosts, Option, RunName
 from stackyard.cli.options.runs import (
-    DoctorRequest,
     ExportRequest,
     LogsRequest,
     RunningRequest,
@@ -21,20 +20,12 @@ from stackyard.cli.options.runs import (
 
 
 @command
-def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
-    """Look at this machine, or at hosts: engine, GPUs, driver, and what a run would meet."""
-    if asked.hosts:
-        from stackyard.cli.steps import hosts
-
-        return hosts.doctor(terminal, asked)
-    from stackyard.cli.steps import doctor as steps
-
-    return steps.examine(terminal)
-
-
-@command
 def up(terminal: Terminal, asked: UpRequest) -> Answer:
-    """Start a mesh of nodes on hosts; it stands until `invoke down`."""
+    """Start a mesh of nodes on hosts; it stands until `invoke down`.
+
+    Example:
+        invoke up fairseq --hosts hosts.yml
+    """
     from stackyard.cli.steps import run as steps
 
     return steps.up(terminal, asked)
@@ -42,7 +33,12 @@ def up(terminal: Terminal, asked: UpRequest) -> Answer:
 
 @command
 def run(terminal: Terminal, asked: RunRequest) -> Answer:
-    """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it."""
+    """Run an example, or `-- COMMAND`, on all nodes by a launcher, and follow it.
+
+    Example:
+        invoke run fairseq --example gpt2-fsdp
+        invoke run accelerate --launcher torchrun -- /code/train.py --lr 1e-3
+    """
     if asked.examples or asked.write:
         from stackyard.cli.steps import examples
 
@@ -60,7 +56,11 @@ def run(terminal: Terminal, asked: RunRequest) -> Answer:
 
 @command
 def export(terminal: Terminal, asked: ExportRequest) -> Answer:
-    """Write the files that run a training on Slurm or Kubernetes, and say what to type there."""
+    """Write the files that run a training on Slurm or Kubernetes, and say what to type there.
+
+    Example:
+        invoke export slurm fairseq --nodes 2 --gpus 16 --example gpt2-fsdp
+    """
     from stackyard.cli.steps import clusters
 
     return clusters.export(terminal, asked)
@@ -68,7 +68,11 @@ def export(terminal: Terminal, asked: ExportRequest) -> Answer:
 
 @command
 def status(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """Show the runs on hosts and their jobs, or the state of a cluster's job."""
+    """Show the runs on hosts and their jobs, or the state of a cluster's job.
+
+    Example:
+        invoke status
+    """
     if asked.on or asked.job or asked.site:
         from stackyard.cli.steps import clusters
 
@@ -80,7 +84,11 @@ def status(terminal: Terminal, asked: RunningRequest) -> Answer:
 
 @command
 def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
-    """Print the output of a job's ranks, labelled by node and rank."""
+    """Print the output of a job's ranks, labelled by node and rank.
+
+    Example:
+        invoke logs --follow
+    """
     if asked.on or asked.site:
         from stackyard.cli.steps import clusters
 
@@ -92,7 +100,12 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
 
 @command
 def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
-    """Bring code, data or checkpoints to all hosts of a run, or back: only what changed."""
+    """Bring code, data or checkpoints to all hosts of a run, or back: only what changed.
+
+    Example:
+        invoke sync code --to /data
+        invoke sync /data/checkpoints --back --to checkpoints
+    """
     from stackyard.cli.steps import hosts
 
     return hosts.sync(terminal, asked)
@@ -100,7 +113,11 @@ def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
 
 @command
 def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job."""
+    """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job.
+
+    Example:
+        invoke stop
+    """
     if asked.on or asked.job or asked.site:
         from stackyard.cli.steps import clusters
 
@@ -117,7 +134,11 @@ def down(
     name: RunName = "",
     all: Annotated[bool, Option("every run on the hosts")] = False,
 ) -> Answer:
-    """Remove a run from its hosts: nothing of it is left."""
+    """Remove a run from its hosts: nothing of it is left.
+
+    Example:
+        invoke down --name fairseq
+    """
     from stackyard.cli.steps import hosts as steps
 
     return steps.down(terminal, hosts, name, everything=all)

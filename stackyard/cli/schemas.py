@@ -31,34 +31,87 @@ README = f"{FOLDER}/README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """Describe one kind of file: its paths, and the function that reads its top mapping."""
+    """Describe one kind of file: its paths, the reader of its top mapping, and its purpose."""
 
     pattern: str
     read: Callable[[Entry], object]
+    what: str = ""
 
 
 FILES: Mapping[str, File] = {
-    "common": File(pattern="images/common.yml", read=files.read_common),
-    "base": File(pattern="images/bases/*.yml", read=lambda top: files.read_base(top, ANY)),
-    "stack": File(pattern="images/*/stack.yml", read=lambda top: files.read_stack(top, ANY)),
-    "wheel": File(pattern="images/wheels/*.yml", read=lambda top: files.read_wheel(top, ANY)),
-    "fix": File(pattern="images/fixes/*.yml", read=lambda top: fix.read_fix(top, ANY, {})),
-    "limit": File(pattern="images/limits/*.yml", read=lambda top: fix.read_limit(top, ANY, ())),
+    "common": File(
+        pattern="images/common.yml",
+        read=files.read_common,
+        what="what all stacks share: system packages, environment, and what images leave out",
+    ),
+    "base": File(
+        pattern="images/bases/*.yml",
+        read=lambda top: files.read_base(top, ANY),
+        what="what a stack stands on: system, Python, PyTorch, CUDA; drivers and GPUs it needs",
+    ),
+    "stack": File(
+        pattern="images/*/stack.yml",
+        read=lambda top: files.read_stack(top, ANY),
+        what="packages, fixes and the smoke of one stack",
+    ),
+    "wheel": File(
+        pattern="images/wheels/*.yml",
+        read=lambda top: files.read_wheel(top, ANY),
+        what="a package without a usable wheel, built in a stage of its own",
+    ),
+    "fix": File(
+        pattern="images/fixes/*.yml",
+        read=lambda top: fix.read_fix(top, ANY, {}),
+        what="one recorded repair: symptom, cause, remedy, witness, and until when it is needed",
+    ),
+    "limit": File(
+        pattern="images/limits/*.yml",
+        read=lambda top: fix.read_limit(top, ANY, ()),
+        what="what a package cannot do: symptom, cause, what is done instead, witness of both",
+    ),
     "failure": File(
-        pattern="images/failures/*.yml", read=lambda top: failures.read_failure(top, ANY, ())
+        pattern="images/failures/*.yml",
+        read=lambda top: failures.read_failure(top, ANY, ()),
+        what="a known failure of builds and trainings: how it is recognised, its cause and remedy",
     ),
     "example": File(
-        pattern="images/*/examples/*.yml", read=lambda top: example.read_top(top, ANY, ANY)
+        pattern="images/*/examples/*.yml",
+        read=lambda top: example.read_top(top, ANY, ANY),
+        what="a training that comes with a stack, full size and reduced",
     ),
-    "bench": File(pattern="images/*/bench.yml", read=lambda top: bench_read.read_bench(top, ANY)),
-    "peaks": File(pattern="images/bench/peaks.yml", read=bench_read.read_peaks),
+    "bench": File(
+        pattern="images/*/bench.yml",
+        read=lambda top: bench_read.read_bench(top, ANY),
+        what="what `invoke bench` trains: variants, sizes and bounds",
+    ),
+    "peaks": File(
+        pattern="images/bench/peaks.yml",
+        read=bench_read.read_peaks,
+        what="the peak FLOPs of GPUs, with sources",
+    ),
     "baselines": File(
-        pattern="images/baselines/*.yml", read=lambda top: baseline.read_baseline(top, ANY)
+        pattern="images/baselines/*.yml",
+        read=lambda top: baseline.read_baseline(top, ANY),
+        what="what healthy GPUs of one model reach, with the reports that hold it",
     ),
-    "accepted": File(pattern="images/accepted.yml", read=audit.read_top),
-    "gate": File(pattern="images/gate.yml", read=allowed.read_top),
-    "hosts": File(pattern="hosts.yml", read=lambda top: hosts.read_top(top, ANY)),
-    "site": File(pattern="site.yml", read=site.read_top),
+    "accepted": File(
+        pattern="images/accepted.yml",
+        read=audit.read_top,
+        what="known vulnerabilities that a release may have all the same, until a day",
+    ),
+    "gate": File(
+        pattern="images/gate.yml",
+        read=allowed.read_top,
+        what="what the search for secrets may find in an image, with the reason",
+    ),
+    "hosts": File(
+        pattern="hosts.yml",
+        read=lambda top: hosts.read_top(top, ANY),
+        what="the hosts of a run, and the folders that nodes see",
+    ),
+    "site": File(
+        pattern="site.yml", read=site.read_top, what="the settings of a Slurm or Kubernetes cluster"
+    ),
 }
 # Title and type.
 REPORTS: Mapping[str, tuple[str, Any]] = {

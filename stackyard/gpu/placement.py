@@ -2,8 +2,8 @@
 
 Owns the recipes under which NCCL keeps its fast path between containers of one host, those that
 fail or fall back to sockets, and the settings of each. It is pure: the caller says what there is.
-The recipes were measured on 2 x H200 with NCCL 2.28.9 (docs/gpus.md). P2P needs every GPU visible
-in every container, one IPC namespace, and one host id (NVIDIA/nccl#324 and #1781 say why).
+The recipes were measured on 2 x H200 with NCCL 2.28.9 (docs/howto/gpus.md). P2P needs every GPU
+visible in every container, one IPC namespace, and one host id (NVIDIA/nccl#324 and #1781 say why).
 
 Over 300 lines: the placements and what proves each of them sound belong together.
 """

@@ -96,7 +96,7 @@ def parse(text: str, name: str) -> AccelerateConfig:
     wrong = list(_wrong(values))
     if wrong:
         raise UsageError(f"{name} cannot be used", why="\n".join(wrong),
-                         hint="docs/hosts.md says what Stackyard fills in")  # fmt: skip
+                         hint="docs/howto/hosts.md says what Stackyard fills in")  # fmt: skip
     return AccelerateConfig(name=name, values=values)
 
 

@@ -42,7 +42,7 @@ class Folder:
     Attributes:
         source: a path on the host, or `volume:NAME`, a volume of its engine.
         shared: all hosts see the same folder (NFS, Lustre); this is checked.
-        read_only: nodes cannot write to it (a user's tree, `--mount`).
+        read_only: nodes cannot write to it (a user's tree, `--overlay`).
     """
 
     source: str
@@ -175,7 +175,7 @@ def _reachable(host: Host) -> bool:
 
 
 def read_yaml(text: str, source: str, problems: list[Problem]) -> Fleet:
-    """Read a hosts.yml (docs/hosts.md)."""
+    """Read a hosts.yml (docs/howto/hosts.md)."""
     top = parse_document(text, file=source, problems=problems)
     return read_top(top, source) if top is not None else Fleet(source=source, hosts=())
 

@@ -1,6 +1,6 @@
 """Read which of a user's trees replace installed packages in the nodes of a run.
 
-Owns the syntax of `--mount`, and what it adds to the folders of hosts. Pure: inside/own_code.py
+Owns the syntax of `--overlay`, and what it adds to the folders of hosts. Pure: inside/own_code.py
 puts the tree in the package's place, in the nodes.
 """
 
@@ -45,17 +45,17 @@ def parse_mount(text: str, default: str, packages: Iterable[str], fleet: Fleet) 
     names = list(packages)
     package = same_package(named, names)
     if not package:
-        raise UsageError(f"--mount: {shown(named)} is no package of this stack",
+        raise UsageError(f"--overlay: {shown(named)} is no package of this stack",
                          hint=f"one of: {', '.join(sorted(names))}")  # fmt: skip
     path, colon, place = rest.partition(":")
     path = path.rstrip("/")
     if not path.startswith(("/", "~/")) or (colon and not is_place(place)):
         raise UsageError(
-            f"--mount: {shown(text)!r} is not understood",
+            f"--overlay: {shown(text)!r} is not understood",
             why="it is a folder of every host by its absolute path, and where it is to be in the"
             " nodes" if path.startswith(("/", "~/")) else "hosts know no folder of yours by"
             " a relative path",
-            hint="--mount /home/me/fairseq, --mount PACKAGE=PATH:/code",
+            hint="--overlay /home/me/fairseq, --overlay PACKAGE=PATH:/code",
         )  # fmt: skip
     if not colon and any(path == at or path.startswith(f"{at}/") for at in fleet.folders):
         return Mount(package=package, source="", place=path)
@@ -72,13 +72,13 @@ def with_mounts(fleet: Fleet, mounts: Sequence[Mount]) -> Fleet:
     packages: set[str] = set()
     for mount in mounts:
         if mount.package in packages:
-            raise UsageError(f"--mount: {mount.package} is named twice")
+            raise UsageError(f"--overlay: {mount.package} is named twice")
         packages.add(mount.package)
         if not mount.source:
             continue
         if mount.place in folders:
-            raise UsageError(f"--mount: there is a folder at {mount.place} already",
-                             hint="--mount PATH:/another/place")  # fmt: skip
+            raise UsageError(f"--overlay: there is a folder at {mount.place} already",
+                             hint="--overlay PATH:/another/place")  # fmt: skip
         folders[mount.place] = Folder(source=mount.source, read_only=True)
     return replace(fleet, folders=folders)
 

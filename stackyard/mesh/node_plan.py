@@ -315,7 +315,7 @@ def _wrong_folders(fleet: Fleet, host: Host, facts: HostFacts) -> list[HostProbl
             continue
         if not seen.path and folder.read_only:
             found.append(HostProblem(host=host.name, what=f"it has no folder {folder.source}",
-                                     hint="--mount is a folder of every host: clone it there, or"
+                                     hint="--overlay is a folder of every host: clone it there, or"
                                      " bring it with invoke sync"))  # fmt: skip
         elif folder.read_only:
             continue

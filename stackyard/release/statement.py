@@ -1,7 +1,7 @@
 """Write and read a release's tags and statement, and check that an image may become a release.
 
-Owns names of tags, the statement (docs/releases.md) and provenance. Pure: data of images, reports
-and registries are arguments.
+Owns names of tags, the statement (docs/howto/releases.md) and provenance. Pure: data of images,
+reports and registries are arguments.
 
 Over 300 lines: a release's statement is written and read here, and nowhere else.
 """

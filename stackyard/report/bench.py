@@ -1,4 +1,4 @@
-"""Make the record of a bench, one JSON object (docs/bench.md), and its page.
+"""Make the record of a bench, one JSON object (docs/howto/bench.md), and its page.
 
 Owns the schema. Pure: the clock, the image and the machine are arguments.
 """

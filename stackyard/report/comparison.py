@@ -1,7 +1,7 @@
 """Compare two smokes of one stack, an earlier and a later one: losses, resume, speed, packages.
 
 Owns when loss curves part, what counts as a broken resume, when two speeds may be compared, and
-which packages are suspects. Pure: it sees only the two records (docs/report.md).
+which packages are suspects. Pure: it sees only the two records (docs/reference/report.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write and read evidence: a record of a smoke or bench as an in-toto test result in an envelope.
 
 Owns the statement, the envelope (DSSE) and the rules by which evidence counts for an image
-(docs/evidence.md). Pure: it must not read files, sign or ask a registry; `report.vouch` does.
+(docs/howto/evidence.md). Pure: it must not read files, sign or ask a registry; `report.vouch` does.
 
 Over 300 lines: what is written, read and required of evidence is one format.
 """

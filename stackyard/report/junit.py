@@ -1,7 +1,7 @@
 """Write the checks and proofs of reports as JUnit XML, which CI systems read.
 
-Owns the file's form: one suite a report, one test case a check or proof (docs/report.md). It must
-not judge: outcomes and reasons are the report's own.
+Owns the file's form: one suite a report, one test case a check or proof (docs/reference/report.md).
+It must not judge: outcomes and reasons are the report's own.
 """
 
 from __future__ import annotations

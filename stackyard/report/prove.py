@@ -1,7 +1,8 @@
-"""Make the record of proofs, one JSON object per image (docs/fixes.md), and what is kept of it.
+"""Make the record of proofs, one JSON object per image, and what is kept of it.
 
-Owns both schemas: the report of one command, and `images/<base>.proofs.json`, the last record of
-each proof. Pure: the clock and the machine are arguments.
+Owns both schemas (docs/reference/fixes.md): the report of one command, and
+`images/<base>.proofs.json`, the last record of each proof. Pure: the clock and
+the machine are arguments.
 """
 
 from __future__ import annotations

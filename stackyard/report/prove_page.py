@@ -1,6 +1,7 @@
 """Render the page of all fixes and limits: symptom, cause, remedy and recorded proof of each.
 
-Owns the text of `docs/fixes.md`. Pure: it turns definitions and recorded proofs into Markdown.
+Owns the text of `docs/reference/fixes.md`. Pure: it turns definitions and recorded proofs into
+Markdown.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from stackyard.definitions.spec import Definitions, Fix, Limit, Remedy
 from stackyard.system import template
 
-PAGE = "docs/fixes.md"
+PAGE = "docs/reference/fixes.md"
 _SPECIAL = re.compile(r"([\\*{}\[\]<>|#~$]|(?<!\w)_|_(?!\w))")
 
 

@@ -1,6 +1,6 @@
 """Make the record of a run: one JSON object for machines, from which the page is made.
 
-Owns the schema (docs/report.md). Pure: the clock, the image and the machine are arguments.
+Owns the schema (docs/reference/report.md). Pure: the clock, image and machine are arguments.
 """
 
 from __future__ import annotations

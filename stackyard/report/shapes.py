@@ -1,8 +1,8 @@
 """Declare the JSON of reports: smokes, benches, proofs, comparisons and what is kept of them.
 
-Owns which keys a report has and of which kind (docs/schemas, docs/report.md). The functions that
-make reports return these types, so mypy holds both together. Types only. Keys that may be missing
-are those of some reports, or those that older reports lack.
+Owns which keys a report has and of which kind (docs/schemas, docs/reference/report.md). The
+functions that make reports return these types, so mypy holds both together. Types only. Keys that
+may be missing are those of some reports, or those that older reports lack.
 
 Over 300 lines: types only, one for each kind of object.
 """
@@ -73,7 +73,7 @@ class _CheckValueParts(TypedDict, total=False):
 
 
 class CheckValue(_CheckValueParts):
-    """Hold a check; its figures are its own (docs/report.md)."""
+    """Hold a check; its figures are its own (docs/reference/report.md)."""
 
     name: str
     outcome: OutcomeWord
@@ -218,7 +218,7 @@ class ComparedReport(TypedDict):
 
 
 class Comparison(TypedDict):
-    """Compare two smokes of one stack (docs/report.md).
+    """Compare two smokes of one stack (docs/reference/report.md).
 
     Attributes:
         changed: what else is not as it was: base, fixes, commands, machine, recipe.
@@ -392,7 +392,7 @@ class _BenchReportParts(TypedDict, total=False):
 
 
 class BenchReport(_BenchReportParts):
-    """Hold the record of one bench (docs/bench.md)."""
+    """Hold the record of one bench (docs/howto/bench.md)."""
 
     schema: Literal["stackyard.bench/1", "stackyard.bench/2"]
     kind: Literal["bench"]
@@ -454,7 +454,7 @@ class ProofValue(_Proof, total=False):
 
 
 class ProveReport(TypedDict):
-    """Hold the record of all proofs of one image (docs/fixes.md).
+    """Hold the record of all proofs of one image (docs/reference/fixes.md).
 
     Attributes:
         elsewhere: why declared fixes and limits have no proof on this base.

@@ -162,7 +162,7 @@ def require_fixed(audit: Audit, name: str) -> None:
     raise ReleaseError(
         f"{name} has known vulnerabilities that newer versions fix: {len(blocking)}",
         why="\n".join([*blocking[:40], *more]),
-        hint="invoke lock, build and smoke it again (a base: invoke build --fresh);"
+        hint="invoke lock, build and smoke it again (a base: invoke build --no-cache);"
         f" what stays is named in {ACCEPTED}, with a reason and a last day",
     )
 

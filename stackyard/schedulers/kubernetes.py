@@ -1,8 +1,8 @@
 """Render one job as Kubernetes objects: a JobSet or an Indexed Job, its files and its keys.
 
 Owns the objects around the pods and the text of each file. Pure: keys are arguments, and
-`kubernetes_client` sends the objects. docs/kubernetes.md explains how pods get their index, and
-why a run ends as a whole.
+`kubernetes_client` sends the objects. docs/howto/kubernetes.md explains how pods get their index,
+and why a run ends as a whole.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def _explained(error: CommandError) -> CommandError:
         'no matches for kind "JobSet"': no_jobset,
         'resource type "jobsets"': no_jobset,
         "already exists": "a run of this name is there: cancel it, or name this one otherwise",
-        "orbidden": "ask for a Role that allows this in the namespace (docs/kubernetes.md)",
+        "orbidden": "ask for a Role that allows this in the namespace (docs/howto/kubernetes.md)",
         "waiting to start": "a pod has not started yet; the run's status says why",
     }
     hint = next((hint for sign, hint in hints.items() if sign in error.why), "")

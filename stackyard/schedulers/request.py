@@ -191,7 +191,7 @@ def _slurm_here(site: SlurmSite, image: str, *, away: bool) -> tuple[SlurmSite, 
                 why="site.yml names no runtime, and Slurm's commands, which would tell, are not"
                 " on this machine",
                 hint="write a site.yml with `slurm: {runtime: pyxis}` (or apptainer, oci,"
-                " filesystem: docs/slurm.md), or type this where Slurm is",
+                " filesystem: docs/howto/slurm.md), or type this where Slurm is",
             ) from error
         site = replace(site, runtime=choice.runtime)
         notes.append(f"runtime {choice.runtime}: {choice.why}")

@@ -62,7 +62,8 @@ def mesh(three, tree):
     """A mesh whose nodes have the tree."""
     for host in three.hosts.values():
         put(host, tree)
-    said = three.invoke("up", "fairseq", "--gpus", "0", "--name", "own", "--mount", PLACE, "--json")
+    words = ["up", "fairseq", "--gpus", "0", "--name", "own", "--overlay", PLACE, "--json"]
+    said = three.invoke(*words)
     mounts = json.loads(said.stdout)["mounts"]
     assert mounts == [{"package": "fairseq", "source": PLACE, "place": "/srv/code/fairseq"}]
     yield three
@@ -123,10 +124,10 @@ def test_what_would_not_be_the_same_code_is_refused_before_the_run(mesh):
 
 
 def test_a_mesh_that_is_up_or_a_host_without_the_tree_says_what_to_type(mesh):
-    text = refused(mesh, "--mount", "/root/elsewhere")
+    text = refused(mesh, "--overlay", "/root/elsewhere")
     assert "is up without /root/elsewhere for fairseq" in text
     other = ("up", "fairseq", "--gpus", "0", "--name", "other")
-    done = mesh.invoke(*other, "--mount", "/root/elsewhere", check=False)
+    done = mesh.invoke(*other, "--overlay", "/root/elsewhere", check=False)
     assert done.returncode == 3
     assert "it has no folder /root/elsewhere" in done.stderr
     done = mesh.invoke(*other, "--image", "stackyard/megatron:cpu", check=False)

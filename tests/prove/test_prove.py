@@ -53,7 +53,7 @@ def test_what_does_not_prove_itself_is_found(project, engine):
     recorded = json.loads((project.root / "images/cpu.proofs.json").read_text())[NAME]
     assert sorted(recorded) == ["tiny-environment", "tiny-good"]
     assert recorded["tiny-good"]["failed"] == "AssertionError: as released: tiny-good"
-    assert "tiny-good" in (project.root / "docs/fixes.md").read_text()
+    assert "tiny-good" in (project.root / "docs/reference/fixes.md").read_text()
 
 
 class _Nobody:

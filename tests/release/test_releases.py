@@ -157,7 +157,7 @@ def test_an_upgrade_moves_what_changed_and_old_releases_are_pruned(site, small):
     rows = json.loads(listed.stdout)["releases"]
     assert [row["name"] for row in rows if row["believed"]] == names
     words = ["prune", "--hosts", site.yard.inventory, "--json"]
-    dry = json.loads(site.invoke(*words, "--dry").stdout)
+    dry = json.loads(site.invoke(*words, "--dry-run").stdout)
     assert dry["removed"] == {} and all(len(old) == 1 for old in dry["old"].values())
     site.invoke(*words)
     for host in site.yard.hosts.values():

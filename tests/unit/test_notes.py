@@ -11,7 +11,7 @@ import pytest
 from stackyard.definitions.job_source import load_example
 from stackyard.definitions.project import ROOT
 
-PAGE = (ROOT / "docs/notes-2021.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/notes-2021.md").read_text(encoding="utf-8")
 SHOWN = re.compile(r"`((?:tests|docs/reports|images/(?:fixes|limits))/[^`]*)`")
 
 

@@ -29,7 +29,7 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; docs/templates.md lists the names that were others in 2021."""
+    """Read the command line; docs/howto/templates.md lists the names that were others in 2021."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     samples.add_options(parser)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")

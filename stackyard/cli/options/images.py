@@ -12,18 +12,21 @@ class BuildRequest:
 
     stack: Stacks = "all"
     base: Base = ""
-    again: Annotated[bool, Option("build even if nothing changed")] = False
-    fresh: Annotated[
+    force: Annotated[bool, Option("build even if nothing changed")] = False
+    no_cache: Annotated[
         bool,
         Option("build from scratch: base and every step again, nothing from BuildKit's cache"),
     ] = False
-    offline: Annotated[str, Option("a bundle to build from, without a network")] = ""
+    offline: Annotated[str, Option("a bundle to build from, without a network", "FILE")] = ""
     source: Annotated[
         tuple[str, ...],
-        Option("your own code: [PACKAGE=]PATH_OR_GIT[@REV] (docs/source.md); several times"),
+        Option(
+            "your own code (docs/howto/source.md); several times", "[PACKAGE=]PATH_OR_GIT[@REV]"
+        ),
     ] = ()
     despite: Annotated[
-        tuple[str, ...], Option("with --source: a fix to leave out, by its name; several times")
+        tuple[str, ...],
+        Option("with --source: a fix to leave out, by its name; several times", "FIX"),
     ] = ()
     tag: Annotated[
         str, Option("with --source: the image's name (stackyard/STACK:BASE-src-COMMIT)")
@@ -38,9 +41,14 @@ class BundleRequest:
     base: Base = ""
     out: Annotated[
         str,
-        Option("what to write: stackyard-BASE.bundle.tar; of --images the folder stackyard-images"),
+        Option(
+            "what to write (stackyard-BASE.bundle.tar; with --images the folder stackyard-images)",
+            "PATH",
+        ),
     ] = ""
     images: Annotated[bool, Option("releases of a registry, in place of what builds need")] = False
-    from_: Annotated[str, Option("with --images, the repository: REGISTRY[:PORT]/NAME")] = ""
+    from_: Annotated[
+        str, Option("with --images, the repository: REGISTRY[:PORT]/NAME", "REPOSITORY")
+    ] = ""
     release: Annotated[str, Option("with --images, a tag or digest (the latest unless given)")] = ""
-    signers: Annotated[str, Option("with --images, whose releases are accepted")] = ""
+    signers: Annotated[str, Option("with --images, whose releases are accepted", "FILE")] = ""

@@ -32,13 +32,15 @@ class PublishRequest:
     ] = False
     evidence: Annotated[
         tuple[str, ...],
-        Option("signed evidence of this image (docs/evidence.md); several times"),
+        Option("signed evidence of this image (docs/howto/evidence.md); several times", "FILE"),
     ] = ()
     without_gpu_evidence: Annotated[
         bool,
         Option("publish an image for GPUs that nobody saw train on one; its statement says so"),
     ] = False
-    signers: Annotated[str, Option("whose evidence is accepted, beside your own key's")] = ""
+    signers: Annotated[str, Option("whose evidence is accepted, beside your own key's", "FILE")] = (
+        ""
+    )
     image: Image = ""
 
 
@@ -72,7 +74,7 @@ class PullRequest:
     hosts: PlainHosts = ""
     signers: Signers = ""
     via: Annotated[str, Option("hosts: they pass it on; registry: each pulls by itself")] = "hosts"
-    mirror: Annotated[str, Option("HOST:PORT of the site's own mirror: each pulls from there")] = ""
+    mirror: Annotated[str, Option("the site's own mirror: each pulls from there", "HOST:PORT")] = ""
     max_unavailable: Annotated[
         int, Option("how many hosts may fail without the command failing", least=0)
     ] = 0

@@ -10,9 +10,9 @@ from stackyard.cli.option import (
     Image,
     Job,
     Lease,
-    Mounts,
     On,
     Option,
+    Overlays,
     RunName,
     Site,
     Stack,
@@ -49,9 +49,9 @@ class UpRequest:
         str, Option("host, or a network that spans the hosts (an overlay), by name")
     ] = "host"
     lease: Lease = LEASE
-    days: Annotated[float, Option("how long its certificates last (7)")] = 7.0
+    days: Annotated[float, Option("how long its certificates last", "DAYS")] = 7.0
     image: Image = ""
-    mount: Mounts = ()
+    overlay: Overlays = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +59,21 @@ class JobRequest:
     """Ask for a training: what runs, on which base, by which launcher."""
 
     example: Annotated[
-        str, Option("a training that comes with the stack, or the folder of a copy; -- ARGS for it")
+        str,
+        Option(
+            "a training that comes with the stack, or the folder of a copy; -- ARGS for it", "NAME"
+        ),
     ] = ""
     words: Words = ()
-    launcher: Annotated[str, Option("how ranks are started (docs/hosts.md)")] = ""
+    launcher: Annotated[str, Option("how ranks are started (docs/howto/hosts.md)")] = ""
     set: Annotated[
-        str, Option("values of the example, or options of the launcher: NAME=VALUE,...")
+        str, Option("values of the example, or options of the launcher", "NAME=VALUE,...")
     ] = ""
-    save: Annotated[str, Option("folder of checkpoints in the nodes")] = ""
+    save: Annotated[str, Option("folder of checkpoints in the nodes", "FOLDER")] = ""
     folder: Annotated[str, Option("working directory of a command in the nodes")] = ""
     env: Annotated[
         tuple[str, ...],
-        Option("NAME=VALUE for every process of the training; several times (docs/hosts.md)"),
+        Option("a variable of every process (docs/howto/hosts.md); several times", "NAME=VALUE"),
     ] = ()
     base: Base = ""
 
@@ -90,13 +93,16 @@ class RunRequest(JobRequest):
     ] = None
     examples: Annotated[bool, Option("which there are: name, what, ranks, note")] = False
     write: Annotated[
-        str, Option("instead of running: a folder to make with a copy of the example to edit")
+        str,
+        Option("instead of running: a folder to make with a copy of the example to edit", "FOLDER"),
     ] = ""
     per_node: Annotated[
         int, Option("CPU ranks on each node; nodes with GPUs have one for each", least=1)
     ] = 1
-    include: Annotated[str, Option("nodes and slots that take part, as in node1:0,1@node2:0")] = ""
-    exclude: Annotated[str, Option("nodes and slots that do not")] = ""
+    include: Annotated[
+        str, Option("nodes and slots that take part, as in node1:0,1@node2:0", "NODES")
+    ] = ""
+    exclude: Annotated[str, Option("nodes and slots that do not", "NODES")] = ""
     detach: Annotated[
         bool, Option("leave it running; invoke logs, status and stop reach it from anywhere")
     ] = False
@@ -110,21 +116,25 @@ class RunRequest(JobRequest):
     image: Annotated[
         str,
         Option(
-            "an image by tag or id, in place of the stack's own (docs/source.md); with --on: as"
-            " the cluster names it"
+            "an image by tag or id, in place of the stack's own (docs/howto/source.md);"
+            " with --on: as the cluster names it"
         ),
     ] = ""
-    mount: Mounts = ()
+    overlay: Overlays = ()
     despite: Annotated[
         tuple[str, ...],
-        Option("with --mount: a fix that is not to be applied to your tree; several times"),
+        Option("with --overlay: a fix that is not applied to your tree; several times", "FIX"),
     ] = ()
     accelerate_config: Annotated[
-        str, Option("your own accelerate configuration, completed with hosts, ports and ranks")
+        str,
+        Option("your own accelerate configuration, completed with hosts, ports and ranks", "FILE"),
     ] = ""
     out: Annotated[
         str,
-        Option("with --on slurm: folder to make for script and log, which all nodes see (./NAME)"),
+        Option(
+            "with --on slurm: folder to make for script and log, which all nodes see (./NAME)",
+            "FOLDER",
+        ),
     ] = ""
 
     @property
@@ -132,7 +142,7 @@ class RunRequest(JobRequest):
         """Return the mesh to start where none is up."""
         return UpRequest(
             stack=self.stack, hosts=self.hosts, name=self.name, base=self.base, gpus=self.gpus,
-            lease=self.lease, image=self.image, mount=self.mount,
+            lease=self.lease, image=self.image, overlay=self.overlay,
         )  # fmt: skip
 
 
@@ -150,9 +160,9 @@ class ExportRequest(JobRequest):
         None
     )
     image: Annotated[str, Option("the image, as the cluster names it")] = ""
-    site: Annotated[str, Option("the cluster's settings (site.yml, if it is there)")] = ""
+    site: Annotated[str, Option("the cluster's settings (site.yml, if it is there)", "FILE")] = ""
     name: Annotated[str, Option("the job's name (what runs and the time, unless given)")] = ""
-    out: Annotated[str, Option("the folder to make (./NAME)")] = ""
+    out: Annotated[str, Option("the folder to make (./NAME)", "FOLDER")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,13 +202,16 @@ class SyncRequest:
         Option("a file or folder of this machine; with --back a path in the nodes",
                positional=True),
     ]  # fmt: skip
-    more: Annotated[tuple[str, ...], Option("another source; may be given several times")] = ()
+    more: Annotated[tuple[str, ...], Option("another source; several times", "SOURCE")] = ()
     to: Annotated[
-        str, Option("folder in the nodes (in one of hosts.yml's folders); with --back one here")
+        str,
+        Option(
+            "folder in the nodes (in one of hosts.yml's folders); with --back one here", "FOLDER"
+        ),
     ] = ""
     hosts: Hosts = ""
     name: RunName = ""
     back: Annotated[bool, Option("from the nodes to here")] = False
-    nodes: Annotated[str, Option("with --back: only from these, by comma")] = ""
+    include: Annotated[str, Option("with --back: only from these nodes, by comma", "NODES")] = ""
     checksum: Annotated[bool, Option("compare contents, and the copies with each other")] = False
     delete: Annotated[bool, Option("remove there what is not here")] = False

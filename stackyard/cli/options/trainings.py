@@ -19,10 +19,10 @@ class SmokeRequest:
         int | None, Option("containers of the run (1 with GPUs, 2 on CPU ranks)", least=1)
     ] = None
     placement: Annotated[
-        str, Option("how several containers share a host's GPUs (docs/gpus.md); the best one")
+        str, Option("how several containers share a host's GPUs (docs/howto/gpus.md); the best one")
     ] = ""
     against: Annotated[
-        str, Option("an earlier smoke.json (or a folder like reports/) to compare with")
+        str, Option("an earlier smoke.json (or a folder like reports/) to compare with", "REPORT")
     ] = ""
     image: Image = ""
     junit: Junit = ""
@@ -36,17 +36,21 @@ class BenchRequest:
     base: Base = ""
     gpus: Annotated[
         int | None,
-        Option("the most GPUs of one training; 0 plays a tiny size on CPU ranks", least=0),
+        Option("the most GPUs of one training; 0 trains a tiny size on CPU ranks", least=0),
     ] = None
-    rounds: Annotated[int | None, Option("how often every side is played (2)", least=1)] = None
+    rounds: Annotated[int | None, Option("how often every variant is trained (2)", least=1)] = None
     updates: Annotated[
         int | None, Option("optimizer updates of one training (the definition's)", least=1)
     ] = None
     sides: Annotated[
-        str, Option("which sides to play, by comma (docs/bench.md), and what they are held against")
+        str,
+        Option(
+            "which variants to train (docs/howto/bench.md), and what they are compared with",
+            "NAME,...",
+        ),
     ] = ""
     counts: Annotated[
-        str, Option("on how many GPUs each is played, by comma (1,2,4 and so on, and all)")
+        str, Option("on how many GPUs each is trained (1,2,4 and so on, and all)", "N,...")
     ] = ""
     image: Image = ""
 
@@ -59,9 +63,12 @@ class ProveRequest:
     fix: Annotated[str, Option("one fix or limit by its id; all unless given")] = ""
     base: Annotated[str, Option("the base of the images (cpu)")] = ""
     record: Annotated[
-        bool, Option("keep the proofs in images/<base>.proofs.json, and write docs/fixes.md")
+        bool,
+        Option("keep the proofs in images/<base>.proofs.json, and write docs/reference/fixes.md"),
     ] = False
-    page: Annotated[bool, Option("only write docs/fixes.md out of what is recorded")] = False
+    page: Annotated[bool, Option("only write docs/reference/fixes.md out of what is recorded")] = (
+        False
+    )
     check: Annotated[bool, Option("with --page: compare only; fail when the page differs")] = False
     junit: Junit = ""
 
@@ -74,34 +81,35 @@ class DataRequest:
     base: Base = ""
     input: Annotated[
         tuple[str, ...],
-        Option("text, a document a line; a pattern in quotes, or given again, for more files"),
+        Option(
+            "text, a document a line; a pattern in quotes, or given again, for more files", "FILE"
+        ),
     ] = ()
-    valid: Annotated[tuple[str, ...], Option("files to validate on")] = ()
-    test: Annotated[tuple[str, ...], Option("files to test on")] = ()
+    valid: Annotated[tuple[str, ...], Option("files to validate on", "FILE")] = ()
+    test: Annotated[tuple[str, ...], Option("files to test on", "FILE")] = ()
     split: Annotated[
-        str, Option("or parts of the input: weights of train, valid and test, 900,50,50")
+        str, Option("or parts of the input: weights of train, valid and test, 900,50,50", "N,N,N")
     ] = ""
-    out: Annotated[str, Option("the folder to make")] = ""
-    tokenizer: Annotated[str, Option("a Hugging Face tokenizer: its folder, or tokenizer.json")] = (
-        ""
-    )
+    out: Annotated[str, Option("the folder to make", "FOLDER")] = ""
+    tokenizer: Annotated[
+        str, Option("a Hugging Face tokenizer: its folder, or tokenizer.json", "PATH")
+    ] = ""
     vocab: Annotated[
-        str, Option("vocab.json, for words between white space (fairseq: or its dict.txt)")
+        str, Option("vocab.json, for words between white space (fairseq: or its dict.txt)", "FILE")
     ] = ""
-    merges: Annotated[str, Option("GPT-2's merges.txt, with its --vocab")] = ""
-    key: Annotated[
-        str, Option("lines are JSON, the text is under this key (text, for files named .jsonl)")
+    merges: Annotated[str, Option("GPT-2's merges.txt, with its --vocab", "FILE")] = ""
+    json_key: Annotated[
+        str,
+        Option("lines are JSON, the text is under this key (text, for files named .jsonl)", "KEY"),
     ] = ""
     encoding: Annotated[str, Option("of the text")] = "utf-8"
     bad_lines: Annotated[
-        str, Option("what happens to lines that are not: fail, skip or replace")
+        str, Option("what happens to lines that are not in it: fail, skip or replace", "ACTION")
     ] = "fail"
     keep_blank: Annotated[bool, Option("blank lines are documents, too")] = False
-    append_eod: Annotated[
-        bool, Option("end every document with a token (--no-append-eod does not)")
-    ] = True
-    eod: Annotated[str, Option("which one (<|endoftext|>, or the tokenizer's own)")] = ""
-    unk: Annotated[str, Option("the word for what is not in --vocab")] = "<unk>"
+    append_eod: Annotated[bool, Option("end every document with a token (the default)")] = True
+    eod: Annotated[str, Option("that token (<|endoftext|>, or the tokenizer's own)", "TOKEN")] = ""
+    unk: Annotated[str, Option("the word for what is not in --vocab", "WORD")] = "<unk>"
     seq_length: Annotated[
         int,
         Option(
@@ -121,15 +129,16 @@ class ConvertRequest:
     stack: Annotated[str, Option("fairseq, megatron or accelerate", positional=True)]
     base: Base = ""
     checkpoint: Annotated[
-        str, Option("the folder that a training saved to, one update's, or a file of fairseq's")
+        str,
+        Option("the folder that a training saved to, one update's, or a file of fairseq's", "PATH"),
     ] = ""
-    out: Annotated[str, Option("the folder to make")] = ""
+    out: Annotated[str, Option("the folder to make", "FOLDER")] = ""
     data: Annotated[
-        str, Option("what `invoke data` made and the model was trained on: its tokenizer")
+        str, Option("what `invoke data` made and the model was trained on: its tokenizer", "FOLDER")
     ] = ""
     heads: Annotated[
         int, Option("megatron: attention heads, if the checkpoint does not say", least=1)
     ] = 0
     config: Annotated[
-        str, Option("accelerate: config.json (../model/config.json, if it is there)")
+        str, Option("accelerate: config.json (../model/config.json, if it is there)", "FILE")
     ] = ""

@@ -27,8 +27,8 @@ def build(terminal: Terminal, asked: BuildRequest) -> tuple[answers.BuiltImages,
     chosen = decide(project, asked.stack, base)
     bundle = Path(asked.offline) if asked.offline else None
     with Engine() as held:
-        builder = Builder(project, held, terminal.say, bundle, fresh=asked.fresh)
-        images = builder.build_all(list(chosen.stacks), chosen.base.name, again=asked.again)
+        builder = Builder(project, held, terminal.say, bundle, fresh=asked.no_cache)
+        images = builder.build_all(list(chosen.stacks), chosen.base.name, again=asked.force)
         return {"images": [_row(built, terminal) for built in images]}, 0
 
 

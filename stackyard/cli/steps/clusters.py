@@ -73,7 +73,7 @@ def only_on_hosts(asked: RunRequest) -> dict[str, object]:
         "--exclude": asked.exclude,
         "--restarts": asked.restarts,
         "--lease": asked.lease != LEASE,
-        "--mount": asked.mount,
+        "--overlay": asked.overlay,
         "--despite": asked.despite,
         "--accelerate-config": asked.accelerate_config,
     }

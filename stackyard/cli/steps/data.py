@@ -81,7 +81,7 @@ def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
         split=dataset.parse_split(typed.split),
         encoding=dataset.parse_encoding(typed.encoding),
         bad_lines=typed.bad_lines,
-        key=typed.key or _usual_key(inputs),
+        key=typed.json_key or _usual_key(inputs),
         keep_blank=typed.keep_blank,
         append_eod=typed.append_eod,
         eod=typed.eod,
@@ -107,7 +107,7 @@ def _usual_key(inputs: Mapping[str, list[str]]) -> str:
         raise UsageError(
             f"{lines[0]} is named as JSON lines, {others[0]} is not",
             why="all files of a command are read alike",
-            hint="--key text if all are JSON lines; else give one kind, or convert the other",
+            hint="--json-key text if all are JSON lines; else give one kind, or convert the other",
         )
     return "text" if lines else ""
 

@@ -57,7 +57,7 @@ def unfit_of(given: RunRequest) -> dict[str, object]:
         "--include": given.include,
         "--exclude": given.exclude,
         "--detach": given.detach,
-        "--mount": given.mount,
+        "--overlay": given.overlay,
         "--despite": given.despite,
         "--env": given.env,
         "--accelerate-config": given.accelerate_config,

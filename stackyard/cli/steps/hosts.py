@@ -76,7 +76,8 @@ def _no_hosts(path: Path, what: str, why: str) -> UsageError:
     return UsageError(
         what,
         why=why,
-        hint=f"{hint}write a hosts.yml (docs/hosts.md), or name hosts: --hosts 'gpu[01-04],train'",
+        hint=f"{hint}write a hosts.yml (docs/howto/hosts.md), or name hosts:"
+        " --hosts 'gpu[01-04],train'",
     )
 
 
@@ -190,7 +191,7 @@ def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
     with reached(load_fleet(asked.hosts)) as hosts:
         run_ = _only_run(hosts, asked.name)
         if asked.back:
-            chosen = [word for word in asked.nodes.split(",") if word]
+            chosen = [word for word in asked.include.split(",") if word]
             done = syncing.back(hosts.links, hosts.fleet, run_, sources[0], Path(asked.to),
                                 nodes=chosen, checksum=asked.checksum)  # fmt: skip
         else:

@@ -1,4 +1,4 @@
-"""Apply `--mount` of `invoke up` and `invoke run`, from its arguments to a view in every node.
+"""Apply `--overlay` of `invoke up` and `invoke run`, from its arguments to a view in every node.
 
 Owns the requests to nodes before a job, and their output. `mesh.mounts` decides the paths of trees.
 """
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 def parse_all(project: Project, stack: str, texts: Sequence[str], fleet: Fleet) -> list[Mount]:
-    """Parse every `--mount` of a command.
+    """Parse every `--overlay` of a command.
 
     Raises:
         UsageError: one cannot be parsed.
@@ -64,8 +64,8 @@ def lay(
     """
     if not mounts:
         if despite:
-            raise UsageError("--despite belongs to --mount, and no tree is mounted",
-                             hint="leave it out, or --mount [PACKAGE=]PATH")  # fmt: skip
+            raise UsageError("--despite belongs to --overlay, and no tree is mounted",
+                             hint="leave it out, or --overlay [PACKAGE=]PATH")  # fmt: skip
         return job
     gone = [name for name in nodes if name not in run.containers]
     if gone:
@@ -151,7 +151,7 @@ def _judge(
             raise wrong or StackyardError(answer["unfit"])
         if "wrong" in answer:
             raise MeshError(f"{node}: {answer['wrong']}",
-                            hint="--mount PATH is the folder of the project, on every host;"
+                            hint="--overlay PATH is the folder of the project, on every host;"
                             " invoke sync brings it to all")  # fmt: skip
     others = differing({node: answer["digest"] for node, answer in said.items()})
     first = next(node for node in said if node not in others)
@@ -159,7 +159,7 @@ def _judge(
         raise MeshError(
             f"{mount.place} on {', '.join(others)} is not the tree that {first} has",
             why=", ".join(f"{n}: {a['files']} files, {a['digest'][7:19]}" for n, a in said.items()),
-            hint="invoke sync brings one tree to all hosts (docs/source.md)",
+            hint="invoke sync brings one tree to all hosts (docs/howto/source.md)",
         )
     answer = said[first]
     compiled = (

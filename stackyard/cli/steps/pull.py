@@ -165,21 +165,21 @@ def _pull_hosts(
     return _told(found, progress, fetched, time.monotonic() - started, given, terminal)
 
 
-def prune(terminal: Terminal, hosts_: str, keep: int, *, dry: bool) -> Answer:
+def prune(terminal: Terminal, hosts_: str, keep: int, *, dry_run: bool) -> Answer:
     """Run `invoke prune`: remove old releases from all hosts."""
     with reached(load_fleet(hosts_)) as hosts:
-        found, failed = pruning.prune(hosts.links, keep, really=not dry)
+        found, failed = pruning.prune(hosts.links, keep, really=not dry_run)
     for host, images in sorted(found.items()):
         names = [name for image in images for name in image.names if "@" not in name]
         freed = sum(image.bytes for image in images)
-        verb = "would go" if dry else "are gone"
+        verb = "would go" if dry_run else "are gone"
         text = f"{len(images)} {verb}: {', '.join(names)} ({freed / 1e9:.1f} GB at most)"
         terminal.text(f"{host}: {text if images else 'nothing is old'}")
     for host, error in {**hosts.failed, **failed}.items():
         terminal.text(f"{host}: {error.what}")
     value = {host: [asdict(image) for image in images] for host, images in found.items()}
     broken = sorted({**hosts.failed, **failed})
-    return {"removed": {} if dry else value, "old": value, "failed": broken}, 1 if broken else 0
+    return {"removed": {} if dry_run else value, "old": value, "failed": broken}, 1 if broken else 0
 
 
 def _each_pulls(

@@ -120,7 +120,7 @@ def _reservations(wanted: PublishPlan, audited: Audit, done: Published) -> Itera
     if done.unsigned:
         yield (
             f"{', '.join(done.unsigned)}: without a signature of its own, which this key cannot"
-            " make; the release's signature covers it (docs/releases.md)"
+            " make; the release's signature covers it (docs/howto/releases.md)"
         )
 
 

@@ -70,7 +70,7 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> MeshReque
         base=chosen.base.name,
         tag=chosen.tag,
         named=bool(arguments.image),
-        mounts=tuple(mount.parse_all(project, stack, arguments.mount, fleet)),
+        mounts=tuple(mount.parse_all(project, stack, arguments.overlay, fleet)),
         device=chosen.device,
         images={},
         network=arguments.network,
@@ -104,7 +104,7 @@ def _require_mesh(
     """Check that a running mesh is of this stack, and that one is up where it is needed."""
     if mesh is not None:
         again = f"invoke up {asked.stack} --name {asked.run}"
-        require_there(asked.mounts, mesh.plan.mounts, asked.run, f"{again} --mount ...")
+        require_there(asked.mounts, mesh.plan.mounts, asked.run, f"{again} --overlay ...")
         link = hosts.links.get(mesh.plan.nodes[0].host) if asked.named else None
         held = link.engine.image(asked.tag) if link else None
         if link and (held is None or held.id != mesh.plan.image):

@@ -64,9 +64,9 @@ def build(terminal: Terminal, given: BuildRequest) -> Answer:
     prepared = prepare(project, replace(given, stack=name, base=base), terminal)
     with Engine() as held:
         bundle = Path(given.offline) if given.offline else None
-        builder = Builder(project, held, terminal.say, bundle, fresh=given.fresh)
+        builder = Builder(project, held, terminal.say, bundle, fresh=given.no_cache)
         try:
-            built = builder.build(name, base, again=given.again, fork=prepared.fork)
+            built = builder.build(name, base, again=given.force, fork=prepared.fork)
         except BuildError as error:
             raise explained(error, prepared, given) from error
     _show(built, prepared, terminal)

@@ -1,7 +1,7 @@
 """Read an example's text strictly, and collect every problem with its line.
 
-Owns the format of images/<stack>/examples/<name>.yml (docs/templates.md). It is pure: the caller
-reads the file.
+Owns the format of images/<stack>/examples/<name>.yml (docs/howto/templates.md). It is pure: the
+caller reads the file.
 """
 
 from __future__ import annotations

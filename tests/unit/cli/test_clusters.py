@@ -101,13 +101,13 @@ def test_options_for_hosts_are_told_from_those_left_alone():
     plain = RunRequest(stack="fairseq")
     assert not any(clusters.only_on_hosts(plain).values())
     asked = RunRequest(
-        stack="fairseq", hosts="a", include="a", exclude="b", restarts=1, lease=5.0, mount=("m",),
+        stack="fairseq", hosts="a", include="a", exclude="b", restarts=1, lease=5.0, overlay=("m",),
         despite=("f",), accelerate_config="a.yaml",
     )  # fmt: skip
     found = clusters.only_on_hosts(asked)
     assert all(found.values()) and sorted(found) == [
         "--accelerate-config", "--despite", "--exclude", "--hosts", "--include", "--lease",
-        "--mount", "--restarts",
+        "--overlay", "--restarts",
     ]  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def test_gpus_are_those_of_the_whole_job(here, changes, base, per_node):
         ({"gpus": 2, "base": "cpu"}, "base 'cpu' is for cpu ranks, --gpus 2 asks for GPUs"),
         ({"gpus": 0, "base": "ngc"}, "base 'ngc' is for cuda ranks, --gpus 0 asks for CPU ranks"),
         (
-            {"others": {"--hosts": "a", "--lease": False, "--mount": [], "--despite": []}},
+            {"others": {"--hosts": "a", "--lease": False, "--overlay": [], "--despite": []}},
             "--hosts: for runs on hosts, not on slu",
         ),
         ({"stack": "fairsek"}, "did you mean 'fairseq'?"),

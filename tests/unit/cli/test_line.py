@@ -68,8 +68,8 @@ LINES = [
      BundleRequest(images=True, from_="r/n", release="r1", signers="s")),
     ("build", BuildRequest()),
     ("build --base=cpu fairseq", BuildRequest(stack="fairseq", base="cpu")),
-    ("build fairseq --again --fresh --offline a.tar",
-     BuildRequest(stack="fairseq", again=True, fresh=True, offline="a.tar")),
+    ("build fairseq --force --no-cache --offline a.tar",
+     BuildRequest(stack="fairseq", force=True, no_cache=True, offline="a.tar")),
     ("build toy --source a --source b=../b@v1 --despite f --tag t",
      BuildRequest(stack="toy", source=("a", "b=../b@v1"), despite=("f",), tag="t")),
     ("smoke", SmokeRequest()),
@@ -86,10 +86,10 @@ LINES = [
     ("prove --page --check", ProveRequest(page=True, check=True)),
     ("compare a.json b.json", {"before": "a.json", "after": "b.json"}),
     ("diagnose -", "-"),
-    ("data toy --input a --input b --valid c --test d --out o --vocab v --merges m --key k"
+    ("data toy --input a --input b --valid c --test d --out o --vocab v --merges m --json-key k"
      " --bad-lines skip --keep-blank --no-append-eod --seq-length 64 --shards 3 --workers 2",
      DataRequest(stack="toy", input=("a", "b"), valid=("c",), test=("d",), out="o", vocab="v",
-                 merges="m", key="k", bad_lines="skip", keep_blank=True, append_eod=False,
+                 merges="m", json_key="k", bad_lines="skip", keep_blank=True, append_eod=False,
                  seq_length=64, shards=3, workers=2)),
     ("data toy --split 9,1 --tokenizer t --encoding latin-1 --eod e --unk u --base far",
      DataRequest(stack="toy", split="9,1", tokenizer="t", encoding="latin-1", eod="e", unk="u",
@@ -100,14 +100,14 @@ LINES = [
     ("doctor --hosts h --stack toy --base far --gpus 0",
      DoctorRequest(hosts="h", stack="toy", base="far", gpus=0)),
     ("up toy --hosts h --name n --base far --gpus 0 --network v --lease 5 --days 1.5 --image i"
-     " --mount a --mount b",
+     " --overlay a --overlay b",
      UpRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, network="v", lease=5.0,
-               days=1.5, image="i", mount=("a", "b"))),
+               days=1.5, image="i", overlay=("a", "b"))),
     ("run toy --example e --hosts h --per-node 2 --set a=1 --include i --exclude x --save s"
-     " --detach --restarts 1 --despite f --mount m --env A=1 --env B=x=y --accelerate-config c"
+     " --detach --restarts 1 --despite f --overlay m --env A=1 --env B=x=y --accelerate-config c"
      " -- --lr 1",
      RunRequest(stack="toy", example="e", hosts="h", per_node=2, set="a=1", include="i",
-                exclude="x", save="s", detach=True, restarts=1, despite=("f",), mount=("m",),
+                exclude="x", save="s", detach=True, restarts=1, despite=("f",), overlay=("m",),
                 env=("A=1", "B=x=y"), accelerate_config="c", words=("--lr", "1"))),
     ("run toy --on slurm --nodes 2 --site s --out o --folder f --launcher l -- a",
      RunRequest(stack="toy", on="slurm", nodes=2, site="s", out="o", folder="f", launcher="l",
@@ -124,7 +124,8 @@ LINES = [
     ("sync a --more b --to /c --hosts h --name n --checksum --delete",
      SyncRequest(source="a", more=("b",), to="/c", hosts="h", name="n", checksum=True,
                  delete=True)),
-    ("sync /a --back --to b --nodes x,y", SyncRequest(source="/a", back=True, to="b", nodes="x,y")),
+    ("sync /a --back --to b --include x,y",
+     SyncRequest(source="/a", back=True, to="b", include="x,y")),
     ("down --hosts h --all", {"hosts": "h", "name": "", "all": True}),
     ("publish toy --base far --to r/n --key k --unproven --image i",
      PublishRequest(stack="toy", base="far", to="r/n", key="k", unproven=True, image="i")),
@@ -138,7 +139,7 @@ LINES = [
      " --max-unavailable 1",
      PullRequest(stack="toy", base="far", from_="r/n", release="r1", hosts="h", signers="s",
                  via="registry", mirror="m", max_unavailable=1)),
-    ("prune --hosts h --keep 3 --dry", {"hosts": "h", "keep": 3, "dry": True}),
+    ("prune --hosts h --keep 3 --dry-run", {"hosts": "h", "keep": 3, "dry_run": True}),
     ("engine", {}),
 ]  # fmt: skip
 
@@ -177,7 +178,7 @@ def test_a_build_makes_the_image_that_a_smoke_of_its_line_runs(typed, line, base
 )  # fmt: skip
 def test_help_is_given_and_nothing_is_done(typed, capsys, line, name):
     assert typed(line) == (0, [])
-    assert f"Usage: invoke [--core-opts] {name}" in capsys.readouterr().out
+    assert f"Usage: invoke {name} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -24,7 +24,7 @@ def lay(monkeypatch, mounts, despite):
 @pytest.mark.parametrize(
     ("mounts", "despite", "said"),
     [
-        ([], ["alpha-old"], "--despite belongs to --mount"),
+        ([], ["alpha-old"], "--despite belongs to --overlay"),
         ([MOUNT], ["alpha-odd"], "has no fix 'alpha-odd'"),
         ([MOUNT], ["beta-old"], "beta-old is a fix of beta, and no tree stands in for that"),
     ],

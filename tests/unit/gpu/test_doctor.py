@@ -152,7 +152,7 @@ NONE = "no base that can be built here fits: install a newer driver, or take oth
 def test_the_base_that_docs_name_for_a_machine_is_the_one_that_is_advised(
     driver, capability, advice
 ):
-    """The table in words of docs/gpus.md."""
+    """The table in words of docs/howto/gpus.md."""
     assert doctor.advice(driver, [gpu(0, capability=capability)], OWN).startswith(advice)
 
 

@@ -1,4 +1,4 @@
-"""`--mount` as it is typed, what it adds to hosts, and what a job must find."""
+"""`--overlay` as it is typed, what it adds to hosts, and what a job must find."""
 
 import json
 
@@ -91,8 +91,8 @@ def test_a_mesh_that_is_up_gets_no_new_folder():
     require_there([TREE], [TREE], "demo", "invoke up fairseq")
     require_there([Mount(package="fairseq", source="", place="/data/x")], [], "demo", "invoke up")
     with pytest.raises(UsageError, match="is up without /home/me/fairseq for fairseq") as refused:
-        require_there([TREE], [], "demo", "invoke up fairseq --mount ...")
-    assert refused.value.hint == "invoke down --name demo, then: invoke up fairseq --mount ..."
+        require_there([TREE], [], "demo", "invoke up fairseq --overlay ...")
+    assert refused.value.hint == "invoke down --name demo, then: invoke up fairseq --overlay ..."
 
 
 def test_a_job_has_the_trees_of_its_mesh_unless_it_names_another():

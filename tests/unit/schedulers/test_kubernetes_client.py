@@ -135,7 +135,7 @@ def test_a_run_that_may_not_own_its_keys_runs_and_says_so(kubectl):
     [
         ('no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"', "set kind to job"),
         ('the server doesn\'t have a resource type "jobsets"', "set kind to job"),
-        ("Error from server (Forbidden): jobs is forbidden", "docs/kubernetes.md"),
+        ("Error from server (Forbidden): jobs is forbidden", "docs/howto/kubernetes.md"),
         ("something new", ""),
     ],
 )
