@@ -33,6 +33,8 @@ class BuildPlan:
         context: file contents by path inside the build context.
         recipe: hash of everything that decides the image's content.
         blobs: binary files of the context, by path; the recipe has their digests.
+        packages: image with the Debian packages that build steps install, which follows from the
+            base; empty where they use package sources.
     """
 
     stack: str
@@ -44,6 +46,7 @@ class BuildPlan:
     labels: Mapping[str, str]
     recipe: str
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+    packages: str = ""
 
 
 def context_paths(image: ResolvedImage) -> tuple[str, ...]:
