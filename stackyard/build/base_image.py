@@ -16,7 +16,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stackyard.build import dockerfile, packages
+from stackyard.build.recipe import BaseRecipe
 from stackyard.definitions.spec import Base, Common
 from stackyard.system import cleanup, process
 from stackyard.system.chunks import digest_of_file
@@ -61,29 +62,10 @@ printf '# Empty: name your own package sources here.\n' > "$1"/etc/apt/sources.l
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaseRecipe:
-    """Hold all that a bootstrapped base is made from, except the versions of its packages.
-
-    Attributes:
-        packages: installed in it, with all that they need.
-        exclude: patterns of files of theirs that stay out.
-        steps: packages that build steps may install on it: compilers, and what single stacks want.
-        texts: packages that build steps only unpack.
-    """
-
-    platform: str
-    suite: str
-    packages: tuple[str, ...]
-    exclude: tuple[str, ...]
-    steps: tuple[str, ...]
-    texts: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """Return the content address of the base: a hash of its inputs and scripts."""
-        text = json.dumps([asdict(self), _CLEAN, _BLANK_SOURCES])
-        return hashlib.sha256(text.encode()).hexdigest()
+def recipe_key(recipe: BaseRecipe) -> str:
+    """Return the content address of a base: a hash of its recipe and of the scripts here."""
+    text = json.dumps([asdict(recipe), _CLEAN, _BLANK_SOURCES])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def base_recipe(base: Base, common: Common) -> BaseRecipe:
@@ -102,7 +84,7 @@ def base_recipe(base: Base, common: Common) -> BaseRecipe:
 
 def base_key(base: Base, common: Common) -> str:
     """Return the content address of a bootstrapped base."""
-    return base_recipe(base, common).key
+    return recipe_key(base_recipe(base, common))
 
 
 def base_reference(base: Base, common: Common) -> str:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from stackyard import __version__
-from stackyard.build import base_image, catalog, mirrors, recipe
+from stackyard.build import base_image, catalog, mirrors, packages, recipe
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.dockerfile import image_tag, render_files
 from stackyard.build.source.fork import Fork, fork_of
 from stackyard.build.source.naming import require_labels
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
-from stackyard.release import statement
-from stackyard.release.spool import Saved, Spool
+from stackyard.release import recipe_record, statement
+from stackyard.release.spool import Layer, Saved, Spool
 from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
 from stackyard.report import evidence
 from stackyard.report.records import path_of
@@ -171,6 +171,20 @@ def _require_current(
     project: Project, image: ResolvedImage, info: ImageInfo, tag: str, fork: Fork | None
 ) -> None:
     """Check that the image was built from the current definitions and locks."""
+    made = _plan(project, image, info, fork)
+    if info.labels.get(recipe.RECIPE_LABEL) != made.recipe:
+        stack, base = image.stack.name, image.base.name
+        raise ReleaseError(
+            f"{tag} was built from other definitions than these",
+            why="its release would say what is not so",
+            hint=f"invoke build {stack} --base {base}, then smoke it, then publish",
+        )
+
+
+def _plan(
+    project: Project, image: ResolvedImage, info: ImageInfo, fork: Fork | None
+) -> recipe.BuildPlan:
+    """Return the plan of an image by the current definitions and locks."""
     files = {
         path: (project.root / path).read_text(encoding="utf-8")
         for path in recipe.context_paths(image)
@@ -180,14 +194,7 @@ def _require_current(
         image, files, base_image=base_image.base_reference(image.base, image.common),
         base_digest=info.labels.get("stackyard.base.digest", ""),
     )  # fmt: skip
-    made = fork.plan(made) if fork else made
-    if info.labels.get(recipe.RECIPE_LABEL) != made.recipe:
-        stack, base = image.stack.name, image.base.name
-        raise ReleaseError(
-            f"{tag} was built from other definitions than these",
-            why="its release would say what is not so",
-            hint=f"invoke build {stack} --base {base}, then smoke it, then publish",
-        )
+    return fork.plan(made) if fork else made
 
 
 def _reports(root: Path, stack: str, base: str) -> Iterable[dict[str, Any]]:
@@ -210,6 +217,8 @@ class Read:
         sizes: the size report.
         installed: its packages.
         origin: where the image comes from.
+        packages: the Debian packages that it was built from, as one file; None where the engine
+            does not hold them.
     """
 
     saved: Saved
@@ -219,6 +228,7 @@ class Read:
     created: str
     installed: Installed
     origin: Origin = NOWHERE
+    packages: Layer | None = None
 
 
 def read(
@@ -248,9 +258,56 @@ def read(
     created = _seconds(str(config.get("created", "")))
     merged = contents.merge(saved.read["contents"])
     report = _sizes(engine, found, saved, merged, config)
+    origin = _origin(project, found.image, merged)
+    locked = _packages(engine, store, found.info, say)
+    attached = [*_attached(project, found, merged, report, created),
+                *_recipe(project, found, origin, locked.index if locked else "")]  # fmt: skip
     return Read(saved=saved, findings=findings, sizes=report, created=created,
-                installed=installed(merged), origin=_origin(project, found.image, merged),
-                attached=_attached(project, found, merged, report, created))  # fmt: skip
+                installed=installed(merged), origin=origin, attached=attached,
+                packages=locked.layer if locked else None)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Locked:
+    layer: Layer
+    index: str
+
+
+def _packages(
+    engine: Engine, store: Spool, info: ImageInfo, say: Callable[[str], None]
+) -> _Locked | None:
+    """Read the Debian packages that an image was built from, and their index."""
+    name = packages.packages_of(info.labels)
+    held = engine.image(name) if name else None
+    if held is None:
+        return None
+    say(f"reading its Debian packages, {held.size / 1e6:.0f} MB")
+    saved = store.save(engine.saved(held.id), {"index": lambda number: packages.index_of})
+    return _Locked(layer=saved.layers[0], index=saved.read["index"][0])
+
+
+def _recipe(project: Project, found: Candidate, origin: Origin, index: str) -> list[Attached]:
+    """Return the files from which others build an image: its recipe, and its packages' index.
+
+    An image of users' own source has none: a release does not pass their source on.
+    """
+    image = found.image
+    if image.base.bootstrap is None or found.subject.own or not index:
+        return []
+    made = _plan(project, image, found.info, None)
+    base = base_image.base_recipe(image.base, image.common)
+    record = recipe_record.Record(
+        stack=image.stack.name, base_name=image.base.name, distribution=image.base.distribution,
+        base=base, base_key=base_image.recipe_key(base), dockerfile=made.dockerfile,
+        context=dict(sorted(made.context.items())),
+        builder={"stackyard": __version__, "uv": base_image.installed_version("uv"),
+                 "commit": origin.revision},
+    )  # fmt: skip
+    return [
+        Attached(title="recipe.json", media_type=recipe_record.RECIPE,
+                 data=recipe_record.record_text(record)),
+        Attached(title="Packages", media_type=recipe_record.INDEX, data=index.encode()),
+    ]  # fmt: skip
 
 
 def _origin(project: Project, image: ResolvedImage, merged: contents.Contents) -> Origin:
@@ -368,9 +425,11 @@ def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
     return data if isinstance(proven, dict) and proven.get("id") == image_id else None
 
 
-def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
-    """Return the digest of every lock of an image, by file."""
-    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
+def lock_digests(project: Project, image: ResolvedImage, read: Read) -> dict[str, str]:
+    """Return the digest of every lock of an image, by file; of Debian's packages, their index."""
+    index = {one.title: digest_of(one.data) for one in read.attached
+             if one.media_type == recipe_record.INDEX}  # fmt: skip
+    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks} | index
 
 
 def source_of(root: Path) -> dict[str, str]:
