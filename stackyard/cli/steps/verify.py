@@ -75,7 +75,7 @@ def _rebuild(terminal: Terminal, registry: Registry, found: Verified) -> answers
             for one in done.differences
         ],
         "files": done.files, "packages": done.packages, "packages_from": done.packages_from,
-        "built_by": done.record.built_by, "rebuilt_by": rebuilt_by(),
+        "built_by": done.record.built_by, "rebuilt_by": _rebuilt_by(),
         "seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
 
@@ -84,7 +84,7 @@ def _caller(distribution: str) -> mirrors.CallerSettings:
     return mirrors.collect(os.environ, distribution=distribution)
 
 
-def rebuilt_by() -> str:
+def _rebuilt_by() -> str:
     """Return which Stackyard builds here, for people."""
     return f"Stackyard {__version__}, uv {base_image.installed_version('uv')}"
 
@@ -103,4 +103,4 @@ def _lines(name: str, done: Rebuilt) -> Iterator[str]:
         yield "bases are made in another way by this Stackyard than by the one that released"
     commit = record.builder.get("commit", "")
     hint = f"; to build as it did: git checkout {commit}" if commit else ""
-    yield f"released by {record.built_by}; built again by {rebuilt_by()}{hint}"
+    yield f"released by {record.built_by}; built again by {_rebuilt_by()}{hint}"
