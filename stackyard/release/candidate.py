@@ -217,8 +217,6 @@ class Read:
         sizes: the size report.
         installed: its packages.
         origin: where the image comes from.
-        packages: the Debian packages that it was built from, as one file; None where the engine
-            does not hold them.
     """
 
     saved: Saved
@@ -228,7 +226,6 @@ class Read:
     created: str
     installed: Installed
     origin: Origin = NOWHERE
-    packages: Layer | None = None
 
 
 def read(
@@ -258,56 +255,62 @@ def read(
     created = _seconds(str(config.get("created", "")))
     merged = contents.merge(saved.read["contents"])
     report = _sizes(engine, found, saved, merged, config)
-    origin = _origin(project, found.image, merged)
-    locked = _packages(engine, store, found.info, say)
-    attached = [*_attached(project, found, merged, report, created),
-                *_recipe(project, found, origin, locked.index if locked else "")]  # fmt: skip
     return Read(saved=saved, findings=findings, sizes=report, created=created,
-                installed=installed(merged), origin=origin, attached=attached,
-                packages=locked.layer if locked else None)  # fmt: skip
+                installed=installed(merged), origin=_origin(project, found.image, merged),
+                attached=_attached(project, found, merged, report, created))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Locked:
-    layer: Layer
-    index: str
+class Rebuildable:
+    """Hold all from which others build an image again.
+
+    Attributes:
+        files: its recipe, and the index of its Debian packages.
+        packages: these packages, a file of the spool.
+    """
+
+    files: Sequence[Attached] = ()
+    packages: Layer | None = None
+
+    @property
+    def locks(self) -> dict[str, str]:
+        """Return the digest of the index, by its title."""
+        kind = recipe_record.INDEX
+        return {one.title: digest_of(one.data) for one in self.files if one.media_type == kind}
 
 
-def _packages(
-    engine: Engine, store: Spool, info: ImageInfo, say: Callable[[str], None]
-) -> _Locked | None:
-    """Read the Debian packages that an image was built from, and their index."""
-    name = packages.packages_of(info.labels)
-    held = engine.image(name) if name else None
-    if held is None:
-        return None
-    say(f"reading its Debian packages, {held.size / 1e6:.0f} MB")
-    saved = store.save(engine.saved(held.id), {"index": lambda number: packages.index_of})
-    return _Locked(layer=saved.layers[0], index=saved.read["index"][0])
+def rebuildable(
+    project: Project, engine: Engine, store: Spool, found: Candidate, origin: Origin,
+    say: Callable[[str], None],
+) -> Rebuildable:  # fmt: skip
+    """Return what others need to build an image again; nothing where a release cannot carry it.
 
-
-def _recipe(project: Project, found: Candidate, origin: Origin, index: str) -> list[Attached]:
-    """Return the files from which others build an image: its recipe, and its packages' index.
-
-    An image of users' own source has none: a release does not pass their source on.
+    A release does not pass users' own source on. Of a pulled base nobody knows the packages of
+    build steps.
     """
     image = found.image
-    if image.base.bootstrap is None or found.subject.own or not index:
-        return []
-    made = _plan(project, image, found.info, None)
-    base = base_image.base_recipe(image.base, image.common)
+    name = packages.packages_of(found.info.labels)
+    held = engine.image(name) if name else None
+    if held is None or image.base.bootstrap is None or found.subject.own:
+        return Rebuildable()
+    say(f"reading its Debian packages, {held.size / 1e6:.0f} MB")
+    saved = store.save(engine.saved(held.id), {"index": lambda number: packages.index_of})
+    made, base = _plan(project, image, found.info, None), image.base
+    recipe_ = base_image.base_recipe(base, image.common)
     record = recipe_record.Record(
-        stack=image.stack.name, base_name=image.base.name, distribution=image.base.distribution,
-        base=base, base_key=base_image.recipe_key(base), dockerfile=made.dockerfile,
+        stack=image.stack.name, base_name=base.name, distribution=base.distribution,
+        base=recipe_, base_key=base_image.recipe_key(recipe_), dockerfile=made.dockerfile,
         context=dict(sorted(made.context.items())),
         builder={"stackyard": __version__, "uv": base_image.installed_version("uv"),
                  "commit": origin.revision},
     )  # fmt: skip
-    return [
+    files = [
         Attached(title="recipe.json", media_type=recipe_record.RECIPE,
                  data=recipe_record.record_text(record)),
-        Attached(title="Packages", media_type=recipe_record.INDEX, data=index.encode()),
+        Attached(title=packages.INDEX, media_type=recipe_record.INDEX,
+                 data=saved.read["index"][0].encode()),
     ]  # fmt: skip
+    return Rebuildable(files=files, packages=saved.layers[0])
 
 
 def _origin(project: Project, image: ResolvedImage, merged: contents.Contents) -> Origin:
@@ -425,11 +428,9 @@ def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
     return data if isinstance(proven, dict) and proven.get("id") == image_id else None
 
 
-def lock_digests(project: Project, image: ResolvedImage, read: Read) -> dict[str, str]:
-    """Return the digest of every lock of an image, by file; of Debian's packages, their index."""
-    index = {one.title: digest_of(one.data) for one in read.attached
-             if one.media_type == recipe_record.INDEX}  # fmt: skip
-    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks} | index
+def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
+    """Return the digest of every lock of an image, by file."""
+    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
 
 
 def source_of(root: Path) -> dict[str, str]:

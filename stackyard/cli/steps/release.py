@@ -25,7 +25,6 @@ from stackyard.release import statement as release
 from stackyard.release.credentials import find_login
 from stackyard.release.layer_source import LayerSource
 from stackyard.release.publish import Published, Publisher, PublishPlan, require_clean
-from stackyard.release.recipe_record import RECIPE
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import vouch
@@ -81,14 +80,16 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         require_clean(read.findings, found.tag)
         audited = audit.audited(project, found.image.base, read.installed, say)
         require_fixed(audited, found.tag)
+        beside = candidate.rebuildable(project, engine, store, found, read.origin, say)
         wanted = PublishPlan(
             subject=found.subject, info=found.info, created=read.created, proof=found.proof,
-            attached=read.attached, locks=candidate.lock_digests(project, found.image, read),
+            attached=[*read.attached, *beside.files], packages=beside.packages,
+            locks={**candidate.lock_digests(project, found.image), **beside.locks},
             key=path, builder=candidate.builder_of(engine),
             source=candidate.source_of(project.root), origin=read.origin,
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
             agent=plain_signing.agent_at(os.environ.get("SSH_AUTH_SOCK", "")),
-            audit=audited.value(), packages=read.packages,
+            audit=audited.value(),
         )  # fmt: skip
         done = Publisher(registry, store, say).publish(read.saved, wanted)
         store.forget_old()
@@ -115,8 +116,8 @@ def _reservations(wanted: PublishPlan, audited: Audit, done: Published) -> Itera
         yield "it was published as unproven: its statement says so"
     if wanted.needs_gpus and not wanted.seen_on:
         yield "it was published without evidence of GPUs: its statement says so"
-    if RECIPE not in {file.media_type for file in wanted.attached} or not wanted.packages:
-        yield "nobody can rebuild it: its recipe or its Debian packages are not here"
+    if not wanted.packages:
+        yield "nobody can rebuild it: it carries no recipe and no Debian packages"
     for part in audited.parts:
         if part.why:
             yield f"vulnerabilities, {part.name}: {part.outcome}: {part.why}"
