@@ -161,7 +161,8 @@ class Builder:
         }
         files = fork.files(image, files) if fork else files
         made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
-        made = replace(made, packages=packages_of(base_info.labels))
+        if image.base.bootstrap is not None:
+            made = replace(made, packages=packages_of(base_info.labels))
         return fork.plan(made) if fork else made
 
     def _means(self, image: ResolvedImage) -> tuple[Client, str, mirrors.CallerSettings]:

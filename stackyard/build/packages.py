@@ -13,13 +13,15 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from stackyard.build.mirrors import CallerSettings
 from stackyard.system import cleanup, process
 from stackyard.system.chunks import digest_of_file
 from stackyard.system.engine import Engine
 from stackyard.system.errors import CommandError, StackyardError
+
+if TYPE_CHECKING:
+    from stackyard.build.mirrors import CallerSettings
 
 INDEX, RELEASE = "Packages", "Release"
 # On a base: the digest of its index.

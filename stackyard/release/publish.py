@@ -391,6 +391,9 @@ class Publisher:
             except ReleaseError:
                 return False
         found, attested = verified.release, bool(verified.attested)
+        named = {value["digest"] for value in found.value["artifacts"]}
+        if wanted.packages is not None and wanted.packages.digest not in named:
+            return False
         said = found.name, found.proven, found.needs_gpus, found.value.get("seen_on", [])
         return attested and said == (
             name,

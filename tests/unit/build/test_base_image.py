@@ -1,6 +1,7 @@
 """What builds stand on: when it is the same, and which local wheels go along."""
 
 import contextlib
+import itertools
 import tarfile
 from pathlib import Path
 
@@ -183,7 +184,7 @@ class Making:
     """An engine that takes in what is made, and what a base was made from."""
 
     def __init__(self):
-        self.named, self.changes = {}, {}
+        self.named, self.numbers = {}, itertools.count()
 
     def image(self, name):
         return self.named.get(name)
@@ -191,9 +192,8 @@ class Making:
     def import_tar(self, path, name, changes):
         labels = dict(c.removeprefix("LABEL ").split("=", 1) for c in changes if "LABEL" in c)
         self.named[name] = ImageInfo(
-            id=f"id{len(self.named)}", tags=(), labels=labels, env=(), size=1, layers=("same",)
+            id=f"id{next(self.numbers)}", tags=(), labels=labels, env=(), size=1, layers=("same",)
         )
-        self.changes[name] = changes
 
     def tag(self, name, new):
         self.named[new] = self.named.get(name) or next(

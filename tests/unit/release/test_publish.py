@@ -111,6 +111,15 @@ def test_the_packages_it_was_built_from_travel_with_it_once(site):
     assert (again.again, again.sent) == (True, 0)
 
 
+def test_packages_that_came_later_are_signed_for_the_same_release(site):
+    name = site.publish().name
+    layer = Layer(diff_id="", unpacked=1, digest=oci.digest_of(b"x"), size=1)
+    site.spool.path(layer).write_bytes(b"x")
+    assert site.publish(packages=layer).name == name
+    named = {value["digest"] for value in site.verified(name).release.value["artifacts"]}
+    assert layer.digest in named
+
+
 def test_the_same_image_again_is_the_same_release_and_brings_nothing(site):
     first, again = site.publish(), site.publish()
     assert (again.name, again.again) == (first.name, True)
