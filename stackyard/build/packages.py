@@ -72,6 +72,7 @@ def apt_command(platform: str, folder: Path, *words: str) -> list[str]:
         "APT::Architectures": architecture,
         "APT::Install-Recommends": "false",
         "APT::Sandbox::User": "root",
+        "Acquire::Languages": "none",
         "Dir::State::Lists": f"{folder}/apt/lists",
         "Dir::State::status": "/dev/null",
         "Dir::Cache": f"{folder}/apt/cache",
