@@ -35,7 +35,8 @@ PURE = [
     "build.locks.change", "build.locks.upstream", "build.recipe", "build.source.fit",
     "build.source.fork", "build.source.naming", "build.source.tree", "scan.contents",
     "scan.difference", "scan.installed", "scan.layer", "scan.layer_stream",
-    "scan.mirror_traces", "scan.oci", "scan.sbom", "scan.secrets.allowed", "scan.secrets.content", "scan.secrets.gate",
+    "scan.mirror_traces", "scan.oci",
+    "scan.sbom", "scan.secrets.allowed", "scan.secrets.content", "scan.secrets.gate",
     "scan.secrets.parts", "scan.secrets.rules", "scan.secrets.tokens", "scan.sizes",
     "mesh.certificates", "mesh.example_copy", "mesh.hosts", "mesh.jobs", "mesh.mounts",
     "mesh.node", "mesh.node_plan", "mesh.settings", "mesh.survey", "schedulers.fitting",
@@ -52,7 +53,8 @@ PURE = [
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
     "release.recipe_record", "release.relay", "release.statement", "cli.option",
-    "cli.options.images", "cli.options.releases", "cli.options.runs", "cli.options.trainings", "cli.parser",
+    "cli.options.images",
+    "cli.options.releases", "cli.options.runs", "cli.options.trainings", "cli.parser",
 ]  # fmt: skip
 
 # The one module, or the modules of the one folder, that may import each.
