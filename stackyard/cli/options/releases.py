@@ -73,6 +73,14 @@ class PullRequest:
     signers: Signers = ""
     via: Annotated[str, Option("hosts: they pass it on; registry: each pulls by itself")] = "hosts"
     mirror: Annotated[str, Option("HOST:PORT of the site's own mirror: each pulls from there")] = ""
+    as_: Annotated[
+        str,
+        Option("image: into engines; squashfs: one file, for machines without an engine"),
+    ] = "image"
+    into: Annotated[
+        str,
+        Option("with --as squashfs: the folder of the file (~/.cache/stackyard/squashfs)"),
+    ] = ""
     max_unavailable: Annotated[
         int, Option("how many hosts may fail without the command failing", least=0)
     ] = 0
