@@ -7,6 +7,7 @@ no privilege is needed; all files belong to root, since only root exists where t
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -16,8 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, cast
-
-from zlib_ng import gzip_ng
 
 from stackyard.scan.contents import Contents, Held, LayerReader, merge
 from stackyard.scan.layer import normal_path
@@ -168,7 +167,7 @@ def contents_of(layers: Sequence[Path]) -> Contents:
 
 def _opened(path: Path, number: int) -> IO[bytes]:
     try:
-        return cast(IO[bytes], gzip_ng.open(path, "rb"))
+        return cast(IO[bytes], gzip.open(path, "rb"))
     except OSError as error:
         raise ReleaseError(f"layer {number} cannot be read", why=str(error)) from error
 

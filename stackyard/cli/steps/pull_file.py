@@ -112,8 +112,10 @@ def pull_here(
     verb = "was" if file else "is"
     file = file or maker.made()
     seconds = round(time.monotonic() - started, 2)
-    value = {"release": entry.name, "digest": entry.digest, "seconds": seconds,
-             "squashfs": _value(file, str(target), found)}  # fmt: skip
+    value: dict[str, Any] = {
+        "release": entry.name, "digest": entry.digest, "seconds": seconds,
+        "squashfs": _value(file, str(target), found),
+    }  # fmt: skip
     terminal.text(f"{target} {verb} here: {file.bytes / 1e6:.0f} MB, {file.sha256},"
                   f" {seconds:.1f} s")  # fmt: skip
     _show_starts(value["squashfs"]["start"], terminal)

@@ -1,6 +1,7 @@
 """`invoke pull --as squashfs` onto this machine: made once, verified, and never an older one."""
 
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -124,8 +125,10 @@ def test_a_tag_that_was_moved_back_is_refused(site):
     assert site.pull(release=NAME)[0] == 0
 
 
-def test_without_the_program_nothing_is_fetched(site):
+def test_without_the_program_nothing_is_fetched(site, monkeypatch):
     site.program.unlink()
+    (site.program.parent / "ssh-keygen").symlink_to(str(shutil.which("ssh-keygen")))
+    monkeypatch.setenv("PATH", str(site.program.parent))
     code, value = site.pull()
     assert code == 3 and "mksquashfs is not on this machine" in value["error"]["what"]
     assert not [line for line in site.held.asked if any(d in line for d in IMAGE.layers)]
