@@ -778,7 +778,25 @@ class PulledHost(TypedDict):
     why: str
 
 
+class StartLine(TypedDict):
+    """Hold a command that starts a release's file, and whether it was ever run."""
+
+    line: str
+    seen: bool
+
+
+class PulledFile(TypedDict):
+    """Hold a release's squashfs file; `path` is that of the first host."""
+
+    path: str
+    sha256: str
+    bytes: int
+    made_by: str
+    start: dict[str, StartLine]
+
+
 class _PulledParts(TypedDict, total=False):
+    squashfs: PulledFile
     image_id: str
     signer: str
     proven: bool

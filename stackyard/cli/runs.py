@@ -45,7 +45,7 @@ def run(terminal: Terminal, asked: RunRequest) -> Answer:
         if asked.examples:
             return examples.list_examples(terminal, asked.stack)
         return examples.write_example(terminal, asked)
-    if asked.on or asked.nodes is not None or asked.site or asked.out:
+    if asked.on or asked.nodes is not None or asked.site or asked.out or asked.runtime:
         from stackyard.cli.steps import clusters
 
         return clusters.run(terminal, asked)

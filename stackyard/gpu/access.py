@@ -162,10 +162,15 @@ def access(way: str, gpus: Sequence[Gpu], driver: DriverFiles, path: str) -> Acc
     binds[f"{LIBRARIES}/libcuda.so"] = driver.libraries[REQUIRED[0]]
     binds |= {f"/usr/local/nvidia/bin/{name}": at for name, at in sorted(driver.programs.items())}
     # Triton asks ldconfig for libcuda otherwise, which does not know this folder.
-    env = {"TRITON_LIBCUDA_PATH": LIBRARIES}
-    if LIBRARIES not in path.split(":"):
-        env["LD_LIBRARY_PATH"] = ":".join(part for part in (LIBRARIES, path) if part)
+    env = {"TRITON_LIBCUDA_PATH": LIBRARIES, **library_path(path)}
     return Access(how=DEVICES, devices=(*nodes, *control), binds=binds, env=env)
+
+
+def library_path(path: str) -> dict[str, str]:
+    """Return what LD_LIBRARY_PATH must be where the driver's libraries are bound; may be empty."""
+    if LIBRARIES in path.split(":"):
+        return {}
+    return {"LD_LIBRARY_PATH": ":".join(part for part in (LIBRARIES, path) if part)}
 
 
 def missing_files(gpus: Sequence[Gpu], driver: DriverFiles) -> list[str]:

@@ -1,8 +1,9 @@
 """Reach a host through one ssh connection that carries its engine's socket and commands.
 
 Owns the ssh process of a host and the explanation of its failures. The caller's own ssh does the
-work, with the caller's keys, agent, aliases and jump hosts; the host needs an sshd and a container
-engine, and nothing is installed there. Unknown and changed host keys are refused.
+work, with the caller's keys, agent, aliases and jump hosts; the host needs an sshd and, for what is
+done with images, a container engine. Nothing is installed there. Unknown and changed host keys are
+refused.
 """
 
 from __future__ import annotations
@@ -233,16 +234,21 @@ def explain(said: str, host: Host) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def linked(
-    hosts: Sequence[Host], folder: Path
+    hosts: Sequence[Host], folder: Path, *, engines: bool = True
 ) -> Iterator[tuple[dict[str, Link], dict[str, HostError]]]:
-    """Log in to all hosts at the same time; yield the links, and the errors of other hosts."""
+    """Log in to all hosts at the same time; yield the links, and the errors of other hosts.
+
+    Args:
+        engines: whether hosts need a container engine; without it none is asked.
+    """
     links: dict[str, Link] = {}
     failed: dict[str, HostError] = {}
 
     def one(number: int) -> Link:
         link = Link(hosts[number], folder, number)
         try:
-            link.engine  # noqa: B018 - connects here, so that all hosts connect at the same time
+            if engines:
+                link.engine  # noqa: B018 - connects here, so that all connect at the same time
         except BaseException:
             link.close()
             raise

@@ -30,8 +30,10 @@ remove() {
     for file in "$1"/pid-*; do
         { read -r pid birth < "$file" && noted="$noted $pid:$birth"; } 2> /dev/null
     done
-    # The parcel of a pull that is over goes, too; one that broke off stays for the next pull.
+    # The parcel of a pull that is over goes, too; one that broke off stays for the next pull. What was
+    # half-written outside goes in any case.
     { read -r parcel < "$1/over" && rm -f "$parcel"; } 2> /dev/null
+    { read -r part < "$1/part" && rm -f "$part"; } 2> /dev/null
     # What is still being written into the folder can make it fail.
     until rm -rf "$1" 2> /dev/null || [ $tries -ge 50 ]; do tries=$((tries + 1)); sleep 0.1; done
     for entry in $noted; do

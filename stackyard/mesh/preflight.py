@@ -71,14 +71,7 @@ def muster(links: Mapping[str, Link], failed: Mapping[str, HostError], fleet: Fl
 
     def ask(link: Link) -> tuple[HostFacts, Mapping[str, object]]:
         info = link.engine.info()
-        asked = time.time()
-        text = link.shell(survey.SCRIPT, str(info.get("DockerRootDir", "/")), *places)
-        facts = survey.parse(text, asked, time.time())
-        if facts is None:
-            raise HostError(link.host.name, "its shell does not answer as a shell does",
-                            why=text[-500:], hint="does its ~/.profile or login shell print or"
-                            " ask something?")  # fmt: skip
-        return facts, info
+        return look_at(link, str(info.get("DockerRootDir", "/")), *places), info
 
     found, broken = on_each(links, ask)
     runs, silent = standing.find(links)
@@ -90,6 +83,22 @@ def muster(links: Mapping[str, Link], failed: Mapping[str, HostError], fleet: Fl
         failed={**failed, **broken, **silent},
         unshared=unshared(links, fleet, facts),
     )
+
+
+def look_at(link: Link, *words: str) -> HostFacts:
+    """Return a host's facts; `words` are the survey's, without any it needs no engine.
+
+    Raises:
+        HostError: it does not answer as it should.
+    """
+    asked = time.time()
+    text = link.shell(survey.SCRIPT, *(words or ("/",)))
+    facts = survey.parse(text, asked, time.time())
+    if facts is None:
+        raise HostError(link.host.name, "its shell does not answer as a shell does",
+                        why=text[-500:], hint="does its ~/.profile or login shell print or ask"
+                        " something?")  # fmt: skip
+    return facts
 
 
 def unshared(

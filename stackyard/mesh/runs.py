@@ -53,9 +53,16 @@ class Reached:
 
 
 @contextlib.contextmanager
-def reached(fleet: Fleet) -> Iterator[Reached]:
-    """Log in to all hosts; the connections end with the block."""
-    with cleanup.folder("hosts") as folder, linked(fleet.hosts, Path(folder)) as (links, failed):
+def reached(fleet: Fleet, *, engines: bool = True) -> Iterator[Reached]:
+    """Log in to all hosts; the connections end with the block.
+
+    Args:
+        engines: whether hosts need a container engine.
+    """
+    with (
+        cleanup.folder("hosts") as folder,
+        linked(fleet.hosts, Path(folder), engines=engines) as (links, failed),
+    ):
         yield Reached(fleet=fleet, links=links, failed=failed)
 
 

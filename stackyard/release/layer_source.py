@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stackyard.release.registry import Registry
 from stackyard.release.spool import layer_path, note_place
-from stackyard.system.chunks import Digest, chunks
+from stackyard.system.chunks import Digest, chunks, digest_of_file
 from stackyard.system.errors import ReleaseError
 from stackyard.system.files import new_file
 
@@ -60,6 +60,23 @@ class LayerSource:
                 yield from chunks(file)
             return
         yield from self._fetch(digest, start, path)
+
+    def verified(self, digest: str) -> Path:
+        """Return the path of a layer that has its digest; fetch it where the cache has none.
+
+        Raises:
+            RegistryError: the registry does not answer.
+            ReleaseError: the layer from the registry is not what was signed.
+        """
+        path = self.path(digest)
+        if self.holds(digest):
+            if digest_of_file(path) == digest:
+                os.utime(path)
+                return path
+            self.forget(digest)
+        for _ in self.read(digest):
+            pass
+        return path
 
     def _fetch(self, digest: str, start: int, path: Path) -> Iterator[bytes]:
         """Fetch a whole layer, so that it can be checked and cached; yield it from `start` on."""

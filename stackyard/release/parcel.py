@@ -1,9 +1,9 @@
 """Build a parcel: the layers of an image that some hosts lack, as one archive that engines load.
 
-Owns the archive's bytes. They are the same for the same layers, of known length, and readable from
-any offset, so that a broken transfer can resume. Pure. The format is that of `docker save`
-(manifest.json), whose layers may be compressed. An engine skips the files of layers that it has, so
-the archive may omit them.
+Owns the archive's bytes, and a parcel that is one file. They are the same for the same layers, of
+known length, and readable from any offset, so that a broken transfer can resume. Pure. The format
+is that of `docker save` (manifest.json), whose layers may be compressed. An engine skips the files
+of layers that it has, so the archive may omit them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 BLOCK = 512
 # Loading fewer bytes than this separately is not worth its cost.
@@ -29,6 +30,39 @@ class Piece:
     digest: str = ""
     start: int = 0
     size: int = 0
+
+
+class Sendable(Protocol):
+    """Send bytes of known length, from any offset on."""
+
+    @property
+    def name(self) -> str:
+        """Return a name that identifies exactly these bytes."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes."""
+
+    def pieces(self, start: int) -> Iterator[Piece]:
+        """Yield the bytes from `start` on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeFile:
+    """Hold a parcel that is one file: its digest and size."""
+
+    digest: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """Return a name that identifies exactly these bytes."""
+        return f"file-{self.digest.removeprefix('sha256:')[:16]}"
+
+    def pieces(self, start: int) -> Iterator[Piece]:
+        """Yield the file from byte `start` on."""
+        if start < self.size:
+            yield Piece(digest=self.digest, start=start, size=self.size - start)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Pull a verified release onto every host: once from the registry, then from host to host.
 
-Owns the steps of a pull: finding the layers that hosts lack, the rounds in which the parcel is
-sent, and the result of each host. A host's engine loads only what was checked on that host. A
-partial parcel stays on its host, and the next try resumes it.
+Owns the steps of a pull: the rounds in which the parcel is sent, and the result of each host. What
+is in the parcel, and what hosts do with it, `release.goods` says. A partial parcel stays on its
+host, and the next try resumes it.
 
 Over 300 lines: one pull, whose steps share hosts, progress and keys.
 """
@@ -14,14 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from stackyard.mesh.link import HostError, Link, on_each
 from stackyard.mesh.node_plan import free_port
-from stackyard.mesh.preflight import Muster
-from stackyard.mesh.survey import Network
-from stackyard.release import parcel as parcels
+from stackyard.mesh.survey import HostFacts, Network
 from stackyard.release import relay
-from stackyard.release.parcel import Parcel
+from stackyard.release.goods import Goods
+from stackyard.release.parcel import Sendable
 from stackyard.release.receiver import Progress, Receiver
 from stackyard.release.relay import Keys
 from stackyard.release.verify import Verified
@@ -43,22 +43,23 @@ class Puller:
 
     Args:
         links: hosts that answer.
+        facts: of each of them.
         network: the address at which the others reach each host.
-        blobs: returns the bytes of a layer from an offset on.
+        blobs: returns the bytes of a layer, or of the file, from an offset on.
         told: called with every host's progress, about once a second.
     """
 
     def __init__(
         self,
         links: Mapping[str, Link],
-        found: Muster,
+        facts: Mapping[str, HostFacts],
         network: Network,
         verified: Verified,
         signers: bytes,
         blobs: Blobs,
         told: Told,
     ) -> None:
-        self._links, self._found, self._network = links, found, network
+        self._links, self._facts, self._network = links, facts, network
         self._verified, self._signers, self._blobs = verified, signers, blobs
         self._told = told
         self.progress = {name: Progress() for name in links}
@@ -66,24 +67,23 @@ class Puller:
         self._receivers: dict[str, Receiver] = {}
         self._broke: StackyardError | None = None
 
-    def pull(self, config: bytes) -> None:
-        """Send the image to every host that lacks it; `progress` holds the results.
+    def pull(self, goods: Goods) -> None:
+        """Send what is brought to every host that lacks it; `progress` holds the results.
 
         Raises:
             StackyardError: reading from the registry failed.
         """
-        lacking = self._lacking()
+        lacking = self._lacking(goods)
         if not lacking:
             return
-        layers = self._verified.release.layers
-        parcel = parcels.make_parcel(config, layers, lacking.values())
+        parcel = goods.pack([*lacking.values()])
         with (
             _each_second(lambda: self._told(self.progress)),
             # In a thread of its own: a terminal that blocks output must not stop the beats.
             _each_second(self._beat),
         ):
             try:
-                self._start(list(lacking), parcel)
+                self._start(list(lacking), parcel, goods)
                 for number in range(ROUNDS):
                     if not self._round(parcel):
                         break
@@ -92,80 +92,50 @@ class Puller:
                 self._await_engines()
             finally:
                 self._end()
-        self._see_images()
+        self._see_goods(goods)
 
     def _beat(self) -> None:
         for receiver in [*self._receivers.values()]:
             receiver.beat()
 
-    def _lacking(self) -> dict[str, set[str]]:
-        """Return the layers that each host lacks, and mark the hosts that hold the image."""
-        release = self._verified.release
-        wanted = [str(layer["diff_id"]) for layer in release.layers]
-
-        def ask(link: Link) -> set[str] | None:
-            if link.engine.image(release.image_id) is not None:
-                return None
-            if not self._takes_parts(link.host.name):
-                return set(wanted)
-            return parcels.lacking(wanted, link.engine.held_layers(but=parcels.PARTIAL))
-
-        answers, failed = on_each(self._links, ask)
+    def _lacking(self, goods: Goods) -> dict[str, Any]:
+        """Return what each host lacks, and mark the hosts that lack nothing."""
+        answers, failed = on_each(self._links, goods.ask)
         self._fail_all(failed)
         for name, lacks in answers.items():
             if lacks is None:
                 self.progress[name].become("held")
         return {name: lacks for name, lacks in answers.items() if lacks is not None}
 
-    def _takes_parts(self, name: str) -> bool:
-        return takes_parts(self._found.engines[name])
-
-    def _start(self, names: Sequence[str], parcel: Parcel) -> None:
+    def _start(self, names: Sequence[str], parcel: Sendable, goods: Goods) -> None:
         """Start every host's receiver with its keys and its plan."""
-        port = free_port({name: (self._found.facts[name], 1) for name in names})
+        port = free_port({name: (self._facts[name], 1) for name in names})
         common = {
             "release.json": self._verified.statement,
             "release.json.sig": self._verified.signature,
             "signers": self._signers,
             "namespace": NAMESPACE.encode(),
         }
-        plans = {parts: relay.plan(parcel, in_parts=parts) for parts in (True, False)}
 
         def one(link: Link) -> None:
             name = link.host.name
             address = self._network.chosen[name].address
             receiver = Receiver(link, self.progress[name])
             self._receivers[name] = receiver
-            files = {**common, **plans[self._takes_parts(name)]}
+            files = {**common, **goods.plan(name)}
             self.progress[name].size = parcel.size
             receiver.start({**files, **self._keys.of(name, address, port)}, parcel, address, port)
-            self._require_room(receiver, parcel)
+            _require_room(receiver, parcel, goods)
 
         _, failed = on_each({name: self._links[name] for name in names}, one)
         for name in failed:
             self._receivers[name].end()
         self._fail_all(failed)
 
-    def _require_room(self, receiver: Receiver, parcel: Parcel) -> None:
-        """Check that the host has space for the parcel and for the unpacked image."""
-        name = receiver.link.host.name
-        coming = parcel.size - receiver.progress.at
-        if receiver.free_bytes < coming:
-            raise HostError(name, f"{coming / 1e9:.1f} GB are to come and"
-                            f" {receiver.free_bytes / 1e9:.1f} GB are free where its user's cache"
-                            " is")  # fmt: skip
-        room = self._found.facts[name].engine_free_bytes
-        carried = {digest for digest, _ in parcel.carried}
-        layers = self._verified.release.layers
-        need = parcel.size + sum(e["unpacked"] for e in layers if e["digest"] in carried)
-        if room is not None and room < need:
-            raise HostError(name, f"its engine needs {need / 1e9:.1f} GB to take the image and has"
-                            f" {room / 1e9:.1f} GB", hint="invoke prune --hosts ...")  # fmt: skip
-
     def _in(self, *states: str) -> list[str]:
         return [name for name, mark in self.progress.items() if mark.state in states]
 
-    def _round(self, parcel: Parcel) -> bool:
+    def _round(self, parcel: Sendable) -> bool:
         """Send the parcel to all hosts that still wait; return whether any still waits."""
         self._drop_silent()
         names = sorted(self._in("receiving"), key=lambda n: -self.progress[n].at)
@@ -199,7 +169,7 @@ class Puller:
         self._fail_all(failed)
         return not failed
 
-    def _send(self, feed: process.Companion, parcel: Parcel, start: int) -> None:
+    def _send(self, feed: process.Companion, parcel: Sendable, start: int) -> None:
         try:
             for piece in parcel.pieces(start):
                 chunks = self._blobs(piece.digest, piece.start) if piece.digest else [piece.data]
@@ -245,17 +215,16 @@ class Puller:
         with ThreadPoolExecutor(max(1, min(64, len(self._receivers)))) as pool:
             list(pool.map(Receiver.end, self._receivers.values()))
 
-    def _see_images(self) -> None:
-        """Check that each engine that loaded the parcel holds the image."""
-        image = self._verified.release.image_id
+    def _see_goods(self, goods: Goods) -> None:
+        """Check that each host that took the parcel has what was brought."""
         links = {name: self._links[name] for name in self._in("loaded")}
-        there, failed = on_each(links, lambda link: link.engine.image(image) is not None)
+        there, failed = on_each(links, goods.is_there)
         self._fail_all(failed)
         for name, is_there in there.items():
             if is_there:
                 self.progress[name].state = "pulled"
             else:
-                self.progress[name].fail("its engine took the parcel but has no such image")
+                self.progress[name].fail("it took the parcel but does not have what was in it")
 
     def _give_up(self) -> None:
         for name in self._in("receiving"):
@@ -266,6 +235,19 @@ class Puller:
     def _fail_all(self, failed: Mapping[str, StackyardError]) -> None:
         for name, error in failed.items():
             self.progress[name].fail(error.what.removeprefix(f"{name}: "), error.why)
+
+
+def _require_room(receiver: Receiver, parcel: Sendable, goods: Goods) -> None:
+    """Check that a host has space for the parcel and for what it makes of it."""
+    name = receiver.link.host.name
+    coming = parcel.size - receiver.progress.at
+    if receiver.free_bytes < coming:
+        raise HostError(name, f"{coming / 1e9:.1f} GB are to come and"
+                        f" {receiver.free_bytes / 1e9:.1f} GB are free where its user's cache"
+                        " is")  # fmt: skip
+    why, hint = goods.why_no_room(name, receiver.progress.at)
+    if why:
+        raise HostError(name, why, hint=hint)
 
 
 @contextlib.contextmanager
@@ -312,8 +294,3 @@ def name_image(
     _, failed = on_each(there, one)
     for name, error in failed.items():
         progress[name].state, progress[name].why = "failed", error.what
-
-
-def takes_parts(info: Mapping[str, object]) -> bool:
-    """Return whether an engine skips layers that it has; with containerd's store it does not."""
-    return "io.containerd.snapshotter" not in str(info.get("DriverStatus", ""))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stackyard.mesh import owner
 from stackyard.mesh.link import HostError, Link
-from stackyard.release.parcel import Parcel
+from stackyard.release.parcel import Sendable
 from stackyard.release.relay import Stop
 from stackyard.system import process
 from stackyard.system.archive import pack
@@ -85,7 +85,7 @@ class Receiver:
         self._given = False
         self._process: process.Companion | None = None
 
-    def start(self, files: Mapping[str, bytes], parcel: Parcel, address: str, port: int) -> None:
+    def start(self, files: Mapping[str, bytes], parcel: Sendable, address: str, port: int) -> None:
         """Send the host its keys and its plan, and start its server for the other hosts.
 
         Raises:

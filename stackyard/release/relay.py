@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import SSHCertificateType
 
 from stackyard.definitions.project import INSIDE
 from stackyard.mesh import certificates
-from stackyard.release.parcel import Parcel
+from stackyard.release.parcel import Parcel, WholeFile
 
 # In a chain every host sends the parcel once; a host that starts a second chain sends it twice.
 CHAIN = 32
@@ -166,3 +166,13 @@ def plan(parcel: Parcel, *, in_parts: bool) -> dict[str, bytes]:
     steps.append((parcel.size, f"image {parcel.body} {rest} {parcel.size}"))
     files["plan"] = "".join(f"{words}\n" for _, words in steps).encode()
     return files
+
+
+def file_plan(parcel: WholeFile, target: str) -> dict[str, bytes]:
+    """Return a host's plan for a parcel that is one file, with the path that the file is to have.
+
+    The release's statement does not name the file, so its digest is what the pull's own machine
+    saw when it made the file of signed layers.
+    """
+    step = f"file {parcel.digest.removeprefix('sha256:')} {parcel.size}\n"
+    return {"plan": step.encode(), "target": target.encode("utf-8", "surrogateescape")}

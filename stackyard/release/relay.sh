@@ -84,8 +84,9 @@ authentic() {
 
 # Follow the plan on the input: check each layer once it has arrived, and load checked layers.
 keep() {
-    stages='' giver=''
-    trap 'trap "" HUP INT TERM PIPE; kill $giver 2> /dev/null; for one in $stages; do drop "$one"; done' EXIT
+    stages='' giver='' part=''
+    trap 'trap "" HUP INT TERM PIPE; kill $giver 2> /dev/null; for one in $stages; do drop "$one"; done
+        rm -f ${part:+"$part"}' EXIT
     trap 'exit 1' HUP INT TERM PIPE
     while read -r step a b c d; do
         case $step in
@@ -107,6 +108,12 @@ keep() {
             { slice 0 "$a"; slice "$b" $((c - b)); } | give > /dev/null 2>&1 &
             given || { give < "$into" & given; } || { echo "failed its engine did not take the image"; exit 1; }
             ;;
+        file)
+            until_there "$b"
+            [ "$(slice 0 "$b" | sha256)" = "$a" ] ||
+                { echo "$into" > "$keys/over"; echo "failed the file that came is not sha256:$a"; exit 1; }
+            place "$(cat "$keys/target")" || { echo "failed it cannot be written to $(cat "$keys/target")"; exit 1; }
+            ;;
         esac
     done
     for one in $stages; do drop "$one"; done
@@ -114,6 +121,15 @@ keep() {
     # Successors may still be reading the parcel, so it is removed when the pull ends.
     echo "$into" > "$keys/over"
     echo loaded
+}
+
+# $1: a path. Give the checked parcel that path: by a link where that is the same file system, else by a
+# copy. Others than this user may read it. However the pull ends, nothing half-written stays there.
+place() {
+    part="${1%/*}/.part-$(uname -n)-$$"
+    echo "$part" > "$keys/part"
+    (umask 022 && mkdir -p "${1%/*}") && { ln "$into" "$part" 2> /dev/null || cp "$into" "$part"; } &&
+        chmod 644 "$part" && mv -f "$part" "$1" && part=''
 }
 
 # $1: number of bytes to wait for.

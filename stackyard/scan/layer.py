@@ -121,7 +121,7 @@ class LayerReader:
         )
 
     def _add(self, member: tarfile.TarInfo, content: Readable) -> None:
-        path = _normal(member.name)
+        path = normal_path(member.name)
         folder, _, name = path.rpartition("/")
         if name.startswith(_WHITEOUT):
             self._hide(folder, name)
@@ -141,7 +141,7 @@ class LayerReader:
     def _entry(self, member: tarfile.TarInfo, content: Readable, path: str) -> FileEntry:
         mode, mtime = member.mode & 0o7777, int(member.mtime)
         if member.islnk():
-            return self._hard_link(_normal(member.linkname), mode, mtime)
+            return self._hard_link(normal_path(member.linkname), mode, mtime)
         if member.issym():
             return FileEntry(kind="symlink", mode=mode, mtime=mtime, link=member.linkname)
         if not member.isreg():
@@ -179,7 +179,8 @@ def _owned(entry: FileEntry, member: tarfile.TarInfo) -> FileEntry:
     return replace(entry, owner=owner, attributes=attributes)
 
 
-def _normal(name: str) -> str:
+def normal_path(name: str) -> str:
+    """Return a member's path from the root, without a leading slash."""
     return posixpath.normpath("/" + name.lstrip("/"))[1:]
 
 

@@ -23,11 +23,13 @@ from stackyard.mesh import settings
 from stackyard.schedulers import slurm_client
 from stackyard.schedulers.kubernetes_site import KubernetesSite
 from stackyard.schedulers.site import AUTO, ENGINES, SiteFile, read_site
-from stackyard.schedulers.slurm_site import SlurmSite
+from stackyard.schedulers.slurm_site import RUNTIMES, SlurmSite
 from stackyard.system.engine import Engine
 from stackyard.system.errors import NothingToRunOn, StackyardError, UsageError, shown
 
 SITE_FILE = "site.yml"
+# Ends of the names of squashfs files.
+FILES = (".sqsh", ".squashfs", ".sqfs")
 Site = SlurmSite | KubernetesSite
 
 
@@ -41,6 +43,7 @@ class ClusterArguments(Work):
         gpus: of the whole job; 0 for CPU ranks, None for what the base is for.
         site: the settings of the cluster; empty for `SITE_FILE`, if that is there.
         name: of the job; empty for one made of what runs and the time.
+        runtime: how Slurm's nodes enter the image; empty for what site.yml says.
         env: variables of every process, as NAME=VALUE.
         others: arguments that make no sense on a cluster, by their flag; true where given.
     """
@@ -54,6 +57,7 @@ class ClusterArguments(Work):
     image: str = ""
     site: str = ""
     name: str = ""
+    runtime: str = ""
     env: tuple[str, ...] = ()
     others: Mapping[str, object] = field(default_factory=dict)
 
@@ -126,6 +130,8 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
     typed = f"invoke {'export ' + engine if away else 'run'} {stack}"
     require_work(given, stack, project.root, typed)
     site, binds = load_site(engine, given.site)
+    if given.runtime and not isinstance(site, SlurmSite):
+        raise UsageError("--runtime: for Slurm; Kubernetes has its own")
     where = _where(project, given, stack)
     example = load_example(project.root, stack, given.example)
     usual = project.definitions.stacks[stack].smoke.launcher
@@ -133,7 +139,7 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
     job = replace(job, binds=binds, env={**job.env, **settings.parse(given.env)})
     notes = list(_saving(job, site, where)) if example else []
     if isinstance(site, SlurmSite):
-        site, told = _slurm_here(site, job.image, away=away)
+        site, told = _slurm_here(_as_typed(site, given), job.image, away=away)
         notes += told
         # A job that is submitted again must not find its files of the last time on its nodes.
         job = replace(job, prepare=(("rm", "-rf", where.folder), *job.prepare))
@@ -178,11 +184,22 @@ def _per_node(given: ClusterArguments) -> int:
     return each
 
 
+def _as_typed(site: SlurmSite, given: ClusterArguments) -> SlurmSite:
+    """Return the site with the runtime, and the path of the image, that were typed."""
+    if given.runtime and given.runtime not in RUNTIMES:
+        raise UsageError(
+            f"--runtime {shown(given.runtime)!r} is none", why=nearest(given.runtime, RUNTIMES),
+            hint=f"one of {', '.join(RUNTIMES)}",
+        )  # fmt: skip
+    site = replace(site, runtime=given.runtime or site.runtime)
+    return replace(site, image=given.image) if given.image.startswith("/") else site
+
+
 def _slurm_here(site: SlurmSite, image: str, *, away: bool) -> tuple[SlurmSite, list[str]]:
     notes = []
     if site.runtime == AUTO:
         try:
-            choice = slurm_client.detect()
+            choice = slurm_client.detect(file=site.image.endswith(FILES))
         except NothingToRunOn as error:
             if not away:
                 raise
@@ -190,8 +207,8 @@ def _slurm_here(site: SlurmSite, image: str, *, away: bool) -> tuple[SlurmSite, 
                 "it is not known how this Slurm enters an image",
                 why="site.yml names no runtime, and Slurm's commands, which would tell, are not"
                 " on this machine",
-                hint="write a site.yml with `slurm: {runtime: pyxis}` (or apptainer, oci,"
-                " filesystem: docs/howto/slurm.md), or type this where Slurm is",
+                hint="--runtime pyxis, or a site.yml with `slurm: {runtime: pyxis}` (or another:"
+                " docs/howto/slurm.md), or type this where Slurm is",
             ) from error
         site = replace(site, runtime=choice.runtime)
         notes.append(f"runtime {choice.runtime}: {choice.why}")

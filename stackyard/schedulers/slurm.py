@@ -1,18 +1,20 @@
 """Render one job as a Slurm batch script that carries everything but the image.
 
 Owns the script: srun starts one task on every node, inside the image, and torchrun starts the
-ranks, without ssh. It must not submit anything: `slurm_client` does.
+ranks, without ssh. `entering` knows how an image is entered. It must not submit anything:
+`slurm_client` does.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import shlex
 from collections.abc import Mapping
 
+from stackyard.gpu import access
 from stackyard.launch.job import Job
-from stackyard.schedulers.slurm_site import SlurmSite, check, free_places
+from stackyard.schedulers import entering
+from stackyard.schedulers.slurm_site import SlurmSite, check
 from stackyard.system import template
 from stackyard.system.archive import pack
 from stackyard.system.errors import UsageError
@@ -44,8 +46,8 @@ def render(job: Job, site: SlurmSite) -> dict[str, str]:
         "image": site.image,
         "directives": directives(job, site),
         "srun": srun_options(job, site),
-        "entering": "".join(f"{word} " for word in _entering(job, site)),
-        "enter": enter_script(job, site) if site.unpacked else "",
+        "entering": "".join(f"{word} " for word in entering.words_before(job, site)),
+        "enter": entering.enter_script(job, site) if site.entered else "",
         "oci_config": oci_config(job) if site.runtime == "oci" else "",
         "node": node_script(job, site).rstrip("\n"),
     }
@@ -108,60 +110,8 @@ def srun_options(job: Job, site: SlurmSite) -> list[str]:
         # Since Slurm 22.05 srun does not inherit it from sbatch; ranks share the node's CPUs.
         words += [f"--cpus-per-task={site.cpus_per_node}", "--cpu-bind=none"]
     if site.runtime == "pyxis":
-        words += [
-            f"--container-image={site.image or _for_enroot(job.image)}",
-            "--no-container-mount-home",
-            "--no-container-entrypoint",
-            "--container-writable",
-            "--container-remap-root",
-        ]
-        if job.binds:
-            words.append(f"--container-mounts={_mounts(job)}")
+        words += entering.pyxis_options(site.image or entering.for_enroot(job.image), job.binds)
     return words
-
-
-def _for_enroot(reference: str) -> str:
-    """Return a reference for enroot: `#` after the registry, or it would take Docker Hub."""
-    registry, slash, rest = reference.partition("/")
-    named = slash and ({".", ":"} & set(registry) or registry == "localhost")
-    return f"{registry}#{rest}" if named else reference
-
-
-def _entering(job: Job, site: SlurmSite) -> list[str]:
-    """Return the quoted shell words before `bash` that make the image its root."""
-    if site.runtime == "apptainer":
-        words = ["apptainer", "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--fakeroot"]
-        if job.device == "cuda":
-            words.append("--nv")
-        if job.binds:
-            words += ["--bind", _mounts(job)]
-        return [shlex.quote(word) for word in (*words, site.image)]
-    if site.unpacked:
-        return [
-            "unshare",
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "bash",
-            "-c",
-            '"$enter"',
-            "enter",
-        ]
-    return []
-
-
-def _mounts(job: Job) -> str:
-    return ",".join(f"{folder}:{place}" for place, folder in sorted(job.binds.items()))
-
-
-def enter_script(job: Job, site: SlurmSite) -> str:
-    """Render the script that makes an unpacked image the root of a process, in a namespace."""
-    values: dict[str, object] = {
-        "image": site.image,
-        "place": free_places(job, site)[0],
-        "binds": sorted(job.binds.items()),
-    }
-    return template.render("clusters/slurm-enter.sh.j2", values).rstrip("\n")
 
 
 def oci_config(job: Job) -> str:
@@ -248,9 +198,11 @@ def environment(job: Job, site: SlurmSite) -> dict[str, str]:
     variables that their own launcher would set are added here.
     """
     image = dict(site.image_env)
-    if site.runtime == "oci" or site.unpacked:
+    if site.runtime == "oci" or site.entered:
         image = {"HOME": "/root", **image}
     found = {"PYTHONUNBUFFERED": "1", **image, **_told(job), **job.env}
+    if site.entered and job.device == "cuda" and "LD_LIBRARY_PATH" in found:
+        found |= access.library_path(found["LD_LIBRARY_PATH"])
     return dict(sorted(found.items()))
 
 

@@ -18,6 +18,7 @@ from stackyard.schedulers.slurm_state import (
     JobStatus,
     SiteFacts,
     choose,
+    choose_for_file,
     parse_accounted,
     parse_job,
 )
@@ -29,6 +30,7 @@ SECONDS = 60.0
 # Longer than Slurm's KillWait (30 s), after which it kills the remaining processes.
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 0.5
+_PROGRAMS = ("apptainer", "enroot", "squashfuse")
 _JOB_ID = re.compile(r"[0-9]+")
 
 
@@ -48,8 +50,11 @@ def _checked(job_id: str) -> str:
     return job_id
 
 
-def detect() -> Choice:
+def detect(*, file: bool = False) -> Choice:
     """Choose the runtime for this site, with the reason.
+
+    Args:
+        file: the image is a squashfs file.
 
     Raises:
         NothingToRunOn: Slurm's commands are not on this machine.
@@ -61,14 +66,13 @@ def detect() -> Choice:
     namespaces = False
     if shutil.which("unshare"):
         namespaces = process.run(unshare, timeout=SECONDS, check=False).code == 0
-    return choose(
-        SiteFacts(
-            srun_help=_slurm("srun", "--help").output,
-            oci_conf=conf is not None and conf.is_file(),
-            apptainer=bool(shutil.which("apptainer")),
-            namespaces=namespaces,
-        )
+    facts = SiteFacts(
+        srun_help=_slurm("srun", "--help").output,
+        oci_conf=conf is not None and conf.is_file(),
+        programs=frozenset(name for name in _PROGRAMS if shutil.which(name)),
+        namespaces=namespaces,
     )
+    return choose_for_file(facts) if file else choose(facts)
 
 
 def submit(folder: Path) -> str:

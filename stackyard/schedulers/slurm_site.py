@@ -14,7 +14,7 @@ from stackyard.launch.job import Job
 from stackyard.schedulers.fitting import VARIABLE, is_absolute, refuse, shape
 from stackyard.system.errors import shown
 
-RUNTIMES = ("pyxis", "apptainer", "oci", "filesystem")
+RUNTIMES = ("pyxis", "enroot", "apptainer", "squashfs", "oci", "filesystem")
 GPU_OPTIONS = ("gres", "gpus-per-node")
 # Programs of the first three run under torchrun, which sets RANK and WORLD_SIZE as their launcher
 # would; the others start no ranks. `plain` would need a node's index, hidden in Slurm's containers.
@@ -25,7 +25,7 @@ OWN_OPTIONS = (
     "requeue", "no-requeue", "partition", "account", "mem", "cpus-per-task", "array", "export",
     "export-file", "chdir", "wrap", "container", "input", "get-user-env", *GPU_OPTIONS,
 )  # fmt: skip
-# Mount points for an unpacked image in the job's own mount namespace; every Linux has them.
+# Mount points for an image in the job's own mount namespace; every Linux has them.
 _TOPS = ("/mnt", "/media", "/srv", "/opt")
 # Slurm's default limit for a batch script, which it keeps in its own state, is 4 MiB.
 FILES_LIMIT = 2 * 2**20
@@ -43,12 +43,15 @@ class SlurmSite:
     """Hold the settings of a Slurm cluster.
 
     Attributes:
-        runtime: how a node enters the image. `pyxis`: NVIDIA's plugin of srun. `apptainer`.
-            `oci`: Slurm's own `--container`. `filesystem`: the nodes' own file system is the
-            image's, or, where `image` is given, an unpacked image entered without privileges.
+        runtime: how a node enters the image. `pyxis`: NVIDIA's plugin of srun. `enroot`,
+            `apptainer`. `squashfs`: a file of `invoke pull --as squashfs`, entered without
+            privileges. `oci`: Slurm's own `--container`. `filesystem`: the nodes' own file system
+            is the image's, or, where `image` is given, an unpacked image entered without
+            privileges.
         image: where the image is. `pyxis`: a reference or path for enroot, empty for the job's
-            own reference. `apptainer`: a .sif file. `oci` and `filesystem`: the folder of the
-            unpacked image, as all nodes see it; with `filesystem` empty for the nodes' own.
+            own reference. `enroot` and `squashfs`: a squashfs file. `apptainer`: a .sif or
+            squashfs file. `oci` and `filesystem`: the folder of the unpacked image, as all nodes
+            see it; with `filesystem` empty for the nodes' own.
         image_env: the image's own environment, PATH included, which `oci` and `filesystem` do not
             set by themselves.
         partition: Slurm's partition; empty for the cluster's default.
@@ -76,9 +79,9 @@ class SlurmSite:
     lines: tuple[str, ...] = ()
 
     @property
-    def unpacked(self) -> bool:
-        """Say if an unpacked image's folder becomes the job's root, without privileges."""
-        return self.runtime == "filesystem" and bool(self.image)
+    def entered(self) -> bool:
+        """Say if our own script makes an image the job's root, without privileges."""
+        return self.runtime in ("filesystem", "squashfs") and bool(self.image)
 
 
 def check(job: Job, site: SlurmSite) -> None:
@@ -158,7 +161,7 @@ def _values(job: Job, site: SlurmSite) -> Iterator[str]:
 
 
 def _places(job: Job, site: SlurmSite) -> Iterator[str]:
-    if site.unpacked and not free_places(job, site):
+    if site.entered and not free_places(job, site):
         yield f"binds: one of {', '.join(_TOPS)} must hold nothing that the job needs"
     for path in job.files:
         if not is_absolute(path) or path == "/":

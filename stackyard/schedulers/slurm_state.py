@@ -109,13 +109,13 @@ class SiteFacts:
     Attributes:
         srun_help: the output of `srun --help`, to which plugins add their options.
         oci_conf: true if Slurm's configuration folder has an oci.conf.
-        apptainer: true if `apptainer` is on PATH.
+        programs: which of `apptainer`, `enroot` and `squashfuse` are on PATH.
         namespaces: true if an ordinary user may create user namespaces.
     """
 
     srun_help: str
     oci_conf: bool
-    apptainer: bool
+    programs: frozenset[str]
     namespaces: bool
 
 
@@ -135,7 +135,7 @@ def choose(facts: SiteFacts) -> Choice:
             why="srun has --container-image (pyxis): it takes an image's reference as it is",
         )
     without = "srun has no --container-image (pyxis)"
-    if facts.apptainer:
+    if "apptainer" in facts.programs:
         return Choice(
             runtime="apptainer",
             why=f"{without}, but apptainer is there: it takes a .sif file that all nodes see",
@@ -158,4 +158,27 @@ def choose(facts: SiteFacts) -> Choice:
         runtime="filesystem",
         why=f"{without}, and users may make no namespaces: what the job needs must be installed on"
         " the nodes themselves",
+    )
+
+
+def choose_for_file(facts: SiteFacts) -> Choice:
+    """Choose the runtime that starts a squashfs file; login and worker nodes must be alike."""
+    if "--container-image" in facts.srun_help:
+        return Choice(runtime="pyxis", why="srun has --container-image (pyxis): it takes the file")
+    without = "srun has no --container-image (pyxis)"
+    if facts.namespaces:
+        how = "squashfuse mounts the file"
+        if "squashfuse" not in facts.programs:
+            how = "without squashfuse, nodes unpack the file into their memory"
+        return Choice(
+            runtime="squashfs", why=f"{without}, but users may make namespaces; {how}"
+        )  # fmt: skip
+    without += ", and users may make no namespaces"
+    for name in ("enroot", "apptainer"):
+        if name in facts.programs:
+            return Choice(runtime=name, why=f"{without}, but {name} is there: it takes the file")
+    return Choice(
+        runtime="squashfs",
+        why=f"{without} on this machine, and neither enroot nor apptainer is on PATH: the nodes"
+        " must allow what this machine does not",
     )

@@ -188,6 +188,11 @@ class Companion:
         return self._child.poll() is None
 
     @property
+    def code(self) -> int | None:
+        """Return the program's exit code; None while it runs."""
+        return self._child.poll()
+
+    @property
     def said(self) -> str:
         """Return the program's last lines of output."""
         if not self.running:

@@ -26,6 +26,8 @@ POWERS = (
     "--cap-add=SYS_ADMIN",
     *(f"--security-opt={name}=unconfined" for name in ("seccomp", "apparmor", "systempaths")),
 )
+# What squashfuse needs of a node; where this machine has it.
+FUSE = ("--device=/dev/fuse",) if Path("/dev/fuse").exists() else ()
 # Everything that is not one of these belongs to a job.
 DAEMONS = ("docker-init", "slurmd", "slurmctld", "munged", "slurmstepd")
 
@@ -77,16 +79,17 @@ def wait(condition: object, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def running_cluster(image: str, shared: Path, volume: str) -> Iterator[SlurmCluster]:
+def running_cluster(image: str, shared: Path, volume: str = "") -> Iterator[SlurmCluster]:
     """Start a cluster of `image`; nothing of it is left in the end.
 
     Args:
         shared: an empty folder of this machine.
-        volume: what lies at `IMAGES` on all machines: unpacked images.
+        volume: what lies at `IMAGES` on all machines: unpacked images; nothing does unless named.
     """
     run = f"{LABEL}-{secrets.token_hex(4)}"
     cluster = SlurmCluster(run=run, shared=shared, commands=shared.parent / f"{run}-commands")
     shared.chmod(0o777)
+    images = ("--volume", f"{volume}:{IMAGES}") if volume else ()
     sweep()
     try:
         docker("network", "create", "--internal", *owned(), run)
@@ -94,8 +97,8 @@ def running_cluster(image: str, shared: Path, volume: str) -> Iterator[SlurmClus
         for host in ("ctl", *NODES):
             docker(
                 "run", "--detach", "--init", *owned(), "--name", f"{run}-{host}",
-                "--hostname", host, "--network", run, "--network-alias", host, *POWERS,
-                "--volume", f"{run}:/cluster", "--volume", f"{volume}:{IMAGES}",
+                "--hostname", host, "--network", run, "--network-alias", host, *POWERS, *FUSE,
+                "--volume", f"{run}:/cluster", *images,
                 "--volume", f"{shared}:{shared}", "--entrypoint", "slurm-node", image,
                 "controller" if host == "ctl" else "worker",
             )  # fmt: skip

@@ -1,6 +1,5 @@
 """The three stacks train over two nodes of a real Slurm, end as they should, and leave nothing."""
 
-import json
 import os
 import re
 import signal
@@ -10,22 +9,29 @@ import time
 import pytest
 
 from stackyard.build.builder import Builder
-from stackyard.definitions.project import INSIDE, ROOT, load_project
-from stackyard.launch.job import Job
+from stackyard.definitions.project import INSIDE, ROOT
 from stackyard.mesh.nodes import SMOKE_FOLDER
 from stackyard.schedulers import slurm, slurm_client
 from stackyard.schedulers.slurm_site import SlurmSite
 from stackyard.system.engine import Engine
-from stackyard.validate import smoke, training
 from tests.fleet.emulated import docker
 from tests.fleet.images import build_image
 from tests.fleet.programs import LIGHT
 from tests.fleet.slurm_cluster import IMAGES, LABEL, USER, running_cluster, unpacked, wait
+from tests.fleet.slurm_smoke import (
+    ENDLESS,
+    PROJECT,
+    STACKS,
+    assert_trained,
+    cancelled,
+    events,
+    finished,
+    job,
+    losses,
+)
 
 pytestmark = pytest.mark.engine
 
-# The layout of each stack that is trained here, and whether nodes must share what was prepared.
-STACKS = {"fairseq": ("ddp-2", False), "megatron": ("tp-2", True), "accelerate": ("zero-2", False)}
 # The cluster of this one also has its image unpacked.
 UNPACKED = "fairseq"
 in_one_cluster = pytest.mark.parametrize("cluster", [UNPACKED], indirect=True)
@@ -33,8 +39,6 @@ EVERY = [
     pytest.param(stack, marks=() if stack == UNPACKED else pytest.mark.repeat) for stack in STACKS
 ]
 ROOTFS = f"{IMAGES}/{UNPACKED}"
-ENDLESS = 1_000_000
-PROJECT = load_project()
 
 
 @pytest.fixture(scope="module")
@@ -83,80 +87,11 @@ def submit(cluster, monkeypatch):
         wait(lambda: running.on("ctl", "squeue", "-h") == "", 60)
 
 
-def job(stack, folder, updates=None, **changes):
-    """The smoke of a stack on two nodes, with its records and checkpoints in `folder`."""
-    wanted = PROJECT.definitions.stacks[stack].smoke
-    name, shared_data = STACKS[stack]
-    layout = wanted.layout(name)
-    values = {
-        "text": training.TEXT,
-        "data": folder / "data" if shared_data else f"/tmp/{folder.name}/data",
-        "save": folder / "save",
-        "record": folder / "record",
-        "updates": updates or wanted.updates,
-        "horizon": wanted.horizon,
-        "save_at": wanted.save_at,
-        "ranks": layout.ranks,
-    }
-    files = smoke.workload_files(ROOT / "images" / stack / "smoke")
-    files["stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
-    fields = {
-        "name": stack,
-        "stack": stack,
-        "base": "cpu",
-        "image": f"stackyard/{stack}:cpu",
-        "nodes": 2,
-        "per_node": 1,
-        "device": "cpu",
-        "program": training.fill((*wanted.program, *wanted.args, *layout.args), values),
-        "prepare": (training.fill(wanted.prepare, values),),
-        "env": {"PYTHONPATH": SMOKE_FOLDER, **wanted.env},
-        "folder": SMOKE_FOLDER,
-        "binds": {str(folder): str(folder)},
-        "files": {f"{SMOKE_FOLDER}/{path}": data for path, data in files.items()},
-        "launcher": layout.launcher,
-        "options": layout.options,
-    }
-    return Job(**{**fields, **changes})
-
-
-def events(folder, rank):
-    """What a rank said of itself so far."""
-    path = folder / "record" / f"rank{rank}.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-
-
-def losses(folder, rank):
-    return [event["loss"] for event in events(folder, rank) if event["event"] == "step"]
-
-
-def finished(number, seconds=90):
-    """Follow a job to its end, as a user would; how it ended, and its log."""
-    lines = []
-    wait(lambda: slurm_client.status(number).ended, seconds)
-    return slurm_client.logs(number, True, lines.append), "\n".join(lines)
-
-
 def training_job(submit, **changes):
     """A job that trains on and on, with both ranks some updates on their way."""
     number, folder = submit(updates=ENDLESS, **changes)
     wait(lambda: min(len(losses(folder, rank)) for rank in (0, 1)) > 5, 60)
     return number, folder
-
-
-def assert_trained(found, log, folder):
-    assert (found.state, found.code) == ("done", 0), log[-3000:]
-    starts = [events(folder, rank)[0] for rank in (0, 1)]
-    assert [start["world_size"] for start in starts] == [2, 2]
-    assert {start["host"] for start in starts} == {"node1", "node2"}
-    assert [events(folder, rank)[-1]["event"] for rank in (0, 1)] == ["end", "end"]
-    for rank in (0, 1):
-        assert losses(folder, rank)[-1] < 0.7 * losses(folder, rank)[0]
-    assert losses(folder, 0) == pytest.approx(losses(folder, 1))
-    for label, node in enumerate(("node1", "node2")):
-        assert f"{label}: stackyard: {node}: address " in log
-    assert log.endswith("stackyard: done")
 
 
 def test_a_job_trains_over_two_nodes_of_the_images_own_file_system(cluster, submit):
@@ -177,13 +112,6 @@ def test_a_cancelled_job_leaves_no_process_on_any_node(cluster, submit):
     assert {line.split(":")[0] for line in running.processes()} == {"node1", "node2"}
     cancelled(running, number)
     assert running.on("node2", "find", SMOKE_FOLDER, "-name", "*.py") == ""
-
-
-def cancelled(running, number):
-    """Cancel a job, and see that it is gone soon."""
-    started = time.monotonic()
-    assert slurm_client.cancel(number).state == "cancelled"
-    wait(lambda: running.processes() == [], 10 - (time.monotonic() - started))
 
 
 # Through the command line, as a user would

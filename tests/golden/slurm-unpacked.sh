@@ -57,8 +57,9 @@ image=/images/toy top=/mnt
 root=$top/root
 mount -t tmpfs stackyard "$top"
 mkdir "$top/upper" "$top/work" "$root"
+lower=$image environment=()
 if ! mount -t overlay stackyard \
-  -o "lowerdir=$image,upperdir=$top/upper,workdir=$top/work,userxattr" "$root"; then
+  -o "lowerdir=$lower,upperdir=$top/upper,workdir=$top/work,userxattr" "$root"; then
   echo "stackyard: $HOSTNAME: cannot enter $image: it must be there, and Linux 5.11 or later" >&2
   exit 1
 fi
@@ -70,7 +71,8 @@ for shared in /proc /sys /dev; do bind "$shared" "$shared"; done
 # Names resolve as on the node, where the image has a place for that.
 for shared in /etc/hosts /etc/resolv.conf; do bind "$shared" "$shared" 2> /dev/null || true; done
 bind /data /data
-exec chroot "$root" "$@"
+# Not before now: the image's PATH is not this node's.
+exec env ${environment[@]+"${environment[@]}"} "$(command -v chroot)" "$root" "$@"
 STACKYARD_ENTER
 )
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from stackyard.launch.job import Job
-from stackyard.schedulers import slurm
+from stackyard.schedulers import entering, slurm
 from stackyard.schedulers.slurm_site import SlurmSite
 from tests.golden.conftest import HERE
 
@@ -17,6 +17,8 @@ SITES = {
     "apptainer": SlurmSite(
         runtime="apptainer", image="/images/toy.sif", gpu_option="gpus-per-node",
     ),
+    "enroot": SlurmSite(runtime="enroot", image="/images/toy.sqsh"),
+    "squashfs": SlurmSite(runtime="squashfs", image="/images/toy.sqsh"),
     "oci": SlurmSite(runtime="oci", image="/images/toy", image_env={"PATH": "/opt/bin:/bin"}),
     "filesystem": SlurmSite(runtime="filesystem"),
     "unpacked": SlurmSite(
@@ -27,7 +29,7 @@ FILES = [f"slurm-{name}.sh" for name in SITES]
 
 
 def sample(name):
-    gpus = name in ("pyxis", "apptainer")
+    gpus = name in ("pyxis", "apptainer", "enroot", "squashfs")
     return Job(
         name="toy-ddp",
         stack="toy",
@@ -51,8 +53,8 @@ def parts(name):
     yield slurm.render(job, site)[slurm.SCRIPT]
     yield slurm.render(dataclasses.replace(job, nodes=1), site)[slurm.SCRIPT]
     yield f"#!/bin/bash\n{slurm.node_script(job, site)}"
-    if site.unpacked:
-        yield f"#!/bin/bash\n{slurm.enter_script(job, site)}"
+    if site.entered:
+        yield f"#!/bin/bash\n{entering.enter_script(job, site)}"
 
 
 @pytest.mark.parametrize("name", SITES)

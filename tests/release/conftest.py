@@ -212,9 +212,11 @@ def proven(image):
 
 @pytest.fixture(scope="session")
 def programs():
-    """What a user is told to have here: an ssh client."""
-    if shutil.which("ssh") is None:
-        for words in (["update", "-q"], ["install", "-y", "-q", "openssh-client"]):
+    """What a user is told to have here: an ssh client, and what makes squashfs files."""
+    packages = {"ssh": "openssh-client", "mksquashfs": "squashfs-tools"}
+    missing = [package for name, package in packages.items() if shutil.which(name) is None]
+    if missing:
+        for words in (["update", "-q"], ["install", "-y", "-q", *missing]):
             subprocess.run(["apt-get", *words], check=True, capture_output=True)
 
 

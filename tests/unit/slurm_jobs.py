@@ -7,7 +7,10 @@ from typing import Any
 from stackyard.launch.job import Job
 from stackyard.schedulers.slurm_site import SlurmSite
 
-PLACES = {"pyxis": "", "apptainer": "/images/toy.sif", "oci": "/images/toy", "filesystem": ""}
+PLACES = {
+    "apptainer": "/images/toy.sif", "enroot": "/images/toy.sqsh", "squashfs": "/images/toy.sqsh",
+    "oci": "/images/toy",
+}  # fmt: skip
 
 
 def job(**changes: Any) -> Job:

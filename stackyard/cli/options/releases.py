@@ -90,6 +90,14 @@ class PullRequest:
     signers: Signers = ""
     via: Annotated[str, Option("hosts: they pass it on; registry: each pulls by itself")] = "hosts"
     mirror: Annotated[str, Option("the site's own mirror: each pulls from there", "HOST:PORT")] = ""
+    as_: Annotated[
+        str,
+        Option("image: into engines; squashfs: one file, for machines without an engine"),
+    ] = "image"
+    into: Annotated[
+        str,
+        Option("--as squashfs: where the file goes (~/.cache/stackyard/squashfs)", "FOLDER"),
+    ] = ""
     max_unavailable: Annotated[
         int, Option("how many hosts may fail without the command failing", least=0)
     ] = 0

@@ -20,6 +20,9 @@ from stackyard.cli.option import (
 )
 
 LEASE = 60.0
+Runtime = Annotated[
+    str, Option("on Slurm, how nodes enter the image: pyxis, squashfs, ... (site.yml's)")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,7 @@ class RunRequest(JobRequest):
     on: On = ""
     nodes: Annotated[int | None, Option("with --on: how many nodes take part", least=1)] = None
     site: Site = ""
+    runtime: Runtime = ""
     image: Annotated[
         str,
         Option(
@@ -159,7 +163,10 @@ class ExportRequest(JobRequest):
     gpus: Annotated[int | None, Option("GPUs of the whole job; 0 trains on CPU ranks", least=0)] = (
         None
     )
-    image: Annotated[str, Option("the image, as the cluster names it")] = ""
+    image: Annotated[
+        str, Option("the image, as the cluster names it; a path of the nodes (a squashfs file)")
+    ] = ""
+    runtime: Runtime = ""
     site: Annotated[str, Option("the cluster's settings (site.yml, if it is there)", "FILE")] = ""
     name: Annotated[str, Option("the job's name (what runs and the time, unless given)")] = ""
     out: Annotated[str, Option("the folder to make (./NAME)", "FOLDER")] = ""

@@ -60,6 +60,7 @@ def arguments_of(
     return ClusterArguments(
         engine=engine, stack=asked.stack, nodes=asked.nodes or 0, per_node=asked.per_node,
         gpus=asked.gpus, base=asked.base, image=asked.image, site=asked.site, name=asked.name,
+        runtime=asked.runtime,
         others=others or {}, example=asked.example, words=asked.words, launcher=asked.launcher,
         settings=asked.set, save=asked.save, folder=asked.folder, env=asked.env,
     )  # fmt: skip

@@ -6,9 +6,7 @@ Owns the meaning of their arguments. `release.pull` and `release.prune` take the
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,10 @@ from stackyard.build.choice import decide
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.releases import PullRequest
-from stackyard.cli.release_view import progress_text, pull_table, seen_lines
+from stackyard.cli.release_view import progress_text, seen_lines
+from stackyard.cli.steps import pull_file
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
+from stackyard.cli.steps.pulled import require_no_way_back, told
 from stackyard.cli.steps.release import find_signers, open_registry, seen_value
 from stackyard.definitions.document import nearest
 from stackyard.definitions.project import load_project
@@ -29,17 +29,19 @@ from stackyard.mesh.runs import Reached, reached
 from stackyard.mesh.survey import choose_network
 from stackyard.release import prune as pruning
 from stackyard.release import verify
+from stackyard.release.goods import ImageGoods
 from stackyard.release.layer_source import LayerSource
 from stackyard.release.pull import Puller, name_image
 from stackyard.release.receiver import Progress
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
-from stackyard.release.statement import later_revision
 from stackyard.release.verify import Verified
 from stackyard.system.engine import Engine
-from stackyard.system.errors import EngineError, ReleaseError, UsageError
+from stackyard.system.errors import EngineError, UsageError
 
 VIAS = ("hosts", "registry")
+SQUASHFS = "squashfs"
+KINDS = ("image", SQUASHFS)
 
 
 def pull(terminal: Terminal, given: PullRequest) -> Answer:
@@ -47,12 +49,7 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
     project = load_project()
     chosen = decide(project, given.stack, given.base)
     name, base = chosen.stack, chosen.base.name
-    if given.via not in VIAS:
-        raise UsageError(
-            f"--via is {' or '.join(VIAS)}, not {given.via!r}",
-            why=nearest(given.via, VIAS),
-            hint=f"invoke pull {name} --via hosts",
-        )
+    _require_sense(given, name)
     reference = given.release or f"{name}-{base}-latest"
     signers = find_signers(given.signers)
     with open_registry(project, given.from_, "--from") as registry:
@@ -69,12 +66,37 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
             terminal.note(f"{found.release.name}: {why}")
         for text in seen_lines(seen):
             terminal.text(f"{found.release.name}: {text}")
-        if not given.hosts and not Path(HOSTS_FILE).is_file():
+        here = not given.hosts and not Path(HOSTS_FILE).is_file()
+        if given.as_ == SQUASHFS:
+            pull_one = pull_file.pull_here if here else pull_file.pull_hosts
+            value, code = pull_one(registry, found, signers, given, terminal)
+        elif here:
             value, code = _pull_here(registry, found, given, terminal)
         else:
             with reached(load_fleet(given.hosts)) as hosts:
                 value, code = _pull_hosts(registry, found, signers, hosts, given, terminal)
         return {**value, **seen, "attested": list(found.attested)}, code
+
+
+def _require_sense(given: PullRequest, stack: str) -> None:
+    """Check options that have few values, and options that exclude each other.
+
+    Raises:
+        UsageError: one makes no sense.
+    """
+    for option, value, values in (("via", given.via, VIAS), ("as", given.as_, KINDS)):
+        if value not in values:
+            raise UsageError(
+                f"--{option} is {' or '.join(values)}, not {value!r}",
+                why=nearest(value, values),
+                hint=f"invoke pull {stack} --{option} {values[0]}",
+            )
+    if given.as_ != SQUASHFS and given.into:
+        raise UsageError("--into names the folder of a file", why="engines have a place of their"
+                         " own for images", hint=f"--as {SQUASHFS}")  # fmt: skip
+    if given.as_ == SQUASHFS and (given.via != VIAS[0] or given.mirror):
+        raise UsageError("a registry holds layers, no squashfs file: hosts cannot pull one",
+                         hint="leave out --via and --mirror")  # fmt: skip
 
 
 def _pull_here(
@@ -85,7 +107,7 @@ def _pull_here(
     started = time.monotonic()
     with Engine() as engine:
         if not given.release:
-            _require_no_way_back({"this machine": _tags(engine, place)}, entry.name)
+            require_no_way_back({"this machine": _tags(engine, place)}, entry.name)
         terminal.say(entry.stack, f"pulling {entry.size / 1e6:.0f} MB at most")
         _take(engine, f"{place}@{entry.digest}", found, place)
     seconds = round(time.monotonic() - started, 2)
@@ -97,24 +119,6 @@ def _tags(engine: Engine, place: str) -> list[str]:
     """Return the tags of a repository that an engine holds."""
     names = [name for image in engine.held_images() for name in image.tags]
     return [name.removeprefix(f"{place}:") for name in names if name.startswith(f"{place}:")]
-
-
-def _require_no_way_back(held: Mapping[str, list[str]], name: str) -> None:
-    """Check that no engine holds a later release than the registry's newest.
-
-    A user who may push can move a tag back to an older release, whose signature is still valid.
-
-    Raises:
-        ReleaseError: an engine does.
-    """
-    for who, tags in held.items():
-        later = later_revision(name, tags)
-        if later:
-            raise ReleaseError(
-                f"the registry's newest release is {name}, but {who} holds {later}",
-                why="the tag was moved back, or later ones were removed",
-                hint=f"if that was meant: --release {name}",
-            )
 
 
 def _take(engine: Engine, reference: str, found: Verified, place: str) -> None:
@@ -139,7 +143,7 @@ def _pull_hosts(
     on_each(hosts.links, sweep)
     if not given.release:
         held, _ = on_each(hosts.links, lambda link: _tags(link.engine, place))
-        _require_no_way_back(held, entry.name)
+        require_no_way_back(held, entry.name)
     if given.via == "registry" or given.mirror:
         progress = _each_pulls(registry, found, hosts, given, terminal)
     else:
@@ -154,15 +158,15 @@ def _pull_hosts(
         Spool(cache_folder(os.environ)).forget_old()
         source = LayerSource(registry, cache_folder(os.environ), sizes)
         puller = Puller(
-            links, seen, network, found, signers.read_bytes(), source.read,
+            links, seen.facts, network, found, signers.read_bytes(), source.read,
             lambda progress: terminal.say(entry.stack, progress_text(progress)),
         )  # fmt: skip
-        puller.pull(registry.blob(found.config))
+        puller.pull(ImageGoods(found, seen, registry.blob(found.config)))
         progress, fetched = puller.progress, source.fetched
         name_image(links, progress, found, place)
     for name, error in hosts.failed.items():
         progress[name] = Progress(state="failed", why=error.what.removeprefix(f"{name}: "))
-    return _told(found, progress, fetched, time.monotonic() - started, given, terminal)
+    return told(found, progress, fetched, time.monotonic() - started, given, terminal)
 
 
 def prune(terminal: Terminal, hosts_: str, keep: int, *, dry_run: bool) -> Answer:
@@ -206,32 +210,3 @@ def _each_pulls(
         for name, error in on_each(links, one)[1].items():
             progress[name].state, progress[name].why = "failed", error.what
     return progress
-
-
-def _told(
-    found: Verified, progress: Mapping[str, Progress], fetched: int, seconds: float,
-    given: PullRequest, terminal: Terminal,
-) -> tuple[Any, int]:  # fmt: skip
-    entry = found.release
-    failed = sorted(name for name, mark in progress.items() if mark.state == "failed")
-    times = sorted(mark.seconds for mark in progress.values() if mark.state == "pulled")
-    moved = sum(mark.moved for mark in progress.values())
-    whole = entry.size * sum(mark.state in ("pulled", "held") for mark in progress.values())
-    value = {
-        "release": entry.name, "digest": entry.digest, "image_id": entry.image_id,
-        "signer": found.signer, "proven": entry.proven, "seconds": round(seconds, 2),
-        "p50_seconds": round(statistics.median(times), 2) if times else None,
-        "p99_seconds": times[min(len(times) - 1, int(0.99 * len(times)))] if times else None,
-        "from_registry_bytes": fetched, "saved_bytes": max(0, whole - fetched),
-        "moved_bytes": moved,
-        "hosts": {
-            name: {"state": m.state, "seconds": m.seconds, "bytes": m.moved, "digest": m.digest,
-                   "why": m.why}
-            for name, m in sorted(progress.items())
-        },
-    }  # fmt: skip
-    terminal.table(pull_table(value))
-    if failed:
-        terminal.text(f"{len(failed)} of {len(progress)} hosts do not have it:"
-                      f" {', '.join(failed)}; the same command goes on where it was")  # fmt: skip
-    return value, 1 if len(failed) > given.max_unavailable else 0

@@ -71,6 +71,7 @@ def given(**changes):
         ("run fairseq --nodes 2 --hosts a --lease 5 -- b", "clusters"),
         ("run fairseq --site a -- b", "clusters"),
         ("run fairseq --out a -- b", "clusters"),
+        ("run fairseq --runtime pyxis -- b", "clusters"),
         ("run fairseq --example lm-ddp", "run"),
         ("status --on slurm --job 7", "clusters"),
         ("status --job 7", "clusters"),
@@ -90,10 +91,11 @@ def test_a_request_is_handed_down_whole():
     asked = RunRequest(
         stack="fairseq", on="slurm", nodes=2, per_node=3, gpus=0, base="cpu", image="i", site="s",
         name="n", example="e", words=("-w",), launcher="l", set="a=1", save="/s", folder="/f",
+        runtime="r",
     )  # fmt: skip
     assert clusters.arguments_of(asked, asked.on) == given(
         nodes=2, per_node=3, gpus=0, base="cpu", image="i", site="s", name="n", example="e",
-        words=("-w",), launcher="l", settings="a=1", save="/s", folder="/f",
+        words=("-w",), launcher="l", settings="a=1", save="/s", folder="/f", runtime="r",
     )  # fmt: skip
 
 
@@ -122,7 +124,7 @@ def here(monkeypatch, tmp_path):
     def nothing(*args, **named):
         raise EngineError("no engine")
 
-    def missing():
+    def missing(*, file):
         raise NothingToRunOn("scontrol is not on this machine")
 
     monkeypatch.setattr(request, "Engine", nothing)
@@ -246,11 +248,33 @@ def test_a_wrong_site_is_refused_with_its_lines(here):
 
 def test_the_runtime_is_found_where_slurm_is(here, monkeypatch):
     monkeypatch.setattr(
-        request.slurm_client, "detect", lambda: Choice(runtime="pyxis", why="srun has it")
+        request.slurm_client, "detect", lambda file: Choice(runtime="pyxis", why="srun has it")
     )
     found = made()
     assert found.site.runtime == "pyxis"
     assert "runtime pyxis: srun has it" in found.notes
+
+
+def test_what_is_typed_of_the_image_stands_above_the_site(here):
+    site(here, "slurm: {runtime: pyxis, image: lab/toy, partition: gpu}")
+    found = made(runtime="squashfs", image="/images/toy.sqsh").site
+    assert found == SlurmSite(runtime="squashfs", image="/images/toy.sqsh", partition="gpu")
+    assert made(image=FAR).site.image == "lab/toy", "a reference is the job's"
+    assert "did you mean 'squashfs'?" in refused(runtime="squash")
+    assert "--runtime: for Slurm" in refused(engine="kubernetes", runtime="squashfs")
+
+
+@pytest.mark.parametrize(
+    ("image", "file"), [("/a.sqsh", True), ("/a.squashfs", True), ("/a.sif", False), ("/a", False)]
+)
+def test_a_squashfs_file_is_looked_for_a_runtime_of_its_own(here, monkeypatch, image, file):
+    asked = []
+    monkeypatch.setattr(
+        request.slurm_client, "detect",
+        lambda file: asked.append(file) or Choice(runtime="pyxis", why="srun has it"),
+    )  # fmt: skip
+    made(image=image)
+    assert asked == [file]
 
 
 def test_an_unknown_runtime_is_said_with_what_to_write(here):

@@ -136,6 +136,12 @@ def test_every_host_that_does_not_answer_is_told_and_the_others_are_there(fake, 
     assert sorted(Reached.closed) == ["a", "b", "bare"]
 
 
+def test_hosts_without_an_engine_are_reached_where_none_is_needed(fake, tmp_path):
+    with linked(hosts("a", "down", "bare"), tmp_path, engines=False) as (links, failed):
+        assert (list(links), list(failed)) == (["a", "bare"], ["down"])
+    assert sorted(Reached.closed) == ["a", "bare"]
+
+
 def test_all_links_are_closed_whatever_happens(fake, tmp_path):
     with pytest.raises(KeyError), linked(hosts("a", "b"), tmp_path):
         raise KeyError

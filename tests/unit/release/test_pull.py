@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from stackyard.cli.release_view import progress_text, pull_table, release_table
-from stackyard.release import pull
+from stackyard.release import goods
 from stackyard.release.receiver import Progress, Receiver, read_answer
 from stackyard.system.errors import StackyardError
 
@@ -98,7 +98,7 @@ def test_a_wrong_signature_is_told_before_anything_is_sent():
     ],
 )
 def test_an_engine_with_containerd_s_store_gets_whole_parcels(info, takes):
-    assert pull.takes_parts(info) is takes
+    assert goods.takes_parts(info) is takes
 
 
 def test_bytes_that_were_there_do_not_count_as_moved():

@@ -9,8 +9,9 @@ import pytest
 
 from stackyard.mesh import owner
 from stackyard.release import parcel, receiver, relay
-from stackyard.release.parcel import Parcel, make_parcel
+from stackyard.release.parcel import Parcel, WholeFile, make_parcel
 from stackyard.release.relay import Keys, Stop, successors
+from stackyard.scan.oci import digest_of
 from stackyard.system import signing
 from stackyard.system.archive import pack
 from tests.unit.release.test_parcel import read_pieces
@@ -312,3 +313,72 @@ def test_an_engine_that_does_not_take_the_image_is_told(host):
     host.program("docker", "#!/bin/sh\nexit 1\n")
     code, said = host.keep()
     assert code == 1 and "failed its engine did not take the image" in said
+
+
+# One file in place of an image
+
+
+@pytest.fixture
+def filed(host):
+    """Keep a file of these bytes: exit code, output, and the path that it was to have."""
+
+    def keep(data=b"x" * 5000, *, came=None, target=None):
+        target = target or host.folder / "images" / "a b.sqsh"
+        host.into.write_bytes(data if came is None else came)
+        files = relay.file_plan(WholeFile(digest=digest_of(data), size=len(data)), str(target))
+        for name, content in files.items():
+            (host.keys / name).write_bytes(content)
+        return *host.run("keep", plan=files["plan"]), target
+
+    return keep
+
+
+def test_a_file_gets_its_path_when_all_of_it_is_there_and_right(host, filed):
+    code, said, target = filed(b"y" * 9000)
+    assert (code, said) == (0, "loaded\n")
+    assert target.read_bytes() == b"y" * 9000
+    assert target.stat().st_mode & 0o777 == 0o644, "jobs of others read it"
+    assert [path.name for path in target.parent.iterdir()] == ["a b.sqsh"]
+    assert target.stat().st_ino == host.into.stat().st_ino, "no second copy on one file system"
+    assert (host.keys / "over").read_text() == f"{host.into}\n"
+
+
+def test_a_file_is_copied_where_the_folder_is_another_file_system(host, filed):
+    host.program("ln", "#!/bin/sh\nexit 1\n")
+    code, _, target = filed()
+    assert code == 0 and target.read_bytes() == b"x" * 5000
+    assert target.stat().st_ino != host.into.stat().st_ino
+
+
+def test_a_file_that_was_changed_on_its_way_gets_no_path(host, filed):
+    data = b"x" * 5000
+    code, said, target = filed(data, came=data[:-1] + b"y")
+    assert (code, said) == (1, f"failed the file that came is not {digest_of(data)}\n")
+    assert not target.parent.exists()
+    assert (host.keys / "over").exists(), "the next pull must not go on with it"
+
+
+def test_a_folder_that_cannot_be_written_is_told(host, filed):
+    (host.folder / "file").write_bytes(b"")
+    target = host.folder / "file" / "x.sqsh"
+    code, said, _ = filed(target=target)
+    assert code == 1 and f"failed it cannot be written to {target}" in said
+
+
+def test_what_is_half_written_goes_with_the_keys(host, filed):
+    """A copy that never ends, and an owner that removes the keys meanwhile."""
+    host.program("ln", "#!/bin/sh\nexit 1\n")
+    host.program(
+        "cp", f'#!/bin/sh\n: > "$2"\n. "{host.keys}/owner.sh"\nremove "{host.keys}"\nexit 1\n'
+    )
+    code, _, target = filed()
+    assert code == 1
+    assert list(target.parent.iterdir()) == [] and not host.keys.exists()
+
+
+def test_a_parcel_of_one_file_is_read_from_any_byte():
+    parcel = WholeFile(digest="sha256:" + 64 * "a", size=10)
+    (piece,) = parcel.pieces(4)
+    assert (piece.digest, piece.start, piece.size) == (parcel.digest, 4, 6)
+    assert list(parcel.pieces(10)) == []
+    assert parcel.name != WholeFile(digest="sha256:" + 64 * "b", size=10).name

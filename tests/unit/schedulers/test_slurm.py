@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from stackyard.schedulers import slurm
+from stackyard.gpu import access
+from stackyard.schedulers import entering, slurm
 from stackyard.system.errors import UsageError
 from tests.unit.slurm_jobs import job, site
 
@@ -45,6 +46,12 @@ def command(text):
          " --container-remap-root --container-mounts=/on/nodes:/data"),
         ("apptainer", {}, "apptainer exec --cleanenv --no-home --writable-tmpfs --fakeroot"
          " --bind /on/nodes:/data /images/toy.sif"),
+        ("apptainer", {"image": "/images/toy.sqsh"}, "apptainer exec --cleanenv --no-home"
+         " --writable-tmpfs --fakeroot --bind /on/nodes:/data /images/toy.sqsh"),
+        ("enroot", {}, "enroot start --root --rw"
+         " --mount /on/nodes:/data:none:x-create=auto,rbind /images/toy.sqsh"),
+        ("squashfs", {}, "unshare --user --map-root-user --mount --pid --fork --kill-child"
+         ' bash -c "$enter" enter'),
         ("oci", {}, '--container="$bundle"'),
         ("filesystem", {"image": "/images/toy"},
          'unshare --user --map-root-user --mount bash -c "$enter" enter'),
@@ -81,6 +88,8 @@ def test_gpus_are_asked_for_as_the_site_wants_it():
     assert "--gpus-per-node=h100:8" in slurm.directives(on_gpus, named)
     assert not [word for word in slurm.directives(job(), site()) if "gpu" in word]
     assert " --nv " in command(script(on_gpus, site("apptainer")))
+    assert " --env NVIDIA_VISIBLE_DEVICES=all " in command(script(on_gpus, site("enroot")))
+    assert "NVIDIA" not in command(script(job(), site("enroot")))
 
 
 def test_gpus_are_looked_for_before_anything_is_prepared():
@@ -176,11 +185,34 @@ def test_the_bundle_gives_the_job_nothing_but_its_own_user():
 
 
 def test_an_unpacked_image_is_put_together_where_nothing_is_needed():
-    text = slurm.enter_script(
+    text = entering.enter_script(
         job(binds={"/data": "/mnt/data"}), site("filesystem", image="/media/toy")
     )
     assert "image=/media/toy top=/srv" in text
     assert "bind /mnt/data /data" in text
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_every_runtime_that_starts_a_file_has_a_line(gpus):
+    lines = entering.by_hand("/my images/toy.sqsh", "toy", "cpu", gpus=gpus)
+    assert {name: line.seen for name, line in lines.items()} == {
+        "squashfs": True, "pyxis": False, "enroot": False, "apptainer": False,
+    }  # fmt: skip
+    for line in lines.values():
+        words = shlex.split(line.text)
+        assert words[-1] == "COMMAND"
+        assert [word for word in words if word.endswith("/my images/toy.sqsh")]
+    assert ("--nv" in lines["apptainer"].text) == gpus
+    assert ("NVIDIA_VISIBLE_DEVICES=all" in lines["enroot"].text) == gpus
+
+
+def test_the_drivers_libraries_stand_before_the_images_own():
+    on_gpus = job(device="cuda")
+    where = site("squashfs", image_env={"LD_LIBRARY_PATH": "/opt/lib"})
+    env = slurm.environment(on_gpus, where)
+    assert env["LD_LIBRARY_PATH"] == f"{access.LIBRARIES}:/opt/lib"
+    assert "LD_LIBRARY_PATH" not in slurm.environment(on_gpus, site("squashfs"))
+    assert slurm.environment(job(), where)["LD_LIBRARY_PATH"] == "/opt/lib"
 
 
 # What bash makes of the part that nodes run, beside made-up `ip` and `torchrun`

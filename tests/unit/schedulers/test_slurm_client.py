@@ -153,6 +153,7 @@ def test_looking_at_a_site_asks_slurm_and_the_kernel(slurm, tmp_path):
     answers = {"scontrol": [(0, config)], "srun": [(0, "  --container  Path to OCI bundle")]}
     found = slurm(missing=("apptainer",), **answers, unshare=[(1, "")])
     assert slurm_client.detect().runtime == "oci"
+    assert slurm_client.detect(file=True).runtime == "enroot"
     assert {call[0] for call in found.called} == {"scontrol", "srun", "unshare"}
     (tmp_path / "oci.conf").unlink()
     assert "users may make no namespaces" in slurm_client.detect().why

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stackyard.gpu import access
 from stackyard.schedulers import slurm
 from tests.unit.slurm_jobs import job, site
 from tests.unit.standins import StandIns
@@ -95,6 +96,7 @@ os.execvpe(found.command[0], found.command, env)
 UNSHARE = """#!/bin/sh
 [ "$1 $2 $3" = "--user --map-root-user --mount" ] || exit 64
 shift 3
+if [ "$1 $2 $3" = "--pid --fork --kill-child" ]; then shift 3; fi
 exec "$@"
 """
 CHROOT = """#!/bin/sh
@@ -377,4 +379,146 @@ def test_an_image_that_cannot_be_entered_is_named_and_nothing_trains(cluster):
     done = cluster.run(text, SLURM_JOB_NODELIST="node1")
     assert done.returncode == 1
     assert "0: stackyard: node1: cannot enter /images/toy: it must be there" in done.stdout
+    assert cluster.programs.calls("torchrun") == []
+
+
+# A squashfs file: the same root, above what squashfuse or unsquashfs makes of the file
+
+# It writes down which signals it ignores.
+SQUASHFUSE = """#!/bin/sh
+mkdir -p "$2/etc"
+printf 'PATH=%s\\nTOLD=it has blanks\\n# no variable\\nA-B=c\\n' "$PATH" > "$2/etc/environment"
+awk '/^SigIgn/ { print $2 }' /proc/$$/status > "$(dirname "$0")/../ignored"
+"""
+UNSQUASHFS = """#!/bin/sh
+for folder in "$@"; do case $before in -dest) break ;; esac; before=$folder; done
+mkdir -p "$folder/etc" && echo "TOLD=unpacked" > "$folder/etc/environment"
+"""
+
+
+@pytest.fixture
+def squashed(cluster):
+    """Give the job that a squashfs file of the test is entered for, and run it on one node."""
+    image = cluster.folder / "toy.sqsh"
+    image.write_bytes(b"")
+    cluster.programs.program("squashfuse", SQUASHFUSE)
+
+    def run(**changes):
+        wanted = job(folder=str(cluster.folder), nodes=1, **changes)
+        text = script(wanted, site("squashfs", image="/images/toy.sqsh"))
+        top = cluster.folder / "top"
+        top.mkdir(exist_ok=True)
+        text = text.replace(" top=/mnt\n", f" top={top}\n").replace("/images/toy.sqsh", str(image))
+        return cluster.run(text, SLURM_JOB_NODELIST="node1"), top
+
+    return run
+
+
+def test_a_squashfs_file_becomes_the_root_below_a_layer_in_memory(cluster, squashed):
+    done, top = squashed()
+    assert (done.returncode, done.stderr) == (0, "")
+    mounts = [call["argv"] for call in cluster.programs.calls("mount")]
+    layers = f"lowerdir={top}/lower,upperdir={top}/upper,workdir={top}/work,userxattr"
+    assert mounts[1] == ["-t", "overlay", "stackyard", "-o", layers, f"{top}/root"]
+    assert mounts[2] == ["-t", "proc", "proc", f"{top}/root/proc"], "of its own namespace"
+    places = ("/sys", "/dev", "/etc/hosts", "/etc/resolv.conf")
+    assert mounts[3:] == [["--rbind", place, f"{top}/root{place}"] for place in places]
+    (call,) = cluster.programs.calls("torchrun")
+    assert call["env"]["TOLD"] == "it has blanks", "the image's own variables"
+    assert "unpacking" not in done.stdout
+
+
+def test_what_serves_the_file_outlives_the_signals_of_slurm(cluster, squashed):
+    assert squashed()[0].returncode == 0
+    ignored = int((cluster.folder / "ignored").read_text(), 16)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        assert ignored & 1 << (number - 1)
+
+
+def test_variables_of_the_job_take_precedence_over_the_images(cluster, squashed):
+    assert squashed(env={"TOLD": "by the job"})[0].returncode == 0
+    (call,) = cluster.programs.calls("torchrun")
+    assert call["env"]["TOLD"] == "by the job"
+
+
+def test_where_squashfuse_fails_the_file_is_unpacked_and_the_reason_is_said(cluster, squashed):
+    cluster.programs.program("squashfuse", "#!/bin/sh\necho fuse: device not found\nexit 1\n")
+    cluster.programs.program("unsquashfs", UNSQUASHFS)
+    done, _ = squashed()
+    assert done.returncode == 0
+    assert "(fuse: device not found): unpacking it into memory by unsquashfs" in done.stdout
+    (call,) = cluster.programs.calls("torchrun")
+    assert call["env"]["TOLD"] == "unpacked"
+
+
+def test_a_node_that_can_neither_mount_nor_unpack_is_named(cluster, squashed):
+    cluster.programs.program("squashfuse", "#!/bin/sh\nexit 1\n")
+    cluster.programs.program("unsquashfs", "#!/bin/sh\necho FATAL: no space\nexit 1\n")
+    done, _ = squashed()
+    assert done.returncode == 1
+    assert "0: FATAL: no space" in done.stdout
+    assert "node1: cannot enter" in done.stdout and "/dev/fuse is needed" in done.stdout
+    assert cluster.programs.calls("torchrun") == []
+
+
+def test_a_node_without_the_file_is_named_with_how_to_bring_it(cluster, squashed):
+    (cluster.folder / "toy.sqsh").unlink()
+    done, _ = squashed()
+    assert done.returncode == 1
+    assert "node1: cannot read" in done.stdout and "invoke pull --as squashfs" in done.stdout
+    assert cluster.programs.calls("torchrun") == []
+
+
+def test_a_node_that_hides_parts_of_proc_is_named(cluster, squashed):
+    cluster.programs.program("mount", '#!/bin/sh\n[ "$2" != proc ]\n')
+    done, _ = squashed()
+    assert done.returncode == 1 and "cannot mount /proc of a namespace" in done.stdout
+
+
+LDCONFIG = """#!/bin/sh
+while read -r name; do
+  printf '\\t%s (libc6,x86-64) => %s/%s\\n' "$name" "$LIBS" "$name"
+done < "$LIBS/list"
+"""
+
+
+@pytest.fixture
+def driver(cluster):
+    """Install libraries of a driver on the nodes."""
+    folder = cluster.folder / "libs"
+    folder.mkdir()
+
+    def install(*names):
+        (folder / "list").write_text("".join(f"{name}\n" for name in names))
+        for name in names:
+            (folder / name).write_bytes(b"")
+        cluster.programs.program("ldconfig", LDCONFIG.replace("$LIBS", str(folder)))
+        cluster.programs.program("nvidia-smi", "#!/bin/sh\n")
+        return folder
+
+    return install
+
+
+def test_the_nodes_driver_goes_where_its_libraries_are_looked_for(cluster, squashed, driver):
+    folder = driver(*access.REQUIRED, "libnvidia-gpucomp.so.580.1", "libz.so.1")
+    done, top = squashed(device="cuda")
+    assert done.returncode == 0, done.stdout
+    mounts = [call["argv"] for call in cluster.programs.calls("mount")]
+    place = f"{top}/root{access.LIBRARIES}"
+    bound = {words[2]: words[1] for words in mounts if words[2].startswith(place)}
+    assert bound == {
+        **{f"{place}/{name}": f"{folder}/{name}" for name in access.REQUIRED},
+        f"{place}/libnvidia-gpucomp.so.580.1": f"{folder}/libnvidia-gpucomp.so.580.1",
+        f"{place}/libcuda.so": f"{place}/libcuda.so.1",
+    }
+    (call,) = cluster.programs.calls("torchrun")
+    assert call["env"]["LD_LIBRARY_PATH"] == access.LIBRARIES
+    assert call["env"]["TRITON_LIBCUDA_PATH"] == access.LIBRARIES
+
+
+def test_a_node_whose_driver_lacks_a_library_is_named(cluster, squashed, driver):
+    driver(*access.REQUIRED[:-1])
+    done, _ = squashed(device="cuda")
+    assert done.returncode == 1
+    assert f"node1: the NVIDIA driver's {access.REQUIRED[-1]} is not where" in done.stdout
     assert cluster.programs.calls("torchrun") == []

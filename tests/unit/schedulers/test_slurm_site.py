@@ -81,6 +81,8 @@ def test_a_job_that_does_not_fit_is_refused(changes, says):
         ({"image": "--uid=0"}, "image '--uid=0'"),
         ({"image_env": {"A-B": "x"}}, "env 'A-B'"),
         ({"runtime": "apptainer"}, "needs the image's path"),
+        ({"runtime": "squashfs"}, "needs the image's path"),
+        ({"runtime": "enroot", "image": "toy.sqsh"}, "an absolute path"),
         ({"runtime": "apptainer", "image": "toy.sif"}, "an absolute path"),
         ({"runtime": "oci", "image": "/images/a,b"}, "an absolute path"),
         ({"runtime": "filesystem", "image": "/"}, "an absolute path"),

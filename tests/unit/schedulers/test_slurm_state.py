@@ -7,6 +7,7 @@ from stackyard.schedulers.slurm_state import (
     STATES,
     SiteFacts,
     choose,
+    choose_for_file,
     parse_accounted,
     parse_job,
 )
@@ -95,15 +96,16 @@ def test_accounting_is_read_without_its_steps():
 
 PYXIS = "  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n  --container-mounts=SRC:DST\n"
 PLAIN = "  --container             Path to OCI container bundle\n"
-NOTHING = {"srun_help": PLAIN, "oci_conf": False, "apptainer": False, "namespaces": False}
+NOTHING = {"srun_help": PLAIN, "oci_conf": False, "programs": frozenset(), "namespaces": False}
+APPTAINER = {"programs": frozenset({"apptainer"})}
 
 
 @pytest.mark.parametrize(
     ("facts", "runtime", "words"),
     [
-        ({"srun_help": PLAIN + PYXIS, "apptainer": True, "oci_conf": True}, "pyxis",
+        ({"srun_help": PLAIN + PYXIS, **APPTAINER, "oci_conf": True}, "pyxis",
          "srun has --container-image"),
-        ({"apptainer": True, "oci_conf": True}, "apptainer", "no --container-image (pyxis), but"),
+        ({**APPTAINER, "oci_conf": True}, "apptainer", "no --container-image (pyxis), but"),
         ({"oci_conf": True, "namespaces": True}, "oci", "has an oci.conf"),
         ({"oci_conf": True, "srun_help": ""}, "filesystem", "no namespaces"),
         ({"namespaces": True}, "filesystem", "an unpacked image"),
@@ -114,3 +116,22 @@ def test_the_choice_of_a_runtime_says_why(facts, runtime, words):
     found = choose(SiteFacts(**{**NOTHING, **facts}))
     assert found.runtime == runtime
     assert words in found.why
+
+
+BOTH = {"programs": frozenset({"apptainer", "enroot", "squashfuse"})}
+
+
+@pytest.mark.parametrize(
+    ("facts", "runtime", "words"),
+    [
+        ({"srun_help": PYXIS, "namespaces": True}, "pyxis", "it takes the file"),
+        ({**BOTH, "namespaces": True, "oci_conf": True}, "squashfs", "squashfuse mounts the file"),
+        ({"namespaces": True}, "squashfs", "unpack the file into their memory"),
+        (BOTH, "enroot", "may make no namespaces, but enroot is there"),
+        (APPTAINER, "apptainer", "apptainer is there"),
+        ({}, "squashfs", "the nodes must allow what this machine does not"),
+    ],
+)
+def test_the_choice_for_a_file_says_why(facts, runtime, words):
+    found = choose_for_file(SiteFacts(**{**NOTHING, **facts}))
+    assert (found.runtime, words in found.why) == (runtime, True), found.why

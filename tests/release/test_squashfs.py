@@ -1,0 +1,230 @@
+"""Releases as one file: on hosts without an engine, training on Slurm nodes without docker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tarfile
+import time
+
+import pytest
+
+from stackyard.build.base_image import base_reference
+from stackyard.schedulers import slurm, slurm_client
+from stackyard.schedulers.slurm_site import SlurmSite
+from tests.fleet.emulated import docker
+from tests.fleet.images import build_image
+from tests.fleet.slurm_cluster import LABEL, NODES, running_cluster, wait
+from tests.fleet.slurm_smoke import (
+    ENDLESS,
+    PROJECT,
+    assert_trained,
+    cancelled,
+    finished,
+    job,
+    losses,
+)
+from tests.release import driver
+from tests.release.registry import shape
+from tests.release.small import loaded, random_layers, small_image, tar
+from tests.release.test_cuts import pulling, start, unshape
+
+FOLDER = "/srv/images"
+STACK = "fairseq"
+AS_FILE = ("--as", "squashfs", "--into")
+
+
+@pytest.fixture
+def bare(site):
+    """The site, whose hosts have no engine."""
+    for host in site.yard.hosts.values():
+        host.run("sh", "-c", "kill $(pidof dockerd); while pidof dockerd > /dev/null; do sleep 0.1;"
+                 " done; rm -f /var/run/docker.sock")  # fmt: skip
+    yield site
+    for host in site.yard.hosts.values():
+        host.run("rm", "-rf", FOLDER)
+        host.start_engine()
+
+
+def there(host) -> list[str]:
+    """Every file in the folder, hidden ones, too."""
+    return host.run("sh", "-c", f"ls -A {FOLDER} 2> /dev/null; true").split()
+
+
+def test_one_file_comes_to_hosts_without_an_engine(bare):
+    layers = [*random_layers(2, 4), tar({"etc/note": b"1"}), tar({"etc/.wh.note": b""})]
+    with loaded(layers, env=["A=b"]) as image:
+        done = driver.publish(bare.place, image, bare.key, bare.cache / "spool")
+    pulled = bare.pull("accelerate", *AS_FILE, FOLDER)
+    file = pulled["squashfs"]
+    assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}, pulled
+    assert pulled["from_registry_bytes"] == sum(layer.size for layer in done.layers)
+    assert pulled["moved_bytes"] == 2 * file["bytes"]
+    assert file["path"] == f"{FOLDER}/{done.name}.sqsh"
+    for host in bare.yard.hosts.values():
+        assert there(host) == [f"{done.name}.sqsh"]
+        assert f"sha256:{host.run('sha256sum', file['path']).split()[0]}" == file["sha256"]
+    bare.require_nothing_left()
+    before = bare.registry.sent()
+    again = bare.pull("accelerate", *AS_FILE, FOLDER)
+    assert {mark["state"] for mark in again["hosts"].values()} == {"held"}
+    assert again["squashfs"] == file and bare.registry.sent() - before < 10**6
+
+
+def test_a_pull_that_is_killed_leaves_no_file_and_the_next_brings_it(bare):
+    with small_image(2, 30) as image:
+        done = driver.publish(bare.place, image, bare.key, bare.cache / "spool")
+    hosts = list(bare.yard.hosts.values())
+    for host in hosts:
+        shape(host.container, 100)
+    running = start(bare, *pulling(bare), *AS_FILE, FOLDER)
+    parcels = "cat /root/.cache/stackyard/pull/* 2> /dev/null | wc -c"
+    wait(lambda: int(hosts[-1].run("sh", "-c", parcels)) > 5 * 10**6, 120)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait(60)
+    bare.require_nothing_left(parcels=False)
+    assert [there(host) for host in hosts] == [[], []]
+    for host in hosts:
+        unshape(host.container)
+    pulled = bare.pull("accelerate", *AS_FILE, FOLDER)
+    assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}, pulled
+    assert pulled["moved_bytes"] < 2 * pulled["squashfs"]["bytes"], "it went on where it was"
+    for host in hosts:
+        assert there(host) == [f"{done.name}.sqsh"]
+        found = host.run("sha256sum", pulled["squashfs"]["path"]).split()[0]
+        assert f"sha256:{found}" == pulled["squashfs"]["sha256"]
+    bare.require_nothing_left()
+
+
+# Slurm nodes of a bare Debian: no docker, no torch
+
+
+@pytest.fixture(scope="module")
+def released(make_site, image, tmp_path_factory):
+    """A stack's release as one file in a folder that all nodes see, and the id of its image."""
+    site = make_site(tmp_path_factory.mktemp("released"), "study")
+    shared = tmp_path_factory.mktemp("shared")
+    found = image(STACK)
+    done = site.publish(STACK, "--unproven")
+    words = ["pull", STACK, "--base", "cpu", "--from", site.place, "--signers", str(site.signers)]
+    site.invoke(*words, *AS_FILE, str(shared / "images"))
+    yield shared, shared / "images" / f"{done['name']}.sqsh", found.id
+
+
+@pytest.fixture(scope="module")
+def cluster(released):
+    """A Slurm of a bare Debian with squashfuse."""
+    definitions = PROJECT.definitions
+    on = base_reference(definitions.bases["cpu"], definitions.common)
+    with running_cluster(build_image(f"{LABEL}:bare", "slurm", on), released[0]) as running:
+        yield running
+
+
+@pytest.fixture
+def submit(released, cluster, monkeypatch):
+    """Submit the stack's smoke in the file; its number and folder."""
+    monkeypatch.setenv("PATH", f"{cluster.commands}:{os.environ['PATH']}")
+
+    def run(**changes):
+        folder = cluster.shared / f"job-{time.monotonic_ns()}"
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+        site = SlurmSite(runtime="squashfs", image=str(released[1]), minutes=5, join_seconds=60)
+        for name, text in slurm.render(job(STACK, folder, **changes), site).items():
+            (folder / name).write_text(text)
+        return slurm_client.submit(folder), folder
+
+    return run
+
+
+def left(cluster) -> list[str]:
+    """What a job left on the nodes: processes, mounts, what it mounted them on."""
+    mounts = [f"{node}: {line}" for node in NODES
+              for line in cluster.on(node, "cat", "/proc/mounts").splitlines()
+              if "stackyard" in line or "squashfuse" in line]  # fmt: skip
+    tops = [cluster.on(node, "sh", "-c", "ls -A /mnt /tmp | grep -v :$; true") for node in NODES]
+    return [*cluster.processes(), *mounts, *filter(None, tops)]
+
+
+def test_a_release_trains_over_two_slurm_nodes_without_docker(submit, cluster):
+    for words in ("command -v docker", "python3 -c 'import torch'"):
+        assert cluster.on("node1", "sh", "-c", f"{words} && echo there", check=False) == ""
+    number, folder = submit()
+    found, log = finished(number)
+    assert_trained(found, log, folder)
+    assert "unpacking" not in log, "squashfuse served it"
+    assert left(cluster) == []
+
+
+def moving(submit, cluster):
+    """A job that trains on and on, its file served on both nodes."""
+    number, folder = submit(updates=ENDLESS)
+    wait(lambda: min(len(losses(folder, rank)) for rank in (0, 1)) > 5, 90)
+    served = [line for line in cluster.processes() if "squashfuse" in line]
+    assert {line.split(":")[0] for line in served} == set(NODES)
+    return number
+
+
+def test_a_cancelled_job_leaves_neither_process_nor_mount(submit, cluster):
+    cancelled(cluster, moving(submit, cluster))
+    assert left(cluster) == []
+
+
+def test_a_job_that_is_killed_leaves_neither_process_nor_mount(submit, cluster):
+    number = moving(submit, cluster)
+    (line,) = [line for line in cluster.processes(["node2"]) if "unshare --user" in line]
+    cluster.on("node2", "kill", "-9", _inside(cluster, "node2", line))
+    assert finished(number, 60)[0].state == "failed"
+    wait(lambda: left(cluster) == [], 20)
+
+
+def _inside(cluster, node: str, line: str) -> str:
+    """The PID on the node of a process that the engine lists by its own."""
+    pid = re.split(r"\s+", line)[1]
+    text = subprocess.run(["grep", "NSpid", f"/proc/{pid}/status"], capture_output=True, text=True,
+                          check=True).stdout  # fmt: skip
+    return text.split()[2]
+
+
+def test_the_file_holds_what_a_container_sees(released):
+    _, path, image = released
+    container = docker("create", image)
+    try:
+        with (
+            subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export,
+            tarfile.open(fileobj=export.stdout, mode="r|") as archive,
+        ):
+            seen = dict(map(described, archive))
+    finally:
+        docker("rm", "-v", container)
+    listed = subprocess.run(["unsquashfs", "-llnumeric", path], capture_output=True, text=True,
+                            check=True).stdout  # fmt: skip
+    found = dict(filter(None, map(parsed, listed.splitlines())))
+    # The engine adds these to containers, and the file holds the image's variables.
+    for one in (".dockerenv", "dev", "etc", "etc/hostname", "etc/hosts", "etc/mtab",
+                "etc/resolv.conf", "etc/environment"):  # fmt: skip
+        found.pop(one, None)
+        seen.pop(one, None)
+    seen = {name: value for name, value in seen.items() if not name.startswith(("dev/", "proc/"))}
+    assert len(found) > 5000
+    assert found == seen
+
+
+def described(member: tarfile.TarInfo) -> tuple[str, str]:
+    """A member's path, and what is compared of it."""
+    name = member.name.strip("/").removeprefix("./")
+    if member.issym():
+        return name, f"-> {member.linkname}"
+    # A file with several names has its content under one of them, which both sides choose.
+    return name, "folder" if member.isdir() else "file"
+
+
+def parsed(line: str) -> tuple[str, str] | None:
+    """The same of a line of unsquashfs."""
+    found = re.fullmatch(r"(.)\S{9} \d+/\d+ +\S+ \S+ \S+ squashfs-root/(.*)", line)
+    if not found:
+        return None
+    name, _, link = found[2].partition(" -> ")
+    return name, {"d": "folder", "l": f"-> {link}"}.get(found[1], "file")
