@@ -408,6 +408,8 @@ class JobValue(_Job, total=False):
         reason: why it failed, or was ended.
         ranks: what is known of each, by number.
         left: processes that the launcher left, by node.
+        stopped: a controller asked for its end.
+        update: the last update that a rank recorded; null where none does.
     """
 
     step: Any
@@ -419,6 +421,8 @@ class JobValue(_Job, total=False):
     ranks: dict[str, Any]
     left: dict[str, Any]
     shown: Any
+    stopped: bool
+    update: int | None
 
 
 class Ran(JobValue):
@@ -556,9 +560,10 @@ class Synced(TypedDict):
 
 
 class Stopped(TypedDict):
-    """Hold the answer of `invoke stop`: the job that was ended; empty for none."""
+    """Hold the answer of `invoke stop`: the job that was ended and how; empty for none."""
 
     stopped: str
+    reason: str
 
 
 class Down(TypedDict):

@@ -45,6 +45,9 @@ PlainHosts = Annotated[
 ]
 RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
 Lease = Annotated[float, Option("seconds that a run goes on without being heard of", least=2)]
+Grace = Annotated[
+    float, Option("seconds in which a training on hosts may save after SIGTERM or stop", least=0)
+]
 On = Annotated[str, Option(_CLUSTER)]
 Site = Annotated[str, Option("with --on: the cluster's settings (site.yml, if it is there)")]
 Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]

@@ -15,6 +15,7 @@ from stackyard.cli.options.runs import (
     LogsRequest,
     RunningRequest,
     RunRequest,
+    StopRequest,
     SyncRequest,
     UpRequest,
 )
@@ -99,8 +100,8 @@ def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
 
 
 @command
-def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job."""
+def stop(terminal: Terminal, asked: StopRequest) -> Answer:
+    """End what runs in a mesh, after it has saved; the mesh stays. Or cancel a cluster's job."""
     if asked.on or asked.job or asked.site:
         from stackyard.cli.steps import clusters
 

@@ -30,6 +30,8 @@ from stackyard.system import cleanup
 from stackyard.system.errors import MeshError, StackyardError, UsageError
 
 PORT_TRIES = 4
+# A job that is killed has ended everywhere after this.
+END_SECONDS = 20.0
 SILENT_SECONDS = 5.0
 Say = Callable[[str], None]
 
@@ -130,16 +132,28 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
     return removed, failed
 
 
-def end_job(talk: Talk, job: str) -> None:
-    """End a job and wait until none of its processes runs."""
+def end_job(
+    talk: Talk, job: str, reason: str = "it was interrupted", seconds: float = 0.0
+) -> Event | None:
+    """End a job, wait until none of its processes runs, and return its record.
+
+    Returns None for a job that never began, or of which nothing is heard: then its lease ends it.
+
+    Args:
+        seconds: ranks that catch SIGTERM get it and may save for this long; 0: they are killed.
+    """
     try:
-        talk.send("stop", job=job, reason="it was interrupted")
+        talk.send("stop", job=job, reason=reason, seconds=seconds)
         talk.send("follow", job=job, **{"from": 0})
-        for event in talk.events(20):
-            if event["event"] in ("ended", "refused"):
-                return  # it has ended, or it never began
+        for event in talk.events(seconds + END_SECONDS):
+            if event["event"] == "ended":
+                record: Event = event["job"]
+                return record
+            if event["event"] == "refused":
+                break
     except StackyardError:
-        return  # the job's lease ends it
+        pass
+    return None
 
 
 def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
@@ -253,6 +267,22 @@ def deliver(
     _, failed = on_each({name: hosts.links[name] for name in wanted}, one)
     for error in failed.values():
         raise error
+
+
+def files_below(
+    hosts: Reached, run: Standing, names: Collection[str], folder: str, depth: int
+) -> set[str]:
+    """Return the files below a folder in nodes, as paths from it; nodes that are gone have none."""
+    words = ["find", "-L", folder, "-maxdepth", str(depth), "-type", "f", "-printf", "%P\\n"]
+    found: set[str] = set()
+    for name in names:
+        link = hosts.links.get(run.plan.node(name).host)
+        if link is None or name not in run.containers:
+            continue
+        with contextlib.suppress(StackyardError):
+            done = link.engine.exec(run.containers[name], words, seconds=60)
+            found |= set(done.output.splitlines()) if done.code == 0 else set()
+    return found
 
 
 @dataclass

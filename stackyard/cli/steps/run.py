@@ -18,18 +18,19 @@ from stackyard.cli.run_view import RunView, runs_table
 from stackyard.cli.steps import diagnose, mount
 from stackyard.cli.steps.hosts import load_fleet, plan_value, row
 from stackyard.cli.steps.run_job import Own, chosen, own_of, work_of
+from stackyard.data import sharded
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
 from stackyard.gpu import fused
-from stackyard.mesh import runs, standing
+from stackyard.mesh import again, runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.mounts import require_there, together, with_mounts
 from stackyard.mesh.node_plan import MeshRequest, StandingPlan, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
-from stackyard.mesh.supervisor import Event
-from stackyard.system.errors import UsageError
+from stackyard.mesh.supervisor import Event, Talk
+from stackyard.system.errors import Terminated, UsageError
 
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
@@ -135,8 +136,8 @@ def _attempts(
     terminal: Terminal,
     own: Own,
 ) -> Ended:
-    """Run the job; after a loss of nodes, restart it on the others while restarts are left."""
-    lost = set[str]()
+    """Run the job; after a failure, start it again while restarts are left and it may help."""
+    lost, failures, shards = set[str](), list[again.Failure](), None
 
     def check(plan: StandingPlan) -> None:
         chosen(plan, example, wanted, lost, own)
@@ -150,6 +151,8 @@ def _attempts(
             )  # fmt: skip
         try:
             ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost, own)
+            if not ended.passed and attempt < wanted.restarts:
+                shards = _shards(hosts, mesh, wanted.save, mesh.plan.names)
         finally:
             if up_already is None:
                 for host, error in runs.down(hosts, mesh)[1].items():
@@ -157,16 +160,44 @@ def _attempts(
         if ended.passed or attempt == wanted.restarts:
             break
         gone = runs.lost_nodes(hosts, mesh, ended)
-        away = {mesh.plan.node(node).host for node in gone}
-        names = [host.name for host in hosts.fleet.hosts if host.name not in away]
-        if not gone or not names or (up_already and mesh.plan.names[0] in gone):
+        if ended.job.get("stopped") and not gone:
             break
-        lost |= set(gone)
+        failures.append(again.failure_of(ended.job, ended.lost))
+        names, why = _left(hosts, mesh, gone, shards, stays=up_already is not None)
+        why = again.why_not(failures) or why
+        if why:
+            terminal.note(f"not started again: {why}")
+            break
+        away = [host.name for host in hosts.fleet.hosts if host.name not in names]
+        lost |= {node for node in gone if mesh.plan.node(node).host in away}
         if up_already is None:
             hosts = hosts.without(away)
-        terminal.note(f"{', '.join(gone)} lost: starting again on {', '.join(names)}"
+        what = f"{', '.join(gone)} lost" if gone else "it failed"
+        terminal.note(f"{what}: starting again on {', '.join(names)}"
                       f" ({attempt + 1} of {wanted.restarts} restarts)")  # fmt: skip
     return ended
+
+
+def _left(
+    hosts: Reached, mesh: Standing, gone: Collection[str], shards: int | None, *, stays: bool
+) -> tuple[tuple[str, ...], str]:
+    """Return the hosts of the next start, or the reason against one.
+
+    Args:
+        stays: the mesh is not started anew: its lost nodes stay lost.
+    """
+    if stays and mesh.plan.names[0] in gone:
+        return (), f"{mesh.plan.names[0]}, the first node, is lost: invoke down, then invoke up"
+    away = {mesh.plan.node(node).host for node in gone}
+    answer = {host for host in away if not stays and hosts.links[host].answers()}
+    return again.hosts_left([host.name for host in hosts.fleet.hosts], away, answer, shards)
+
+
+def _shards(hosts: Reached, mesh: Standing, save: str, nodes: Collection[str]) -> int | None:
+    """Return the ranks that the newest checkpoint in a folder is cut over; None for any number."""
+    if not save:
+        return None  # every job has a new folder then
+    return sharded.ranks_of(runs.files_below(hosts, mesh, nodes, save, sharded.DEPTH))
 
 
 def _run(
@@ -192,10 +223,13 @@ def _run(
             project, hosts, mesh, job, selection.nodes, together(asked.mounts, plan.mounts),
             wanted.despite, terminal.note,
         )  # fmt: skip
+        ranks = sum(len(slots) for slots in selection.slots.values())
+        shards = _shards(hosts, mesh, wanted.save, selection.nodes)
+        again.require_shards(wanted.save, shards, ranks)
         for remark in runs.remarks(hosts, mesh, job, selection):
             terminal.note(remark)
         runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
-        terminal.done(plan.run, f"{job.name}: {sum(len(s) for s in selection.slots.values())} ranks"
+        terminal.done(plan.run, f"{job.name}: {ranks} ranks"
                       f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
         if wanted.detach:
             return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
@@ -206,11 +240,21 @@ def _run(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
             )
             return follower.follow()
-    except BaseException:
-        runs.end_job(follower.talk if follower else talk, job.name)
+    except BaseException as error:
+        _end(follower.talk if follower else talk, job.name, error, wanted.grace, terminal)
         raise
     finally:
         (follower.talk if follower else talk).close()
+
+
+def _end(talk: Talk, job: str, error: BaseException, grace: float, terminal: Terminal) -> None:
+    """End a job whose command is interrupted; after SIGTERM it may save first."""
+    if not isinstance(error, Terminated):
+        runs.end_job(talk, job)
+        return
+    terminal.note(f"SIGTERM: {job} may save for {grace:g} s")
+    record = runs.end_job(talk, job, "it was stopped by SIGTERM", grace)
+    terminal.note(f"{job}: {record['reason'] if record else 'nothing was heard of its end'}")
 
 
 def fused_warnings(job: Event) -> list[str]:
