@@ -22,7 +22,7 @@ from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
 from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan
-from stackyard.mesh.nodes import put_files
+from stackyard.mesh.nodes import NodeSettings, put_files
 from stackyard.mesh.preflight import Muster, muster, plan_run
 from stackyard.mesh.standing import PortTaken, Standing
 from stackyard.mesh.supervisor import Event, Talk
@@ -68,6 +68,7 @@ def up(
     *,
     owner: float = 0.0,
     check: Callable[[StandingPlan], object] = lambda plan: None,
+    smoke: Callable[[StandingPlan, Muster], NodeSettings] | None = None,
 ) -> tuple[Standing, list[HostProblem]]:
     """Start a mesh; if that fails, remove what was started.
 
@@ -75,6 +76,7 @@ def up(
         check: called with the plan before anything starts; raises for what does not fit it.
         owner: seconds without the controller's heartbeat after which it ends; 0: only `down`
             ends it.
+        smoke: called with the plan and what hosts answered; returns what nodes of a smoke get.
 
     Raises:
         NotReady: a host has a problem; nothing was started.
@@ -88,7 +90,8 @@ def up(
         say(f"starting {len(plan.nodes)} nodes: {plan.why}, sshd at port {plan.nodes[0].port}")
         try:
             links = {host: hosts.links[host] for host in {node.host for node in plan.nodes}}
-            run = standing.start(links, hosts.fleet, found.facts, plan, owner=owner)
+            given = smoke(plan, found) if smoke else None
+            run = standing.start(links, hosts.fleet, found.facts, plan, owner=owner, smoke=given)
             return run, warnings
         except PortTaken:
             if attempt == PORT_TRIES - 1:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.source.naming import Source, despite_of, sources_of
 from stackyard.definitions.spec import Failure
+from stackyard.gpu.placement import Gpu
 from stackyard.report import shapes
 from stackyard.system.image import ImageInfo
 from stackyard.validate.checks import Check
@@ -21,6 +22,7 @@ from stackyard.validate.outcome import Observation, Outcome, Phase
 
 SCHEMA: Final = "stackyard.report/2"
 CPU_RANKS = "cpu-ranks"
+HOSTS = "hosts"
 
 
 def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
@@ -31,11 +33,14 @@ def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
 def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
     """Return a record's path: one file per placement of GPUs, without suffix for `together`.
 
-    A report of CPU ranks in an image for GPUs never replaces a report of GPUs.
+    A report of CPU ranks in an image for GPUs never replaces a report of GPUs, nor does a report of
+    hosts replace one of this machine.
     """
     name = value.get("gpus", {}).get("placement", "together")
-    name = CPU_RANKS if value.get("ranks") == "cpu" else name
+    name = HOSTS if value.get("hosts") else name
     kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
+    kind = f"{value['kind']}-{CPU_RANKS}" if value.get("ranks") == "cpu" else kind
+    kind = f"{kind}-{HOSTS}" if value.get("ranks") == "cpu" and value.get("hosts") else kind
     # An image of users' own code has records of its own, so that it never replaces the stack's.
     short = "-".join(source["short"] for source in value["image"].get("sources", ()))
     kind = f"{kind}-src-{short}" if short else kind
@@ -53,6 +58,7 @@ def smoke_report(
     ranks: str,
     build_seconds: float,
     failures: Iterable[Failure],
+    hosts: shapes.HostsValue | None = None,
 ) -> shapes.SmokeReport:
     """Return the record of one smoke.
 
@@ -62,6 +68,7 @@ def smoke_report(
         ranks: the device that was trained on, `cpu` or `cuda`.
         build_seconds: wall time spent on building the image (near 0 if it existed).
         failures: known failures, to recognise in a smoke that did not pass.
+        hosts: of a smoke over hosts.
     """
     seen = outcome.observation
     return {
@@ -87,7 +94,7 @@ def smoke_report(
             name: [[step, as_json(loss)] for step, loss in sorted(training.losses.items())]
             for name, training in seen.everything.items()
         },
-        **_parts(seen, ranks, image.base.device),
+        **_parts(seen, ranks, image.base.device, hosts),
         "commands": {name: list(training.command) for name, training in seen.trainings.items()},
         "last_lines": {
             name: training.tail
@@ -97,7 +104,9 @@ def smoke_report(
     }
 
 
-def _parts(seen: Observation, ranks: str, device: str) -> shapes.SmokeParts:
+def _parts(
+    seen: Observation, ranks: str, device: str, hosts: shapes.HostsValue | None
+) -> shapes.SmokeParts:
     """Return what only some smokes have."""
     found: shapes.SmokeParts = {
         "speeds": {
@@ -107,6 +116,8 @@ def _parts(seen: Observation, ranks: str, device: str) -> shapes.SmokeParts:
     }
     if ranks != device:
         found["ranks"] = ranks
+    if hosts:
+        found["hosts"] = hosts
     if seen.gpu:
         found["gpus"] = _gpus(seen.gpu)
     return found
@@ -122,14 +133,19 @@ def _gpus(seen: GpuObservation) -> shapes.GpusValue:
         "transport": placement.transport,
         "settings": dict(placement.env),
         "driver": seen.driver,
-        "devices": [
-            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
-            for g in placement.gpus
-        ],
+        "devices": devices(placement.gpus),
         "measured": dict(seen.measured),
         "bare": dict(seen.bare),
         "no_bare": seen.no_bare,
     }
+
+
+def devices(gpus: Iterable[Gpu]) -> list[shapes.DeviceValue]:
+    """Return GPUs as data."""
+    return [
+        {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
+        for g in gpus
+    ]
 
 
 def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[DiagnosisValue]:
