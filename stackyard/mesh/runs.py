@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from stackyard.gpu import nccl, transport
+from stackyard.gpu.transport import Offer, PathValue
 from stackyard.launch import deepspeed_config
 from stackyard.launch.job import Job
 from stackyard.mesh import settings, standing, sync
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
-from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan
+from stackyard.mesh.node import nccl_words
+from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan, fabric_of
 from stackyard.mesh.nodes import NodeSettings, put_files
 from stackyard.mesh.preflight import Muster, muster, plan_run
 from stackyard.mesh.standing import PortTaken, Standing
@@ -288,6 +291,30 @@ def files_below(
     return found
 
 
+def transport_of(
+    hosts: Reached, run: Standing, names: Sequence[str], job: str
+) -> tuple[list[PathValue], list[str]]:
+    """Return what carried data between a job's GPUs, and warnings where hosts offer more."""
+    lines: list[str] = []
+    for name in names:
+        link = hosts.links.get(run.plan.node(name).host)
+        if link is None or name not in run.containers:
+            continue
+        with contextlib.suppress(StackyardError):
+            done = link.engine.exec(run.containers[name], nccl_words(job), seconds=60)
+            lines += done.output.splitlines()
+    log = nccl.read_log(lines)
+    if not log.taken:
+        return [], []
+    found = muster(hosts.links, hosts.failed, hosts.fleet)
+    used = {node.host for node in run.plan.nodes}
+    fabric = fabric_of(run.plan, found.facts) if used <= set(found.facts) else None
+    ports = fabric.ports if fabric else {}
+    here = {name: tuple(ports.get(run.plan.node(name).host, ())) for name in names}
+    offer = Offer(ports={name: found for name, found in here.items() if found})
+    return [path.value() for path in transport.paths(log, offer)], transport.warnings(log, offer)
+
+
 @dataclass
 class RunWatcher:
     """Hold the callbacks that report what a running job does."""
@@ -305,11 +332,15 @@ class Ended:
     Attributes:
         lost: why contact was lost before the job's end; empty if it was not.
         lost_nodes: nodes that were lost while it ran.
+        transport: what carried data between its GPUs; empty on CPU ranks and for a lone GPU.
+        warnings: where it used less than its hosts offer.
     """
 
     job: Event
     lost: str = ""
     lost_nodes: tuple[str, ...] = ()
+    transport: tuple[PathValue, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

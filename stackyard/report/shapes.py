@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from stackyard.build.locks.change import MoveValue
+from stackyard.gpu.transport import PathValue
 from stackyard.validate.checks import OutcomeWord
 from stackyard.validate.diagnose import DiagnosisValue
 
@@ -399,6 +400,7 @@ class _PlayedValueParts(TypedDict, total=False):
     mean: float | None
     start_seconds: dict[str, float | None]
     pause: PauseValue | None
+    transport: list[PathValue]
 
 
 class PlayedValue(_PlayedValueParts):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
-from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, nccl_environment, rank_environment
 from stackyard.mesh.nodes import SMOKE_FOLDER, Mesh
 from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
@@ -101,7 +101,7 @@ def launch_env(smoke: Smoke, plan: TrainingPlan) -> dict[str, str]:
     own = {**rank_environment(plan.label), **smoke.env}
     if smoke.device == "cpu":
         return own
-    return {"NCCL_DEBUG": "INFO", "STACKYARD_NCCL_LOGS": plan.folder, **own}
+    return {**nccl_environment(plan.label), **own}
 
 
 def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:

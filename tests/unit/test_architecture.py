@@ -31,6 +31,7 @@ PURE = [
     "definitions.read.fix", "definitions.read.left_out", "definitions.read.smoke",
     "definitions.references", "definitions.spec", "gpu.access", "gpu.doctor", "gpu.fused",
     "gpu.health", "gpu.infiniband", "gpu.nccl", "gpu.placement",
+    "gpu.transport",
     "build.base_host_files", "build.catalog", "build.dockerfile",
     "build.locks.change", "build.locks.upstream", "build.recipe", "build.source.fit",
     "build.source.fork", "build.source.naming", "build.source.tree", "scan.contents",

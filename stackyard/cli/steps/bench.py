@@ -27,7 +27,7 @@ from stackyard.cli.options.trainings import BenchRequest
 from stackyard.cli.steps import diagnose, smoke_hosts
 from stackyard.cli.tables import outcome_text
 from stackyard.definitions.project import Project, load_project
-from stackyard.gpu import access
+from stackyard.gpu import access, transport
 from stackyard.mesh import nodes
 from stackyard.mesh.hosts import node_names
 from stackyard.mesh.runs import reached
@@ -302,6 +302,12 @@ def results(group: Sequence[Played], plan: BenchPlan) -> list[str]:
     return [f"{_called(first)}: {said} ({seconds:.0f} s)"]
 
 
+def transports(value: Mapping[str, Any]) -> list[str]:
+    """Return a line for each way that data took between GPUs, over all trainings of a bench."""
+    found = [transport.words(path) for run in value["runs"] for path in run.get("transport", ())]
+    return [f"NCCL: {words}" for words in dict.fromkeys(found)]
+
+
 def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
     title = f"{value['stack']} on {value['base']}: {value['what']}"
     table = Table(title=title, title_justify="left")
@@ -314,6 +320,8 @@ def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.text(f"{value['stack']}: {name} is {side['what']}")
     if value["no_mfu"]:
         terminal.text(f"{value['stack']}: no MFU: {value['no_mfu']}")
+    for line in transports(value):
+        terminal.text(f"{value['stack']}: {line}")
     checks = Table(title="checks", title_justify="left", show_header=False)
     for check in value["checks"]:
         checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))

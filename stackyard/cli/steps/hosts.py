@@ -26,6 +26,8 @@ from stackyard.cli.options.runs import (
 )
 from stackyard.cli.run_view import RunView, hosts_table, runs_table
 from stackyard.definitions.project import load_project
+from stackyard.gpu import transport
+from stackyard.gpu.transport import PathValue
 from stackyard.mesh import runs, standing
 from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
@@ -156,7 +158,14 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
                 value = follower.follow() if asked.follow else _replay(talk, chosen, view)
         finally:
             talk.close()
-    return {"job": value.job, "lines": view.kept if terminal.json else None}, 0
+        taken: list[PathValue] = []
+        warned: list[str] = []
+        if value.job.get("state") == "ended" and any(node.gpus for node in run_.plan.nodes):
+            taken, warned = runs.transport_of(hosts, run_, run_.plan.names, chosen)
+    for line in [*(f"NCCL: {transport.words(path)}" for path in taken), *warned]:
+        terminal.text(f"{chosen}: {line}")
+    lines = view.kept if terminal.json else None
+    return {"job": value.job, "lines": lines, "transport": taken, "warnings": warned}, 0
 
 
 def _replay(talk: Talk, job: str, view: RunView) -> Ended:

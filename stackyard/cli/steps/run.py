@@ -5,9 +5,11 @@ Owns the meaning of their arguments. `mesh.runs` takes the steps, `cli.run_view`
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from stackyard.build.choice import decide
@@ -22,7 +24,7 @@ from stackyard.data import sharded
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
-from stackyard.gpu import fused
+from stackyard.gpu import fused, transport
 from stackyard.mesh import again, runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.mounts import require_there, together, with_mounts
@@ -31,6 +33,7 @@ from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event, Talk
 from stackyard.system.errors import Terminated, UsageError
+from stackyard.system.files import replace_texts
 
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
@@ -96,7 +99,7 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
         mesh = standing.find(hosts.links)[0].get(asked.run)
         _require_mesh(mesh, asked, wanted, hosts)
         ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
-    return _conclude(ended, wanted, terminal)
+    return _conclude(ended, asked.run, wanted, terminal)
 
 
 def _require_mesh(
@@ -239,7 +242,11 @@ def _run(
             follower = Follower(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
             )
-            return follower.follow()
+            ended = follower.follow()
+        if job.device == "cuda" and not ended.lost:
+            taken, warned = runs.transport_of(hosts, mesh, selection.nodes, job.name)
+            ended = replace(ended, transport=tuple(taken), warnings=tuple(warned))
+        return ended
     except BaseException as error:
         _end(follower.talk if follower else talk, job.name, error, wanted.grace, terminal)
         raise
@@ -266,17 +273,20 @@ def fused_warnings(job: Event) -> list[str]:
         return []  # a rank's wrong file does not fail a finished training
 
 
-def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
+def _conclude(ended: Ended, run: str, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
     job = ended.job
-    warnings = fused_warnings(job)
+    warnings = [*fused_warnings(job), *ended.warnings]
     value = {
         "outcome": "passed" if ended.passed else "failed",
         "lost": ended.lost,
         "warnings": warnings,
+        "transport": list(ended.transport),
         **job,
     }
     if not wanted.detach:
-        terminal.note(f"every line is in reports/runs, in {job['name']}.log")
+        record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        replace_texts(ROOT, {f"reports/runs/{run}/{job['name']}.json": record})
+        terminal.note(f"reports/runs/{run} has every line and the record: {job['name']}.log, .json")
     if wanted.detach:
         terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
         return {**value, "outcome": "running"}, 0
@@ -290,6 +300,8 @@ def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any
     else:
         seconds = float(job["ended"]) - float(job["started"])
         terminal.text(f"{job['name']} is done: {len(job['ranks'])} ranks, {seconds:.1f} s")
+    for path in ended.transport:
+        terminal.text(f"{job['name']}: NCCL: {transport.words(path)}")
     for warning in warnings:
         terminal.text(f"{job['name']}: warning: {warning}")
     if job.get("left"):
