@@ -346,8 +346,8 @@ class Agent:
             found = strays.kill(job=job) if command == "kill" else strays.strays(job)
             self._say({"answer": number, "found": found})
         elif command == "term":
-            watched = self._jobs.get(job)
-            self._say({"answer": number, "found": watched.ask_to_end() if watched else []})
+            there = self._jobs.get(job)
+            self._say({"answer": number, "found": there.ask_to_end() if there else []})
 
     def _tick(self) -> bool:
         self._line.write("beat")

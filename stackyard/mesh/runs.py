@@ -139,7 +139,13 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
 
 
 def end_job(
-    talk: Talk, job: str, reason: str = "it was interrupted", seconds: float = 0.0
+    talk: Talk,
+    job: str,
+    reason: str = "it was interrupted",
+    seconds: float = 0.0,
+    *,
+    line: Callable[[Event], None] = lambda entry: None,
+    start: int = 0,
 ) -> Event | None:
     """End a job, wait until none of its processes runs, and return its record.
 
@@ -147,11 +153,14 @@ def end_job(
 
     Args:
         seconds: ranks that catch SIGTERM get it and may save for this long; 0: they are killed.
+        line: called with each line of its log from `start` on.
     """
     try:
         talk.send("stop", job=job, reason=reason, seconds=seconds)
-        talk.send("follow", job=job, **{"from": 0})
+        talk.send("follow", job=job, **{"from": start})
         for event in talk.events(seconds + END_SECONDS):
+            for entry in event["lines"] if event["event"] == "log" else ():
+                line(entry)
             if event["event"] == "ended":
                 record: Event = event["job"]
                 return record
@@ -407,6 +416,12 @@ class Follower:
             return Ended(job={"name": self.job}, lost=str(error))
         finally:
             self._stop.set()
+
+    def end(self, reason: str, seconds: float) -> Event | None:
+        """End the job, as `end_job` does, and show its last lines."""
+        return end_job(
+            self.talk, self.job, reason, seconds, line=self.watcher.line, start=self._offset
+        )
 
     def _listen(self) -> Ended | None:
         """Handle events until the job ends; return None where node 1 falls silent before it."""

@@ -118,7 +118,7 @@ def start(
     def one(node: NodePlan) -> str:
         link = links[node.host]
         own = {**labels, NODE_LABEL: node.name}
-        spec = _spec(plan, node, fleet, facts, link.engine, own, env)
+        spec = _spec(plan, node, fleet, facts, link.engine, env, own)
         container = link.engine.start(spec)
         try:
             link.engine.put(container, "/", archive)
@@ -145,8 +145,8 @@ def _spec(
     fleet: Fleet,
     facts: Mapping[str, HostFacts],
     engine: Engine,
-    labels: Mapping[str, str],
     env: Mapping[str, str],
+    labels: Mapping[str, str],
 ) -> ContainerSpec:
     here = facts[node.host]
     several = sum(other.host == node.host for other in plan.nodes) > 1

@@ -15,7 +15,6 @@ from stackyard.report import page, records
 from stackyard.report.shapes import (
     BenchGpus,
     BenchReport,
-    HostsValue,
     ModelValue,
     PauseValue,
     PlayedValue,
@@ -61,7 +60,6 @@ def bench_report(
     host: Mapping[str, str],
     gpus: BenchGpus,
     failures: Iterable[Failure],
-    hosts: HostsValue | None = None,
 ) -> BenchReport:
     """Return the record of one bench.
 
@@ -70,13 +68,12 @@ def bench_report(
         seconds: wall time of the bench, without the build.
         gpus: driver, settings and devices; empty on CPU ranks.
         failures: known failures, to recognise in trainings that failed.
-        hosts: of a bench over hosts.
     """
     peak, no_mfu = flops.find_peak(seen.devices, peaks)
     size = plan.size
     outcome = verdict(checks)
     tails = {p.turn.label: p.training.tail for p in seen.played if p.training.failed}
-    value: BenchReport = {
+    return {
         "schema": SCHEMA,
         "kind": "bench",
         "stack": image.stack.name,
@@ -108,9 +105,6 @@ def bench_report(
         "phases": [records.phase_value(phase) for phase in seen.phases],
         "last_lines": tails,
     }
-    if hosts:
-        value["hosts"] = hosts
-    return value
 
 
 def _model(model: Model) -> ModelValue:

@@ -33,14 +33,12 @@ def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
 def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
     """Return a record's path: one file per placement of GPUs, without suffix for `together`.
 
-    A report of CPU ranks in an image for GPUs never replaces a report of GPUs, nor does a report of
-    hosts replace one of this machine.
+    A report of CPU ranks never replaces one of GPUs, nor one of hosts one of this machine.
     """
     name = value.get("gpus", {}).get("placement", "together")
-    name = HOSTS if value.get("hosts") else name
-    kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
-    kind = f"{value['kind']}-{CPU_RANKS}" if value.get("ranks") == "cpu" else kind
-    kind = f"{kind}-{HOSTS}" if value.get("ranks") == "cpu" and value.get("hosts") else kind
+    name = CPU_RANKS if value.get("ranks") == "cpu" else name
+    kind = value["kind"] if name in ("together", HOSTS) else f"{value['kind']}-{name}"
+    kind = f"{kind}-{HOSTS}" if value.get("hosts") else kind
     # An image of users' own code has records of its own, so that it never replaces the stack's.
     short = "-".join(source["short"] for source in value["image"].get("sources", ()))
     kind = f"{kind}-src-{short}" if short else kind
@@ -58,7 +56,6 @@ def smoke_report(
     ranks: str,
     build_seconds: float,
     failures: Iterable[Failure],
-    hosts: shapes.HostsValue | None = None,
 ) -> shapes.SmokeReport:
     """Return the record of one smoke.
 
@@ -68,7 +65,6 @@ def smoke_report(
         ranks: the device that was trained on, `cpu` or `cuda`.
         build_seconds: wall time spent on building the image (near 0 if it existed).
         failures: known failures, to recognise in a smoke that did not pass.
-        hosts: of a smoke over hosts.
     """
     seen = outcome.observation
     return {
@@ -94,7 +90,7 @@ def smoke_report(
             name: [[step, as_json(loss)] for step, loss in sorted(training.losses.items())]
             for name, training in seen.everything.items()
         },
-        **_parts(seen, ranks, image.base.device, hosts),
+        **_parts(seen, ranks, image.base.device),
         "commands": {name: list(training.command) for name, training in seen.trainings.items()},
         "last_lines": {
             name: training.tail
@@ -104,9 +100,7 @@ def smoke_report(
     }
 
 
-def _parts(
-    seen: Observation, ranks: str, device: str, hosts: shapes.HostsValue | None
-) -> shapes.SmokeParts:
+def _parts(seen: Observation, ranks: str, device: str) -> shapes.SmokeParts:
     """Return what only some smokes have."""
     found: shapes.SmokeParts = {
         "speeds": {
@@ -116,8 +110,6 @@ def _parts(
     }
     if ranks != device:
         found["ranks"] = ranks
-    if hosts:
-        found["hosts"] = hosts
     if seen.gpu:
         found["gpus"] = _gpus(seen.gpu)
     return found

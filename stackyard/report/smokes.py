@@ -174,8 +174,8 @@ def smoke_on_hosts(
         ranks=declared.device,
         build_seconds=built.seconds,
         failures=project.definitions.failures.values(),
-        hosts=hosts_value(spread),
     )
+    value["hosts"] = hosts_value(spread)
     _keep(project, value, built, watcher)
     return value
 

@@ -115,7 +115,7 @@ def _site(site: SlurmSite) -> Iterator[str]:
         yield f"memory {shown(site.memory)!r}: a number with K, M, G or T, such as 64G"
     if site.minutes < 1 or site.join_seconds < 1 or site.cpus_per_node < 0:
         yield "minutes and join_seconds must be at least 1, cpus_per_node at least 0"
-    if not 0 <= site.save_seconds < min(site.minutes * 60, 65536):
+    if site.save_seconds and not 0 < site.save_seconds < min(site.minutes * 60, 65536):
         yield "save_seconds must be 0 or more, less than the minutes and less than 65536"
     for line in site.lines:
         match = _LINE.fullmatch(line)

@@ -1,6 +1,8 @@
 """Run `invoke bench`, from its arguments to a table on the terminal and a report.
 
 Owns the meaning of a bench's arguments, and its output. `validate.bench.play` runs the trainings.
+
+Over 300 lines: both places of a bench, this machine and hosts, share its report and its table.
 """
 
 from __future__ import annotations
@@ -221,8 +223,9 @@ def _bench_one(
             host=place.facts,
             gpus=place.gpus(),
             failures=project.definitions.failures.values(),
-            hosts=place.hosts(),
         )
+        if hosts := place.hosts():
+            value["hosts"] = hosts
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         page = {records.path_of_report(value, "html"): render_page(value)}
         replace_texts(project.root, {records.path_of_report(value, "json"): text, **page})

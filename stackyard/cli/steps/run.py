@@ -1,6 +1,8 @@
 """Run `invoke up` and `invoke run` on hosts, from their arguments to the output.
 
 Owns the meaning of their arguments. `mesh.runs` takes the steps, `cli.run_view` draws.
+
+Over 300 lines: one command, from its arguments over each of its starts to what is said of its end.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from stackyard.mesh.mounts import require_there, together, with_mounts
 from stackyard.mesh.node_plan import MeshRequest, StandingPlan, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
-from stackyard.mesh.supervisor import Event, Talk
+from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import Terminated, UsageError
 from stackyard.system.files import replace_texts
 
@@ -99,7 +101,11 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
         mesh = standing.find(hosts.links)[0].get(asked.run)
         _require_mesh(mesh, asked, wanted, hosts)
         ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
-    return _conclude(ended, asked.run, wanted, terminal)
+    value, code = _conclude(ended, wanted, terminal)
+    if not wanted.detach:
+        record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        replace_texts(ROOT, {f"reports/runs/{asked.run}/{value['name']}.json": record})
+    return value, code
 
 
 def _require_mesh(
@@ -242,26 +248,29 @@ def _run(
             follower = Follower(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
             )
-            ended = follower.follow()
+            try:
+                ended = follower.follow()
+            except Terminated:
+                _save(follower, wanted.grace, terminal)
+                raise
         if job.device == "cuda" and not ended.lost:
             taken, warned = runs.transport_of(hosts, mesh, selection.nodes, job.name)
             ended = replace(ended, transport=tuple(taken), warnings=tuple(warned))
         return ended
-    except BaseException as error:
-        _end(follower.talk if follower else talk, job.name, error, wanted.grace, terminal)
+    except BaseException:
+        runs.end_job(follower.talk if follower else talk, job.name)
         raise
     finally:
         (follower.talk if follower else talk).close()
 
 
-def _end(talk: Talk, job: str, error: BaseException, grace: float, terminal: Terminal) -> None:
-    """End a job whose command is interrupted; after SIGTERM it may save first."""
-    if not isinstance(error, Terminated):
-        runs.end_job(talk, job)
-        return
-    terminal.note(f"SIGTERM: {job} may save for {grace:g} s")
-    record = runs.end_job(talk, job, "it was stopped by SIGTERM", grace)
-    terminal.note(f"{job}: {record['reason'] if record else 'nothing was heard of its end'}")
+def _save(follower: Follower, grace: float, terminal: Terminal) -> None:
+    """End a job whose command got SIGTERM; it may save first."""
+    terminal.note(f"SIGTERM: {follower.job} may save for {grace:g} s")
+    record = follower.end("it was stopped by SIGTERM", grace)
+    terminal.note(
+        f"{follower.job}: {record['reason'] if record else 'nothing is heard of its end'}"
+    )
 
 
 def fused_warnings(job: Event) -> list[str]:
@@ -273,7 +282,7 @@ def fused_warnings(job: Event) -> list[str]:
         return []  # a rank's wrong file does not fail a finished training
 
 
-def _conclude(ended: Ended, run: str, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
+def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
     job = ended.job
     warnings = [*fused_warnings(job), *ended.warnings]
     value = {
@@ -284,9 +293,7 @@ def _conclude(ended: Ended, run: str, wanted: RunRequest, terminal: Terminal) ->
         **job,
     }
     if not wanted.detach:
-        record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-        replace_texts(ROOT, {f"reports/runs/{run}/{job['name']}.json": record})
-        terminal.note(f"reports/runs/{run} has every line and the record: {job['name']}.log, .json")
+        terminal.note(f"every line is in reports/runs, in {job['name']}.log; the record beside it")
     if wanted.detach:
         terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
         return {**value, "outcome": "running"}, 0

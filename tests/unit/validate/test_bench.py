@@ -476,7 +476,6 @@ class Refusing(Node):
 
     def __init__(self, labels, most):
         super().__init__(dict.fromkeys(labels, 0))
-        self.containers = {"node1": self.first}
         self.prepared, self._most = [], most
 
     def wait_joined(self, names):
