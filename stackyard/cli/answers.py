@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 from stackyard.build.locks.change import LockChanged
 from stackyard.build.locks.outdated import OutdatedStack
 from stackyard.gpu.doctor import Finding
+from stackyard.gpu.transport import PathValue
 from stackyard.mesh.mounts import Mount
 from stackyard.mesh.node_plan import NodePlan
 from stackyard.mesh.sync import Copied
@@ -408,6 +409,8 @@ class JobValue(_Job, total=False):
         reason: why it failed, or was ended.
         ranks: what is known of each, by number.
         left: processes that the launcher left, by node.
+        stopped: a controller asked for its end.
+        update: the last update that a rank recorded; null where none does.
     """
 
     step: Any
@@ -419,6 +422,8 @@ class JobValue(_Job, total=False):
     ranks: dict[str, Any]
     left: dict[str, Any]
     shown: Any
+    stopped: bool
+    update: int | None
 
 
 class Ran(JobValue):
@@ -426,11 +431,13 @@ class Ran(JobValue):
 
     Attributes:
         lost: why contact was lost; empty if it was not.
+        transport: what carried data between GPUs, by NCCL's log; empty on CPU ranks.
     """
 
     outcome: Literal["passed", "failed", "running"]
     lost: str
     warnings: list[str]
+    transport: list[PathValue]
 
 
 class ClusterJob(TypedDict):
@@ -542,10 +549,16 @@ class Status(TypedDict):
 
 
 class Logs(TypedDict):
-    """Hold the answer of `invoke logs`; a line has `text`, and node and rank where known."""
+    """Hold the answer of `invoke logs`; a line has `text`, and node and rank where known.
+
+    Attributes:
+        transport: what carried data between GPUs, of a job that has ended.
+    """
 
     job: JobValue
     lines: list[dict[str, Any]] | None
+    transport: list[PathValue]
+    warnings: list[str]
 
 
 class Synced(TypedDict):
@@ -556,9 +569,10 @@ class Synced(TypedDict):
 
 
 class Stopped(TypedDict):
-    """Hold the answer of `invoke stop`: the job that was ended; empty for none."""
+    """Hold the answer of `invoke stop`: the job that was ended and how; empty for none."""
 
     stopped: str
+    reason: str
 
 
 class Down(TypedDict):

@@ -35,7 +35,7 @@ from stackyard.cli.answer import (
 )
 from stackyard.cli.console import Terminal
 from stackyard.cli.option import Option
-from stackyard.system.errors import StackyardError
+from stackyard.system.errors import StackyardError, Terminated
 
 JSON = "print the result as JSON, and nothing else, to standard output"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -148,8 +148,8 @@ def run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
     """Run one command, print its errors and JSON, and return its exit code.
 
     SIGTERM and SIGHUP end a command as Ctrl-C does: by unwinding, so that everything of it is
-    removed; further signals do not disturb the removal. A closed output pipe (`| head`) ends it the
-    same way.
+    removed; further signals do not disturb the removal. After
+    SIGTERM a training on hosts may save. A closed output pipe (`| head`) ends it the same way.
     """
     try:
         return _run(function, as_json=as_json)
@@ -200,7 +200,7 @@ def _recognised(error: StackyardError) -> list[dict[str, Any]]:
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
     for other in _SIGNALS:
         signal.signal(other, _already)
-    raise KeyboardInterrupt
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _already(number: int, frame: types.FrameType | None) -> None:

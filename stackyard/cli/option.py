@@ -49,6 +49,10 @@ RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
 Lease = Annotated[
     float, Option("seconds that a run goes on without being heard of", "SECONDS", least=2)
 ]
+Grace = Annotated[
+    float,
+    Option("how long a training on hosts may save after SIGTERM or stop", "SECONDS", least=0),
+]
 On = Annotated[str, Option(_CLUSTER, "CLUSTER")]
 Site = Annotated[
     str, Option("with --on: the cluster's settings (site.yml, if it is there)", "FILE")

@@ -14,6 +14,7 @@ from stackyard.cli.options.runs import (
     LogsRequest,
     RunningRequest,
     RunRequest,
+    StopRequest,
     SyncRequest,
     UpRequest,
 )
@@ -112,8 +113,8 @@ def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
 
 
 @command
-def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job.
+def stop(terminal: Terminal, asked: StopRequest) -> Answer:
+    """End what runs in a mesh, after it has saved; the mesh stays. Or cancel a cluster's job.
 
     Example:
         invoke stop

@@ -18,6 +18,8 @@ from stackyard.system.errors import UsageError, shown
 
 TEXT = "/usr/local/share/stackyard/text"
 FULL, REDUCED = "full", "reduced"
+# Programs that lie beside every example's own, as what these import.
+BESIDE = ("stackyard_record.py", "stackyard_stop.py")
 GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node", "groups")
 
 
@@ -88,6 +90,7 @@ class Where:
     Attributes:
         folder: the job's folder on the nodes; data and records go below it.
         save: where checkpoints go.
+        record: where ranks record what they do; empty for a folder below `folder`.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Where:
     device: str
     folder: str
     save: str
+    record: str = ""
 
 
 def job_of(
@@ -185,7 +189,7 @@ def _values(
         "text": TEXT,
         "data": f"{where.folder}/data",
         "save": where.save,
-        "record": f"{where.folder}/record",
+        "record": where.record or f"{where.folder}/record",
         "ranks": ranks,
         "nodes": where.nodes,
         "per_node": where.per_node,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stackyard.definitions.document import nearest
-from stackyard.definitions.examples import Example, Where, job_of
+from stackyard.definitions.examples import BESIDE, Example, Where, job_of
 from stackyard.definitions.project import INSIDE
 from stackyard.definitions.read.example import read_example
 from stackyard.launch import CHOICES, LAUNCHERS, wrong_options
@@ -131,7 +131,7 @@ def example_files(root: Path, example: Example) -> dict[str, bytes]:
         for path in sorted(source.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 found[f"{place}/{path.relative_to(source)}"] = path.read_bytes()
-        found[f"{place}/stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
+        found |= {f"{place}/{name}": (INSIDE / name).read_bytes() for name in BESIDE}
     return found
 
 

@@ -6,7 +6,8 @@ node when it hears nothing for the lease's time. Nothing is ever killed by name.
     agent.py keep SECONDS     lines on standard input and output
 
 Commands: `beat` renews the lease. `list N [JOB]` and `kill N [JOB]` are answered with the processes
-found, of a job or of all. `watch FOLDER` passes on what ranks of a job write there, until `finish
+found, of a job or of all. `term N JOB` sends SIGTERM to the job's ranks that catch it, and is
+answered with these. `watch FOLDER` passes on what ranks of a job write there, until `finish
 JOB`. `rest` gives up the lease without ending the node, because it is about to be removed.
 """
 
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import sys
 import time
 from pathlib import Path
@@ -188,6 +190,19 @@ class Watched:
         self._look()
         return [*self._started(), *self._fused_now(), *self._ended()]
 
+    def ask_to_end(self) -> list[Said]:
+        """Send SIGTERM to the ranks that catch it; return these.
+
+        It would only kill the others, without a word of why.
+        """
+        found: list[Said] = []
+        for pid, rank in self.ranks.items():
+            if pid not in self._gone and strays.catches(pid, signal.SIGTERM):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                    found.append({"pid": pid, "rank": rank})
+        return found
+
     def _started(self) -> list[Said]:
         found: list[Said] = []
         for path in self._files(".json"):
@@ -330,6 +345,9 @@ class Agent:
         elif command in ("list", "kill"):
             found = strays.kill(job=job) if command == "kill" else strays.strays(job)
             self._say({"answer": number, "found": found})
+        elif command == "term":
+            there = self._jobs.get(job)
+            self._say({"answer": number, "found": there.ask_to_end() if there else []})
 
     def _tick(self) -> bool:
         self._line.write("beat")

@@ -53,6 +53,8 @@ class Job:
         swept: node and PID of each process that was killed because the job was over.
         left: processes that the launcher left behind, by node.
         changed: when the state last changed.
+        stopped: a controller asked for its end.
+        deadline: when ranks that were asked to end are killed; 0: they were not asked.
 
     Raises:
         KeyError, TypeError, ValueError: the request is incomplete or malformed.
@@ -76,7 +78,8 @@ class Job:
         self.dead: dict[int, float] = {}
         self.swept: set[tuple[str, object]] = set()
         self.left: dict[str, list[object]] = {}
-        self.killed = False
+        self.killed = self.stopped = False
+        self.asked = self.deadline = 0.0
         self.launcher: StepProcess | None = None
         self.checks, self.checking = 0, False
         self.closing: set[str] = set()
@@ -111,7 +114,18 @@ class Job:
             "name": self.name, "state": self.state, "step": self.step, "code": self.code,
             "reason": self.reason, "started": self.started, "ended": self.ended,
             "lease": self.lease, "ranks": self.ranks, "left": self.left, "shown": self.shown,
+            "stopped": self.stopped, "update": max(self.updates.values(), default=None),
         }  # fmt: skip
+
+    def ask_to_end(self, reason: str, seconds: float) -> None:
+        """Note that its ranks were asked to end, and when they are killed."""
+        self.reason = self.reason or reason
+        self.asked = time.monotonic()
+        self.deadline = self.asked + seconds
+
+    def add_reason(self, text: str) -> None:
+        """Add to why it ended."""
+        self.reason = "; ".join(filter(None, [self.reason, text]))
 
     def gone(self, rank: int, node: str, pid: object, end: str) -> None:
         """Record that a rank ended: by `ok`, by an exception, or (empty) by a signal."""

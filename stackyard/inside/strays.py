@@ -126,6 +126,17 @@ def stopped(pid: int) -> bool:
         return False
 
 
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler of its own for a signal."""
+    try:
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass  # it has ended
+    return False
+
+
 def kill(seconds: float = 5.0, job: str = "") -> list[dict[str, object]]:
     """Kill every stray of a job (SIGKILL) until no new ones appear; return the first look's.
 

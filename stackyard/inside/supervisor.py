@@ -12,7 +12,8 @@ close, and each agent ends its node. It must not know what a training is: it is 
 
 OWNER: seconds after which the mesh ends when no attached controller is heard; 0: no limit. Requests
 and answers are JSON lines: `start {job}`, `attach`, `beat`, `follow {from}`, `stop {job}`, `state`,
-`port`, `list`, `kill`, `rest`, `down`; each answer is an `event`.
+`port`, `list`, `kill`, `rest`, `down`; each answer is an `event`. `stop` with `seconds` lets ranks
+that catch SIGTERM save first.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class Supervisor:
             for entry in list(value["said"]):  # type: ignore[call-overload]
                 if "record" in entry:
                     job.recorded(int(str(entry["rank"])), str(entry["record"]))
-                self._note(job, node, entry)
+                # Records of long runs on many ranks would fill the disk of node 1.
+                if "record" not in entry or job.placed:
+                    self._note(job, node, entry)
             return
         rank = int(str(value["rank"]))
         if event == "rank":
@@ -218,6 +221,18 @@ class Supervisor:
         job.turn("ending")
         self._check(job, "kill")
 
+    def _ask_to_end(self, job: Job, reason: str, seconds: float) -> None:
+        """Send SIGTERM to the ranks that catch it; kill the job where none does."""
+        if job.state != "running" or job.deadline:
+            return
+        job.ask_to_end(reason, seconds)
+
+        def answered(answers: dict[str, list[Value]]) -> None:
+            if job.state == "running" and not any(answers.values()):
+                self._stop(job, reason)
+
+        self._members.ask("term", job.name, answered)
+
     def _check(self, job: Job, command: str) -> None:
         """Ask every node for a job's processes; only the answer to the last question counts.
 
@@ -292,8 +307,12 @@ class Supervisor:
             return
         if job.lease and now - job.heard > job.lease:
             self._stop(job, f"nobody attached was heard for {job.lease:g} s")
+        elif job.deadline and now > job.deadline:
+            job.add_reason(f"its ranks did not end within {job.deadline - job.asked:g} s")
+            self._stop(job, job.reason)
         elif late := job.late(now):
-            self._stop(job, job.death(late))
+            job.add_reason(job.death(late))
+            self._stop(job, job.reason)
         elif silent := job.silence(now):
             self._stop(job, silent)
 
@@ -308,9 +327,12 @@ class Supervisor:
         job.launcher.finish()
         if job.state != "running":
             return  # the last output could not be written to the log
-        if code == 0 and job.steps:
+        if code == 0 and job.steps and not job.deadline:
             self._next_step(job)
             return
+        if code == 0 and job.deadline:
+            seconds = time.monotonic() - job.asked
+            job.add_reason(f"its ranks ended by themselves after {seconds:.0f} s")
         job.code = code if code >= 0 else 128 - code
         job.killed = job.code != 0
         if code and job.steps:
@@ -393,8 +415,14 @@ class Supervisor:
     def _stop_asked(self, client: Client, value: Value) -> None:
         # By name: a controller that was refused because of a job must not end it.
         job = self._named(value.get("job"))
-        if job is not None:
-            self._stop(job, str(value.get("reason") or "it was stopped"))
+        if job is None:
+            return
+        reason, seconds = str(value.get("reason") or "it was stopped"), value.get("seconds")
+        job.stopped = True
+        if seconds:
+            self._ask_to_end(job, reason, float(str(seconds)))
+        else:
+            self._stop(job, reason)
 
     def _port(self, client: Client, value: Value) -> None:
         with socket.socket() as probe:

@@ -13,15 +13,20 @@ from typing import Any
 
 import yaml
 
-from stackyard.definitions.examples import Example, Where, chosen_size, job_of, require_values
+from stackyard.definitions.examples import (
+    BESIDE,
+    Example,
+    Where,
+    chosen_size,
+    job_of,
+    require_values,
+)
 from stackyard.mesh.hosts import Fleet, gpu_indexes, node_names
 from stackyard.mesh.jobs import select, start_request
 from stackyard.mesh.node import JOBS, MEETING_PORT
 from stackyard.mesh.node_plan import NodePlan, StandingPlan
 from stackyard.system import template
 from stackyard.system.errors import UsageError
-
-RECORDER = "stackyard_record.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +179,7 @@ def copied(
     found = {name: text.encode() for name, text in texts.items()}
     for path, content in files.items():
         place = next(place for place in own.files if path.startswith(f"{place}/"))
-        if not path.endswith(f"/{RECORDER}"):  # every run brings the recorder to its nodes
+        if path.rpartition("/")[2] not in BESIDE:  # every run brings these to its nodes
             found[f"{own.files[place]}/{path.removeprefix(f'{place}/')}"] = content
     return found
 

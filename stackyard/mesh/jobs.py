@@ -14,7 +14,7 @@ from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, accelera
 from stackyard.launch.accelerate_config import Ranks, conflicts, replaced
 from stackyard.launch.job import Job
 from stackyard.mesh import settings
-from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, nccl_environment, rank_environment
 from stackyard.mesh.node_plan import NodePlan, StandingPlan, visible
 from stackyard.mesh.settings import Variables
 from stackyard.system.errors import UsageError, shown
@@ -119,7 +119,10 @@ def request_of(
     alone = len(selection.nodes) == 1
     ports = {node.port for node in plan.nodes}
     whole = all(len(s) == len(plan.node(n).gpus) for n, s in selection.slots.items())
-    generated = {**job.env, **environment(job, {} if whole else takes)}
+    # What ranks print is theirs: where the user asks NCCL to speak, it is not moved to a file.
+    quiet = job.device == "cuda" and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & {*named, *job.env}
+    logs = nccl_environment(job.name) if quiet else {}
+    generated = {**logs, **job.env, **environment(job, {} if whole else takes)}
     # A node alone is started with its variables; several read them from a file of their own, which
     # DeepSpeed's nodes find by a program on PYTHONPATH.
     kept = {"PYTHONPATH"} if _exported(job) else set()

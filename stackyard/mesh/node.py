@@ -6,6 +6,7 @@ Nodes on one engine and on hosts, proofs and pods of Kubernetes are started with
 from __future__ import annotations
 
 from stackyard.definitions.project import INSIDE
+from stackyard.gpu.nccl import SUBSYSTEMS
 
 # The fewest that sshd needs to become the user who logs in (OpenSSH 9.2, and the files' owners);
 # training itself needs none. All others are dropped, and no new privileges are allowed.
@@ -43,6 +44,21 @@ def program_files() -> dict[str, bytes]:
 def rank_folder(job: str) -> str:
     """Return the folder of a job's ranks, on every node."""
     return f"{JOBS}/{job}/ranks"
+
+
+def nccl_environment(job: str) -> dict[str, str]:
+    """Return what the ranks of a job on GPUs need so that NCCL's transports can be read."""
+    logs = rank_folder(job)
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "STACKYARD_NCCL_LOGS": logs}
+
+
+def nccl_words(job: str) -> list[str]:
+    """Return the command that prints what `gpu.nccl` reads, of a job's ranks on one node."""
+    script = (
+        'cat "$1"/nccl.* "$1"/rank*.log 2> /dev/null | grep -a " NCCL "'
+        ' | grep -aE "via |Using |NCCL version|WARN|set by env|Pattern|speed=" | head -c 2000000'
+    )
+    return ["sh", "-c", script, "nccl", rank_folder(job)]
 
 
 def rank_environment(job: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Start the nodes of a run on one engine, join them to a mesh, test it, and remove them.
 
-Owns the life of a run's containers, network and volume, all found again by the run's label. It
-must not judge: what the mesh answered goes to `validate.judge` unchanged.
+Owns the life of a run's containers, network and volume, all found again by the run's label, and the
+test of a mesh, also of one over hosts (`mesh.spread`). It must not judge: what the mesh answered
+goes to `validate.judge` unchanged.
 
 Over 300 lines: one life of containers, from their start over the trial of their mesh to the end.
 """
@@ -12,9 +13,9 @@ import base64
 import contextlib
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stackyard.gpu.access import Access, NodeHardware
@@ -64,12 +65,39 @@ class NodeSettings:
 
 @dataclass
 class Mesh:
-    """Hold a running mesh: its containers by node name, and the conversations with them."""
+    """Hold a running mesh: its containers by node name, and the conversations with them.
 
-    engine: Engine
+    Attributes:
+        engines: the engine of each node.
+        shared: a folder of this run that all nodes share.
+        lease: seconds without a beat after which it ends.
+        own: variables of single nodes, beyond those that all were started with.
+        asks: the nodes' network has other users, so free ports are asked for.
+    """
+
     plan: certificates.MeshPlan
     containers: dict[str, str]
     talk: Talk
+    engines: Mapping[str, Engine]
+    shared: str = SHARED
+    lease: float = LEASE_SECONDS
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    asks: bool = False
+
+    def port(self, usual: int) -> int:
+        """Return a port of the first node for a rendezvous: `usual`, or one that is free there."""
+        if not self.asks:
+            return usual
+        address = self.plan.addresses.get(self.head, "")
+        return int(self.talk.ask("port", "port", address=address)["port"])
+
+    def exec(self, node: str, words: Sequence[str], *, seconds: float, **more: Any) -> ExecResult:
+        """Run a command in a node, as `Engine.exec` does."""
+        return self.engines[node].exec(self.containers[node], words, seconds=seconds, **more)
+
+    def put(self, node: str, files: Mapping[str, bytes]) -> None:
+        """Put files into a node, as `put_files` does."""
+        put_files(self.engines[node], self.containers[node], node, files)
 
     def close(self) -> None:
         """End the conversation with the nodes, before these are removed."""
@@ -82,9 +110,19 @@ class Mesh:
         return self.talk.lost
 
     @property
+    def head(self) -> str:
+        """Return the name of the first node."""
+        return self.plan.nodes[0]
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine of the first node."""
+        return self.engines[self.head]
+
+    @property
     def first(self) -> str:
         """Return the container of the first node."""
-        return self.containers[self.plan.nodes[0]]
+        return self.containers[self.head]
 
     def strays(self, *, kill: bool = False) -> Processes:
         """Return the processes on each node that are not part of the node's own service.
@@ -157,8 +195,7 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
     engine.create_volume(volume, labels)
     authority = certificates.Authority()
     material = certificates.node_material(plan, authority, now=now)
-    files = {f"{SMOKE_FOLDER[1:]}/{path}": data for path, data in settings.files.items()}
-    archive = pack({**files, **program_files(), f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
+    archive = node_archive(settings.files)
 
     def one(node: str, first: str = "") -> str:
         hardware = _hardware_of(settings, plan.nodes.index(node))
@@ -182,8 +219,7 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
         )
         container = engine.start(spec)
         engine.put(container, "/", archive)
-        programs = {f"probe/{name}": data for name, data in settings.probes.items()}
-        install(engine, container, node, {**material[node], **programs})
+        install(engine, container, node, {**material[node], **probe_files(settings.probes)})
         return container
 
     first, *others = plan.nodes
@@ -199,7 +235,20 @@ def start(engine: Engine, plan: certificates.MeshPlan, settings: NodeSettings, *
         engine, containers[first], plan.nodes, LEASE_SECONDS, LEASE_SECONDS,
         lambda: kill_all(engine, containers.values()),
     )  # fmt: skip
-    return Mesh(engine=engine, plan=plan, containers=containers, talk=talk)
+    return Mesh(
+        plan=plan, containers=containers, talk=talk, engines=dict.fromkeys(plan.nodes, engine)
+    )
+
+
+def node_archive(files: Mapping[str, bytes]) -> bytes:
+    """Return what is unpacked into every node: the programs of nodes, and a smoke's files."""
+    own = {f"{SMOKE_FOLDER[1:]}/{path}": data for path, data in files.items()}
+    return pack({**own, **program_files(), f"{SMOKE_FOLDER[1:]}/.keep": b""}, mode=0o755)
+
+
+def probe_files(probes: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the controller's own programs as files of a node, kept in memory with its keys."""
+    return {f"probe/{name}": data for name, data in probes.items()}
 
 
 def _hardware_of(settings: NodeSettings, number: int) -> NodeHardware:
@@ -261,16 +310,16 @@ def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
         wanted.setdefault(source, []).append(target)
     try:
         running.talk.wait_joined(running.plan.nodes)
-        running.talk.expect(LEASE_SECONDS)
+        running.talk.expect(running.lease)
     except MeshError as error:
-        logs = {n: running.engine.container_log(c) for n, c in running.containers.items()}
+        logs = {n: running.engines[n].container_log(c) for n, c in running.containers.items()}
         said = [f"{node}: {last_lines(log, 5)}" for node, log in logs.items() if log.strip()]
         why = [*([error.why] if error.why else []), *(said or ["the nodes' logs are empty"])]
         raise MeshError(error.what, why="\n".join(why)) from error
 
     def reach(source: str) -> dict[str, Any]:
         words = ["python3", f"{PROBE_FOLDER}/mesh_probe.py", "reach", *wanted[source]]
-        done = running.engine.exec(running.containers[source], words, seconds=60)
+        done = running.exec(source, words, seconds=60)
         return _json(done, f"the probe on {source}")
 
     with ThreadPoolExecutor(min(4, len(wanted))) as pool:
@@ -287,16 +336,16 @@ def try_refusals(running: Mesh, *, now: int) -> dict[str, dict[str, Any]]:
     foreign = certificates.foreign_material(running.plan, target, now=now)
     keys = json.dumps({n: base64.b64encode(data).decode() for n, data in foreign.items()})
     program, ready = ["python3", f"{PROBE_FOLDER}/mesh_probe.py"], threading.Event()
-    impostor = running.engine.converse(
+    impostor = running.engines[target].converse(
         running.containers[target], [*program, "impostor"], lambda line: ready.set()
     )
     try:
         impostor.send(keys)
         if not ready.wait(20):
             raise MeshError(f"no sshd with a foreign certificate could be started on {target}")
-        done = running.engine.exec(
-            running.containers[source],
-            [*program, "refuse", target, str(running.plan.port)],
+        done = running.exec(
+            source,
+            [*program, "refuse", target, str(running.plan.port_of(target))],
             seconds=60,
             stdin=f"{keys}\n".encode(),
         )
@@ -312,7 +361,7 @@ def installed(running: Mesh) -> dict[str, dict[str, str]]:
         MeshError: the node gave no answer.
     """
     words = ["python3", f"{PROBE_FOLDER}/inventory.py"]
-    return _json(running.engine.exec(running.first, words, seconds=60), "the inventory")
+    return _json(running.exec(running.head, words, seconds=60), "the inventory")
 
 
 def _json(done: ExecResult, what: str) -> dict[str, Any]:

@@ -11,18 +11,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from stackyard.gpu import nccl, transport
+from stackyard.gpu.transport import Offer, PathValue
 from stackyard.launch import deepspeed_config
 from stackyard.launch.job import Job
 from stackyard.mesh import settings, standing, sync
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.jobs import Selection, replaced_lines, start_request
 from stackyard.mesh.link import HostError, Link, linked, on_each
-from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan
-from stackyard.mesh.nodes import put_files
+from stackyard.mesh.node import nccl_words
+from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan, fabric_of
+from stackyard.mesh.nodes import NodeSettings, put_files
 from stackyard.mesh.preflight import Muster, muster, plan_run
 from stackyard.mesh.standing import PortTaken, Standing
 from stackyard.mesh.supervisor import Event, Talk
@@ -30,6 +33,8 @@ from stackyard.system import cleanup
 from stackyard.system.errors import MeshError, StackyardError, UsageError
 
 PORT_TRIES = 4
+# A job that is killed has ended everywhere after this.
+END_SECONDS = 20.0
 SILENT_SECONDS = 5.0
 Say = Callable[[str], None]
 
@@ -73,6 +78,7 @@ def up(
     *,
     owner: float = 0.0,
     check: Callable[[StandingPlan], object] = lambda plan: None,
+    smoke: Callable[[StandingPlan, Muster], NodeSettings] | None = None,
 ) -> tuple[Standing, list[HostProblem]]:
     """Start a mesh; if that fails, remove what was started.
 
@@ -80,6 +86,7 @@ def up(
         check: called with the plan before anything starts; raises for what does not fit it.
         owner: seconds without the controller's heartbeat after which it ends; 0: only `down`
             ends it.
+        smoke: called with the plan and what hosts answered; returns what nodes of a smoke get.
 
     Raises:
         NotReady: a host has a problem; nothing was started.
@@ -93,7 +100,8 @@ def up(
         say(f"starting {len(plan.nodes)} nodes: {plan.why}, sshd at port {plan.nodes[0].port}")
         try:
             links = {host: hosts.links[host] for host in {node.host for node in plan.nodes}}
-            run = standing.start(links, hosts.fleet, found.facts, plan, owner=owner)
+            given = smoke(plan, found) if smoke else None
+            run = standing.start(links, hosts.fleet, found.facts, plan, owner=owner, smoke=given)
             return run, warnings
         except PortTaken:
             if attempt == PORT_TRIES - 1:
@@ -137,16 +145,37 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
     return removed, failed
 
 
-def end_job(talk: Talk, job: str) -> None:
-    """End a job and wait until none of its processes runs."""
+def end_job(
+    talk: Talk,
+    job: str,
+    reason: str = "it was interrupted",
+    seconds: float = 0.0,
+    *,
+    line: Callable[[Event], None] = lambda entry: None,
+    start: int = 0,
+) -> Event | None:
+    """End a job, wait until none of its processes runs, and return its record.
+
+    Returns None for a job that never began, or of which nothing is heard: then its lease ends it.
+
+    Args:
+        seconds: ranks that catch SIGTERM get it and may save for this long; 0: they are killed.
+        line: called with each line of its log from `start` on.
+    """
     try:
-        talk.send("stop", job=job, reason="it was interrupted")
-        talk.send("follow", job=job, **{"from": 0})
-        for event in talk.events(20):
-            if event["event"] in ("ended", "refused"):
-                return  # it has ended, or it never began
+        talk.send("stop", job=job, reason=reason, seconds=seconds)
+        talk.send("follow", job=job, **{"from": start})
+        for event in talk.events(seconds + END_SECONDS):
+            for entry in event["lines"] if event["event"] == "log" else ():
+                line(entry)
+            if event["event"] == "ended":
+                record: Event = event["job"]
+                return record
+            if event["event"] == "refused":
+                break
     except StackyardError:
-        return  # the job's lease ends it
+        pass
+    return None
 
 
 def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
@@ -262,6 +291,46 @@ def deliver(
         raise error
 
 
+def files_below(
+    hosts: Reached, run: Standing, names: Collection[str], folder: str, depth: int
+) -> set[str]:
+    """Return the files below a folder in nodes, as paths from it; nodes that are gone have none."""
+    words = ["find", "-L", folder, "-maxdepth", str(depth), "-type", "f", "-printf", "%P\\n"]
+    found: set[str] = set()
+    for name in names:
+        link = hosts.links.get(run.plan.node(name).host)
+        if link is None or name not in run.containers:
+            continue
+        with contextlib.suppress(StackyardError):
+            done = link.engine.exec(run.containers[name], words, seconds=60)
+            found |= set(done.output.splitlines()) if done.code == 0 else set()
+    return found
+
+
+def transport_of(
+    hosts: Reached, run: Standing, names: Sequence[str], job: str
+) -> tuple[list[PathValue], list[str]]:
+    """Return what carried data between a job's GPUs, and warnings where hosts offer more."""
+    lines: list[str] = []
+    for name in names:
+        link = hosts.links.get(run.plan.node(name).host)
+        if link is None or name not in run.containers:
+            continue
+        with contextlib.suppress(StackyardError):
+            done = link.engine.exec(run.containers[name], nccl_words(job), seconds=60)
+            lines += done.output.splitlines()
+    log = nccl.read_log(lines)
+    if not log.taken:
+        return [], []
+    found = muster(hosts.links, hosts.failed, hosts.fleet)
+    used = {node.host for node in run.plan.nodes}
+    fabric = fabric_of(run.plan, found.facts) if used <= set(found.facts) else None
+    ports = fabric.ports if fabric else {}
+    here = {name: tuple(ports.get(run.plan.node(name).host, ())) for name in names}
+    offer = Offer(ports={name: found for name, found in here.items() if found})
+    return [path.value() for path in transport.paths(log, offer)], transport.warnings(log, offer)
+
+
 @dataclass
 class RunWatcher:
     """Hold the callbacks that report what a running job does."""
@@ -279,11 +348,15 @@ class Ended:
     Attributes:
         lost: why contact was lost before the job's end; empty if it was not.
         lost_nodes: nodes that were lost while it ran.
+        transport: what carried data between its GPUs; empty on CPU ranks and for a lone GPU.
+        warnings: where it used less than its hosts offer.
     """
 
     job: Event
     lost: str = ""
     lost_nodes: tuple[str, ...] = ()
+    transport: tuple[PathValue, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -350,6 +423,12 @@ class Follower:
             return Ended(job={"name": self.job}, lost=str(error))
         finally:
             self._stop.set()
+
+    def end(self, reason: str, seconds: float) -> Event | None:
+        """End the job, as `end_job` does, and show its last lines."""
+        return end_job(
+            self.talk, self.job, reason, seconds, line=self.watcher.line, start=self._offset
+        )
 
     def _listen(self) -> Ended | None:
         """Handle events until the job ends; return None where node 1 falls silent before it."""

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from stackyard.gpu import access
+from stackyard.gpu.access import Access
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
@@ -91,11 +92,13 @@ def start(
     plan: StandingPlan,
     *,
     owner: float = 0.0,
+    smoke: nodes.NodeSettings | None = None,
 ) -> Standing:
     """Start the nodes, join them and start their supervisor; if that fails, remove them.
 
     Args:
         owner: seconds without the controller's heartbeat after which the mesh ends; 0: it stays.
+        smoke: files, probes and variables of every node of a smoke or bench.
 
     Raises:
         PortTaken: another program took a node's port.
@@ -105,18 +108,21 @@ def start(
     now = int(time.time())
     mesh_plan = plan.mesh(now)
     material = certificates.node_material(mesh_plan, certificates.Authority(), now=now)
-    archive = pack(program_files(), mode=0o755)
+    archive = nodes.node_archive(smoke.files) if smoke else pack(program_files(), mode=0o755)
+    probes = nodes.probe_files(smoke.probes) if smoke else {}
+    env = smoke.env if smoke else {}
     # Two commands may start runs of the same name at once: each removes only its own containers.
     token = secrets.token_hex(8)
     labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text(), TOKEN_LABEL: token}
 
     def one(node: NodePlan) -> str:
         link = links[node.host]
-        spec = _spec(plan, node, fleet, facts, link.engine, {**labels, NODE_LABEL: node.name})
+        own = {**labels, NODE_LABEL: node.name}
+        spec = _spec(plan, node, fleet, facts, link.engine, env, own)
         container = link.engine.start(spec)
         try:
             link.engine.put(container, "/", archive)
-            nodes.install(link.engine, container, node.name, material[node.name])
+            nodes.install(link.engine, container, node.name, {**material[node.name], **probes})
         except EngineError as error:
             raise MeshError(f"node {node.name} did not start", why=str(error)) from error
         return container
@@ -139,29 +145,19 @@ def _spec(
     fleet: Fleet,
     facts: Mapping[str, HostFacts],
     engine: Engine,
+    env: Mapping[str, str],
     labels: Mapping[str, str],
 ) -> ContainerSpec:
     here = facts[node.host]
     several = sum(other.host == node.host for other in plan.nodes) > 1
-    given = access.Access(how="none")
-    if node.gpus:
-        info = engine.image(plan.image)
-        path = info.environment if info else {}
-        seen = [
-            gpu for gpu in here.gpus
-            if gpu.index in node.gpus
-            or (several and any(gpu.index in o.gpus for o in plan.nodes if o.host == node.host))
-        ]  # fmt: skip
-        assert here.driver is not None
-        way = access.choose_way(engine.info(), here.cdi)
-        given = access.access(way, seen, here.driver, path.get("LD_LIBRARY_PATH", ""))
+    given = access_of(plan, node, here, engine)
     on_host = plan.network == HOST_NETWORK
     return ContainerSpec(
         name=f"stackyard-{plan.run}-{node.name}",
         image=plan.image,
         hostname=node.name,
         network=plan.network,
-        env={"PYTHONUNBUFFERED": "1", **given.env, **node_environment(plan, facts, node)},
+        env={"PYTHONUNBUFFERED": "1", **given.env, **node_environment(plan, facts, node), **env},
         labels=labels,
         volumes={},
         capabilities=CAPABILITIES,
@@ -188,6 +184,23 @@ def _spec(
         fleeting=True,
         command=("python3", NODE_PROGRAM, "--join-within", f"{JOIN_SECONDS * 2:g}"),
     )
+
+
+def access_of(plan: StandingPlan, node: NodePlan, here: HostFacts, engine: Engine) -> Access:
+    """Return how a node's container gets at its GPUs; nodes of one host see those of all of them.
+
+    Args:
+        here: what the node's host said about itself.
+    """
+    if not node.gpus:
+        return Access(how="none")
+    info = engine.image(plan.image)
+    path = info.environment if info else {}
+    wanted = {gpu for other in plan.nodes if other.host == node.host for gpu in other.gpus}
+    seen = [gpu for gpu in here.gpus if gpu.index in wanted]
+    assert here.driver is not None
+    way = access.choose_way(engine.info(), here.cdi)
+    return access.access(way, seen, here.driver, path.get("LD_LIBRARY_PATH", ""))
 
 
 def _supervise(links: Mapping[str, Link], standing: Standing, owner: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Failure
+from stackyard.gpu import transport
 from stackyard.report import page, records
 from stackyard.report.shapes import (
     BenchGpus,
@@ -173,11 +174,17 @@ def _played(plan: BenchPlan, played: Played) -> PlayedValue:
         "mean": _rounded(mean_speed(training), 1),
         "start_seconds": _start(started(training, 1), started(training, START)),
         "pause": _pause(training),
+        "transport": [path.value() for path in carried(training)],
         "windows": [[step, round(value, 1)] for step, value in window_speeds(training).items()],
         "losses": [[step, records.as_json(loss)] for step, loss in sorted(training.losses.items())],
         "peak_bytes": peak_bytes(training),
         "command": list(training.command),
     }
+
+
+def carried(training: Training) -> tuple[transport.Path, ...]:
+    """Return what carried a training's data between GPUs, by NCCL's log."""
+    return transport.paths(training.nccl, transport.Offer()) if training.nccl else ()
 
 
 def _pause(training: Training) -> PauseValue | None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.source.naming import Source, despite_of, sources_of
 from stackyard.definitions.spec import Failure
+from stackyard.gpu.placement import Gpu
 from stackyard.report import shapes
 from stackyard.system.image import ImageInfo
 from stackyard.validate.checks import Check
@@ -21,6 +22,7 @@ from stackyard.validate.outcome import Observation, Outcome, Phase
 
 SCHEMA: Final = "stackyard.report/2"
 CPU_RANKS = "cpu-ranks"
+HOSTS = "hosts"
 
 
 def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
@@ -31,11 +33,12 @@ def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
 def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
     """Return a record's path: one file per placement of GPUs, without suffix for `together`.
 
-    A report of CPU ranks in an image for GPUs never replaces a report of GPUs.
+    A report of CPU ranks never replaces one of GPUs, nor one of hosts one of this machine.
     """
     name = value.get("gpus", {}).get("placement", "together")
     name = CPU_RANKS if value.get("ranks") == "cpu" else name
-    kind = value["kind"] if name == "together" else f"{value['kind']}-{name}"
+    kind = value["kind"] if name in ("together", HOSTS) else f"{value['kind']}-{name}"
+    kind = f"{kind}-{HOSTS}" if value.get("hosts") else kind
     # An image of users' own code has records of its own, so that it never replaces the stack's.
     short = "-".join(source["short"] for source in value["image"].get("sources", ()))
     kind = f"{kind}-src-{short}" if short else kind
@@ -122,14 +125,19 @@ def _gpus(seen: GpuObservation) -> shapes.GpusValue:
         "transport": placement.transport,
         "settings": dict(placement.env),
         "driver": seen.driver,
-        "devices": [
-            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
-            for g in placement.gpus
-        ],
+        "devices": devices(placement.gpus),
         "measured": dict(seen.measured),
         "bare": dict(seen.bare),
         "no_bare": seen.no_bare,
     }
+
+
+def devices(gpus: Iterable[Gpu]) -> list[shapes.DeviceValue]:
+    """Return GPUs as data."""
+    return [
+        {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
+        for g in gpus
+    ]
 
 
 def _diagnoses(outcome: Outcome, failures: Iterable[Failure]) -> list[DiagnosisValue]:

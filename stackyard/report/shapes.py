@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from stackyard.build.locks.change import MoveValue
+from stackyard.gpu.transport import PathValue
 from stackyard.validate.checks import OutcomeWord
 from stackyard.validate.diagnose import DiagnosisValue
 
@@ -238,15 +239,52 @@ class Comparison(TypedDict):
     suspects: list[str]
 
 
+class HostValue(TypedDict):
+    """Hold one host of a run over hosts.
+
+    Attributes:
+        image: id of the image that its nodes ran, as its engine has it.
+        mbit_s: speed of the interface between nodes; 0 where the kernel reports none.
+        ports: its InfiniBand and RoCE ports, with device, rate and state.
+        driver: version of the NVIDIA driver; empty where none is loaded.
+        gpus: those that ranks computed on.
+    """
+
+    name: str
+    nodes: list[str]
+    image: str
+    address: str
+    interface: str
+    mbit_s: int
+    ports: list[str]
+    driver: str
+    gpus: list[DeviceValue]
+
+
+class HostsValue(TypedDict):
+    """Hold the hosts of a run and what joined them.
+
+    Attributes:
+        network: how the network between nodes was chosen.
+        nccl: what NCCL was to use between the hosts; empty on CPU ranks.
+    """
+
+    network: str
+    nccl: str
+    hosts: list[HostValue]
+
+
 class SmokeParts(TypedDict, total=False):
     """Hold what only some smokes have.
 
     Attributes:
         ranks: where CPU ranks trained in an image for GPUs.
+        hosts: of a smoke over hosts.
         against: after `invoke smoke --against`.
     """
 
     ranks: str
+    hosts: HostsValue
     gpus: GpusValue
     speeds: dict[str, SpeedValue]
     against: Comparison
@@ -362,6 +400,7 @@ class _PlayedValueParts(TypedDict, total=False):
     mean: float | None
     start_seconds: dict[str, float | None]
     pause: PauseValue | None
+    transport: list[PathValue]
 
 
 class PlayedValue(_PlayedValueParts):
@@ -386,9 +425,10 @@ class PlayedValue(_PlayedValueParts):
 
 
 class _BenchReportParts(TypedDict, total=False):
-    """Hold what older benches lack."""
+    """Hold what older benches lack, and what only those over hosts have."""
 
     available: int
+    hosts: HostsValue
 
 
 class BenchReport(_BenchReportParts):

@@ -18,14 +18,19 @@ from typing import Any
 
 from stackyard.build.builder import Built
 from stackyard.definitions.project import Project
-from stackyard.mesh import nodes
+from stackyard.definitions.spec import Smoke
+from stackyard.mesh import certificates, nodes
+from stackyard.mesh.hosts import node_names
+from stackyard.mesh.spread import Spread
 from stackyard.report import page, records, vouch
-from stackyard.report.shapes import SmokeReport
+from stackyard.report.shapes import HostsValue, HostValue, SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
 from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run, smoke
+from stackyard.validate.gpu_hosts import HostGpus
 from stackyard.validate.gpu_run import GpuPlan
+from stackyard.validate.outcome import Observation
 
 
 def at_once(facts: Mapping[str, str], wanted: int) -> int:
@@ -132,10 +137,80 @@ def smoke_one(
         build_seconds=built.seconds,
         failures=project.definitions.failures.values(),
     )
+    _keep(project, value, built, watcher)
+    return value
+
+
+def smoke_on_hosts(
+    project: Project, spread: Spread, declared: Smoke, built: Built, watcher: smoke.SmokeWatcher
+) -> SmokeReport:
+    """Run the smoke of one image over hosts, write its reports and evidence, return the record.
+
+    Raises:
+        NotReady: a host has a problem; nothing was started.
+    """
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock, plan = time.monotonic(), spread.wanted
+    names = tuple(name for host in spread.hosts.fleet.hosts for name in node_names(host))
+    on_gpus = declared.device != "cpu"
+    seen = Observation(
+        nodes=names,
+        environment={**built.info.environment, **spread.settings.env},
+        pairs=certificates.pairs(names),
+        recorded=recorded_curve(project.root, plan.stack) if on_gpus else {},
+    )
+    host = next(iter(spread.hosts.links.values())).engine.facts()
+    outcome = smoke.smoke_in(
+        spread.running(), declared, seen, run=plan.run, watcher=watcher,
+        gpu=HostGpus(spread=spread) if on_gpus else None,
+    )  # fmt: skip
+    value = records.smoke_report(
+        built.image,
+        built.info,
+        outcome,
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        host=host,
+        ranks=declared.device,
+        build_seconds=built.seconds,
+        failures=project.definitions.failures.values(),
+    )
+    value["hosts"] = hosts_value(spread)
+    _keep(project, value, built, watcher)
+    return value
+
+
+def hosts_value(spread: Spread) -> HostsValue:
+    """Return the hosts of a run as data; empty lists before the hosts were asked."""
+    plan, facts = spread.plan, spread.facts
+    if plan is None or spread.fabric is None:
+        return {"network": "", "nccl": "", "hosts": []}
+    found: list[HostValue] = []
+    for name in dict.fromkeys(node.host for node in plan.nodes):
+        own = [node for node in plan.nodes if node.host == name]
+        here = facts[name]
+        used = {gpu for node in own for gpu in node.gpus}
+        link = next((i for i in here.interfaces if i.name == own[0].interface), None)
+        found.append({
+            "name": name,
+            "nodes": [node.name for node in own],
+            "image": plan.image,
+            "address": own[0].address,
+            "interface": own[0].interface,
+            "mbit_s": link.speed if link else 0,
+            "ports": [port.words() for port in here.infiniband.ports],
+            "driver": here.driver.version if here.driver else "",
+            "gpus": records.devices(g for g in here.gpus if g.index in used),
+        })  # fmt: skip
+    nccl = spread.fabric.why if any(node.gpus for node in plan.nodes) else ""
+    return {"network": plan.why, "nccl": nccl, "hosts": found}
+
+
+def _keep(project: Project, value: SmokeReport, built: Built, watcher: smoke.SmokeWatcher) -> None:
+    """Write a record with its page and evidence, and say that the smoke is over."""
     write_reports(project.root, value)
     vouch.write(project.root, value, built.info.layers, Path.home())
     watcher.over(value["outcome"], value["seconds"])
-    return value
 
 
 def recorded_curve(root: Path, stack: str) -> dict[int, float]:

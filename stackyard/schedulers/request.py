@@ -253,6 +253,12 @@ def _saving(job: Job, site: Site, where: Where) -> list[str]:
     kept = any(where.save == place or where.save.startswith(f"{place}/") for place in job.binds)
     if kept or (bare and not where.save.startswith(f"{where.folder}/")):
         return []
+    if isinstance(site, SlurmSite) and site.requeue:
+        raise UsageError(
+            f"a job that is started again finds no checkpoints in {where.save} of each node",
+            why="site.yml says `requeue`, and that folder is emptied when the job starts",
+            hint="--save FOLDER, in one of site.yml's binds",
+        )
     return [
         f"checkpoints go to {where.save} of each node, which may go when the job ends; --save"
         " FOLDER, in one of site.yml's binds, keeps them"

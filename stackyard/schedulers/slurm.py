@@ -77,8 +77,10 @@ def directives(job: Job, site: SlurmSite) -> list[str]:
         f"--time={site.minutes}",
         f"--output={log_name(job.name, '%j')}",
         "--open-mode=append",
-        "--no-requeue",
+        "--requeue" if site.requeue else "--no-requeue",
     ]
+    if site.save_seconds:
+        words.append(f"--signal=TERM@{site.save_seconds}")
     if job.device == "cuda":
         kind = f"{site.gpu_type}:" if site.gpu_type else ""
         gpu = "gpu:" if site.gpu_option == "gres" else ""
@@ -200,7 +202,9 @@ def environment(job: Job, site: SlurmSite) -> dict[str, str]:
     image = dict(site.image_env)
     if site.runtime == "oci" or site.entered:
         image = {"HOME": "/root", **image}
-    found = {"PYTHONUNBUFFERED": "1", **image, **_told(job), **job.env}
+    # torchrun kills ranks that save for longer after SIGTERM; torch before 2.9 after 30 s always.
+    save = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(site.save_seconds)} if site.save_seconds else {}
+    found = {"PYTHONUNBUFFERED": "1", **save, **image, **_told(job), **job.env}
     if site.entered and job.device == "cuda" and "LD_LIBRARY_PATH" in found:
         found |= access.library_path(found["LD_LIBRARY_PATH"])
     return dict(sorted(found.items()))

@@ -62,6 +62,9 @@ class SlurmSite:
         cpus_per_node: CPUs on each node; 0 for the cluster's default.
         memory: memory on each node, as Slurm writes it (`64G`; `0`: all of it).
         join_seconds: how long nodes wait for each other; includes their preparation.
+        save_seconds: ranks get SIGTERM this long before the time limit, and after any SIGTERM they
+            have this long to save; 0: no signal before the limit, and 30 s after others.
+        requeue: Slurm starts the job again after it was preempted or lost a node.
         lines: further options of sbatch, such as `--constraint=ib`.
     """
 
@@ -76,6 +79,8 @@ class SlurmSite:
     cpus_per_node: int = 0
     memory: str = ""
     join_seconds: int = 900
+    save_seconds: int = 0
+    requeue: bool = False
     lines: tuple[str, ...] = ()
 
     @property
@@ -113,12 +118,16 @@ def _site(site: SlurmSite) -> Iterator[str]:
         yield f"memory {shown(site.memory)!r}: a number with K, M, G or T, such as 64G"
     if site.minutes < 1 or site.join_seconds < 1 or site.cpus_per_node < 0:
         yield "minutes and join_seconds must be at least 1, cpus_per_node at least 0"
+    if site.save_seconds and not 0 < site.save_seconds < min(site.minutes * 60, 65536):
+        yield "save_seconds must be 0 or more, less than the minutes and less than 65536"
     for line in site.lines:
         match = _LINE.fullmatch(line)
         if not match:
             yield f"line {shown(line)!r}: one option --name or --name=value, no blanks or quotes"
         elif match.group(1) in OWN_OPTIONS:
             yield f"line {shown(line)!r}: --{match.group(1)} is set by the job itself"
+        elif match.group(1) == "signal" and site.save_seconds:
+            yield f"line {shown(line)!r}: save_seconds sets the signal"
 
 
 def _image(site: SlurmSite, job: Job) -> Iterator[str]:

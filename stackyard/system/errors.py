@@ -36,6 +36,10 @@ class StackyardError(Exception):
         return "\n".join(parts)
 
 
+class Terminated(KeyboardInterrupt):
+    """End a command as Ctrl-C does, after SIGTERM: what runs for it may save first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """Describe one problem in the definitions, with its file, line and key."""

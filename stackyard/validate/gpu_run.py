@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from stackyard.definitions.spec import Base
 from stackyard.gpu import access, doctor, gpus, placement
@@ -96,6 +96,22 @@ def with_bare_host(plan: GpuPlan) -> GpuPlan:
     """Return a plan with the bare host's measurements on its GPUs."""
     found, why = measure.on_host(plan.chosen, plan.settings)
     return replace(plan, bare=found, no_bare=why)
+
+
+class GpuWatch(Protocol):
+    """Observe the GPUs of a run, on this machine or on hosts."""
+
+    def observed(self) -> GpuObservation:
+        """Return the observation as known before the run."""
+
+    def takes(self, nodes: int, per_node: int) -> tuple[tuple[int, ...], ...]:
+        """Return the indexes of the GPUs that the ranks of a layout compute on, by node."""
+
+    def measured(self, running: Mesh, seen: GpuObservation | None, port: int) -> GpuObservation:
+        """Measure bandwidth and speed; a failure is an observation, too."""
+
+    def freed(self, seen: GpuObservation | None) -> GpuObservation:
+        """Wait, within bounds, until the GPUs hold no more than before the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stackyard.gpu import nccl
+from stackyard.gpu import transport as carried
 from stackyard.gpu.placement import Placement
 from stackyard.validate.checks import Check, at_least, at_most, check, not_run
 from stackyard.validate.record import Training
@@ -96,6 +97,7 @@ def transport(
             "channels": log.channels,
             "transports": {pair: list(via) for pair, via in log.transports.items()},
             "nccl": log.version,
+            "paths": [carried.words(path.value()) for path in carried.paths(log, carried.Offer())],
         }
         wrong += _slow_channels(name, log, placement)
     return check("transport", measured, expected, wrong)

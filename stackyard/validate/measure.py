@@ -20,7 +20,7 @@ from stackyard.gpu import nccl
 from stackyard.gpu.placement import Gpu
 from stackyard.launch import LAUNCHERS, LaunchRequest
 from stackyard.mesh.node import SCRATCH
-from stackyard.mesh.nodes import SHARED, SMOKE_FOLDER, Mesh
+from stackyard.mesh.nodes import SMOKE_FOLDER, Mesh
 from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, EngineError
 from stackyard.system.process import last_lines
@@ -38,7 +38,7 @@ def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
     Raises:
         EngineError: it failed or did not end in time; carries its last lines.
     """
-    out = f"{SHARED}/runs/measure.json"
+    out = f"{running.shared}/runs/measure.json"
     request = LaunchRequest(
         nodes=running.plan.nodes,
         per_node=per_node,
@@ -47,19 +47,19 @@ def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
         env={"NCCL_DEBUG": "WARN"},
         folder=SMOKE_FOLDER,
         scratch=f"{SCRATCH}/measure",
-        ssh_port=running.plan.port,
+        ssh_port=running.plan.port_of(running.head),
         device="cuda",
     )
     launch = LAUNCHERS["torchrun"](request)
-    words = ["sh", "-euc", f'mkdir -p {SHARED}/runs; exec "$@"', "measure", *launch.argv]
-    done = running.engine.exec(
-        running.first, words, seconds=SECONDS, env=launch.env, folder=SMOKE_FOLDER, control=False
+    words = ["sh", "-euc", f'mkdir -p {running.shared}/runs; exec "$@"', "measure", *launch.argv]
+    done = running.exec(
+        running.head, words, seconds=SECONDS, env=launch.env, folder=SMOKE_FOLDER, control=False
     )
     if done.code != 0:
         running.strays(kill=True)
         late = f"did not end within {SECONDS} s" if done.code in (124, 137) else "failed"
         raise EngineError(f"measuring the GPUs {late}", why=reason(done.output))
-    read = running.engine.exec(running.first, ["cat", out], seconds=20)
+    read = running.exec(running.head, ["cat", out], seconds=20)
     found: dict[str, Any] = json.loads(read.output)
     if found.get("copy_gb_s") is None:
         found["copy_gb_s"] = _copy_between_all(running)
@@ -69,7 +69,7 @@ def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
 def _copy_between_all(running: Mesh) -> float | None:
     """Measure a copy by one process that sees every GPU of its node; None if it sees only one."""
     words = ["env", "-u", "CUDA_VISIBLE_DEVICES", "python3", PROGRAM, "--only-copy"]
-    done = running.engine.exec(running.first, words, seconds=60, folder=SMOKE_FOLDER, control=False)
+    done = running.exec(running.head, words, seconds=60, folder=SMOKE_FOLDER, control=False)
     try:
         copied = json.loads(done.output.splitlines()[-1])["copy_gb_s"]
     except (ValueError, IndexError, KeyError, TypeError):

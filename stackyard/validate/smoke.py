@@ -20,7 +20,7 @@ from stackyard.mesh.node import MEETING_PORT, SITE, SMOKE_SITE, SSH_PORT
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
-from stackyard.validate.gpu_run import GpuRun
+from stackyard.validate.gpu_run import GpuRun, GpuWatch
 from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.training_log import TrainingPlan
@@ -30,9 +30,7 @@ MESH_SECONDS = 6 * 3600
 # Data loaders and NCCL pass tensors through shared memory; it takes memory only when used.
 GPU_SHM_BYTES = 8 * 2**30
 # Ranks on CPUs share the cores, and see no GPU, whatever the image and the host have.
-CPU_RANKS = {
-    "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void",
-}  # fmt: skip
+NO_GPUS = {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
 Say = Callable[[str], None]
 
 
@@ -81,28 +79,42 @@ def node_settings(
     image: str, smoke: Smoke, files: Mapping[str, bytes], gpu: GpuRun | None = None
 ) -> nodes.NodeSettings:
     """Return the settings that a smoke's containers are started with."""
+    found = _settings(image, smoke, files, gpus=gpu is not None)
+    if gpu is None:
+        return replace(found, env={**NO_GPUS, "GLOO_SOCKET_IFNAME": "eth0", **found.env})
+    return replace(
+        found, shm_bytes=GPU_SHM_BYTES, hardware=gpu.hardware, network=gpu.placement.network
+    )
+
+
+def host_settings(
+    image: str, smoke: Smoke, files: Mapping[str, bytes], caller: Mapping[str, str]
+) -> nodes.NodeSettings:
+    """Return the settings of a smoke's containers on hosts, whose networks they share.
+
+    Args:
+        caller: the caller's own NCCL settings, which come before what is found on hosts.
+    """
+    on_gpus = smoke.device != "cpu"
+    found = _settings(image, smoke, files, gpus=on_gpus)
+    return replace(found, env={**(caller if on_gpus else NO_GPUS), **found.env})
+
+
+def _settings(
+    image: str, smoke: Smoke, files: Mapping[str, bytes], *, gpus: bool
+) -> nodes.NodeSettings:
+    """Return the settings that a smoke's containers have wherever they run."""
     # It lies beside the workload, which is on the path that Python imports from.
-    recorder = {"stackyard_record.py": (INSIDE / "stackyard_record.py").read_bytes()}
-    probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
+    beside = {"stackyard_record.py": (INSIDE / "stackyard_record.py").read_bytes()}
+    if gpus:
+        beside[measure.PROGRAM] = (measure.FOLDER / measure.PROGRAM).read_bytes()
     env = {
         "PYTHONPATH": f"{SITE}:{SMOKE_SITE}:{nodes.SMOKE_FOLDER}",
         "PYTHONUNBUFFERED": "1",
         **smoke.env,
     }
-    everything = {**files, **recorder}
-    if gpu is None:
-        env = {**CPU_RANKS, **env}
-        return nodes.NodeSettings(image=image, env=env, files=everything, probes=probes)
-    everything[measure.PROGRAM] = (measure.FOLDER / measure.PROGRAM).read_bytes()
-    return nodes.NodeSettings(
-        image=image,
-        env=env,
-        files=everything,
-        probes=probes,
-        shm_bytes=GPU_SHM_BYTES,
-        hardware=gpu.hardware,
-        network=gpu.placement.network,
-    )
+    probes = {name: (INSIDE / name).read_bytes() for name in _PROBES}
+    return nodes.NodeSettings(image=image, env=env, files={**files, **beside}, probes=probes)
 
 
 def workload_files(folder: Path) -> dict[str, bytes]:
@@ -132,7 +144,6 @@ def run_smoke(
         Stopped: the watcher asked for it.
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
-    progress = _Progress(watcher=watcher or SmokeWatcher())
     names = tuple(f"node{number + 1}" for number in range(node_count))
     on_host = settings.network == "host"
     plan = certificates.MeshPlan(
@@ -150,12 +161,38 @@ def run_smoke(
         gpu=gpu.observed() if gpu else None,
         recorded=recorded or {},
     )
+    started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
+    return smoke_in(started, smoke, seen, run=run, watcher=watcher, gpu=gpu)
+
+
+def smoke_in(
+    started: contextlib.AbstractContextManager[nodes.Mesh],
+    smoke: Smoke,
+    seen: Observation,
+    *,
+    run: str,
+    watcher: SmokeWatcher | None = None,
+    gpu: GpuWatch | None = None,
+) -> Outcome:
+    """Run a smoke in a mesh, on this machine or over hosts, to its verdict.
+
+    Args:
+        started: starts the mesh, and removes it at the end.
+        seen: what is known before the start.
+
+    Raises:
+        Stopped: the watcher asked for it.
+        KeyboardInterrupt, SystemExit: after everything was removed.
+    """
+    progress = _Progress(watcher=watcher or SmokeWatcher())
     running: nodes.Mesh | None = None
     with contextlib.ExitStack() as stack:
         try:
             with progress.phase("start nodes"):
-                started = nodes.running_mesh(engine, plan, settings, now=int(time.time()))
                 running = stack.enter_context(started)
+                seen = replace(seen, own={**seen.own, **running.own})
+                if gpu and seen.gpu is None:  # hosts are only known now
+                    seen = replace(seen, gpu=gpu.observed())
             seen = _try_mesh(running, seen, progress)
             seen = _train_all(running, smoke, seen, progress, gpu)
         except (MeshError, EngineError) as error:
@@ -199,7 +236,7 @@ def _train_all(
     smoke: Smoke,
     seen: Observation,
     progress: _Progress,
-    gpu: GpuRun | None,
+    gpu: GpuWatch | None,
 ) -> Observation:
     with progress.phase("prepare data"):
         training.prepare(running, smoke)
@@ -207,7 +244,8 @@ def _train_all(
     ports = iter(range(MEETING_PORT, MEETING_PORT + 100))
     if gpu:
         with progress.phase("measure"):
-            seen = replace(seen, gpu=gpu.measured(running, seen.gpu, next(ports)))
+            port = running.port(next(ports))
+            seen = replace(seen, gpu=gpu.measured(running, seen.gpu, port))
 
     def one(name: str, label: str, save: str, kill_after: int | None = None) -> Training:
         layout = smoke.layout(name)
@@ -220,25 +258,24 @@ def _train_all(
             per_node=per_node,
             gpus=gpu.takes(len(used), per_node) if gpu else (),
             kill_after=kill_after,
+            shared=running.shared,
         )
         with progress.phase(f"train {label}"):
-            return training.train(
-                running, smoke, plan, port=next(ports), on_loss=progress.watcher.loss
-            )
+            port = running.port(next(ports))
+            return training.train(running, smoke, plan, port=port, on_loss=progress.watcher.loss)
+
+    def checkpoints(layout: str) -> str:
+        return f"{running.shared}/checkpoints/{layout}"
 
     for layout in smoke.layouts:
         # The layout that is resumed goes on past its last judged update, until it is killed: up to
         # that update it is the uninterrupted training, too.
         end = smoke.updates if layout.name == smoke.resume else None
-        found = one(layout.name, layout.name, _checkpoints(layout.name), end)
+        found = one(layout.name, layout.name, checkpoints(layout.name), end)
         progress.trainings[layout.name] = found
         if found.failed:
             why = f"{layout.name} failed, and nothing was started after it"
             return replace(seen, trainings=progress.trainings, broken=why)
     killed = progress.trainings[smoke.resume]
-    resumed = one(smoke.resume, f"{smoke.resume}-resumed", _checkpoints(smoke.resume))
+    resumed = one(smoke.resume, f"{smoke.resume}-resumed", checkpoints(smoke.resume))
     return replace(seen, trainings=progress.trainings, killed=killed, resumed=resumed)
-
-
-def _checkpoints(layout: str) -> str:
-    return f"{nodes.SHARED}/checkpoints/{layout}"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
-from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, rank_environment
-from stackyard.mesh.nodes import LEASE_SECONDS, SHARED, SMOKE_FOLDER, Mesh, put_files
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, nccl_environment, rank_environment
+from stackyard.mesh.nodes import SMOKE_FOLDER, Mesh
 from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
@@ -22,7 +22,6 @@ from stackyard.validate.record import Training
 from stackyard.validate.training_log import OnLoss, TrainingLog, TrainingPlan
 
 TEXT = "/usr/local/share/stackyard/text"
-DATA = f"{SHARED}/data"
 # A launcher's own traceback fills 40 lines; the reason for a rank's death stands before it.
 TAIL_LINES = 200
 NCCL_LINES = 60
@@ -59,11 +58,16 @@ def spread(ranks: int, nodes: Sequence[str]) -> tuple[tuple[str, ...], int]:
     return used, -(-ranks // len(used))
 
 
+def data_in(shared: str) -> str:
+    """Return the folder of the data, in the folder that the nodes of a run share."""
+    return f"{shared}/data"
+
+
 def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
     """Return the values of a launch's placeholders."""
     return {
         "text": TEXT,
-        "data": DATA,
+        "data": data_in(plan.shared),
         "save": plan.save,
         "record": plan.folder,
         "updates": smoke.updates if plan.kill_after is None else smoke.horizon,
@@ -97,7 +101,7 @@ def launch_env(smoke: Smoke, plan: TrainingPlan) -> dict[str, str]:
     own = {**rank_environment(plan.label), **smoke.env}
     if smoke.device == "cpu":
         return own
-    return {"NCCL_DEBUG": "INFO", "STACKYARD_NCCL_LOGS": plan.folder, **own}
+    return {**nccl_environment(plan.label), **own}
 
 
 def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
@@ -105,7 +109,7 @@ def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
     words = ["sh", "-c", 'cat "$1"/nccl.* 2> /dev/null | tail -c 2000000', "nccl", plan.folder]
     found: list[str] = []
     for node in plan.nodes:
-        found += mesh.engine.exec(mesh.containers[node], words, seconds=20).output.splitlines()
+        found += mesh.exec(node, words, seconds=20).output.splitlines()
     return found
 
 
@@ -115,11 +119,10 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
     Raises:
         EngineError: it failed; carries its last lines.
     """
-    values = {"text": TEXT, "data": DATA, "updates": smoke.updates, "horizon": smoke.horizon}
+    values = {"text": TEXT, "data": data_in(mesh.shared), "updates": smoke.updates,
+              "horizon": smoke.horizon}  # fmt: skip
     argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
-    done = mesh.engine.exec(
-        mesh.first, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env)
-    )
+    done = mesh.exec(mesh.head, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env))
     if done.code != 0:
         raise EngineError(
             f"preparing the data failed with exit code {done.code}: {' '.join(argv)[:200]}",
@@ -137,7 +140,7 @@ class _Running:
 
     def __init__(self, mesh: Mesh, start: Start, on_loss: OnLoss | None) -> None:
         self.smoke, self.plan = start.smoke, start.plan
-        self.launch = materialize(start.smoke, start.plan, mesh.plan.port, start.port)
+        self.launch = materialize(start.smoke, start.plan, _ssh_port(mesh), start.port)
         self.log = TrainingLog(start.smoke, start.plan, on_loss)
         self.ended: Event | None = None
         self.when = 0.0
@@ -147,8 +150,9 @@ class _Running:
         if self.launch.everywhere:
             files = {path: text.encode() for path, text in self.launch.files.items()}
             for node in start.plan.nodes:
-                put_files(mesh.engine, mesh.containers[node], node, files)
-        mesh.talk.send("start", **_request(start.smoke, start.plan, self.launch))
+                mesh.put(node, files)
+        request = _request(start.smoke, start.plan, self.launch, mesh.lease)
+        mesh.talk.send("start", **request)
         mesh.talk.send("follow", job=self.plan.label)
 
     def take(self, event: Event) -> None:
@@ -216,7 +220,13 @@ class _Running:
         )
 
 
-def _request(smoke: Smoke, plan: TrainingPlan, launch: Launch) -> dict[str, object]:
+def _ssh_port(mesh: Mesh) -> int:
+    """Return the port of every node's sshd; 0 where they differ, as the ssh configuration says."""
+    ports = {mesh.plan.port_of(node) for node in mesh.plan.nodes}
+    return ports.pop() if len(ports) == 1 else 0
+
+
+def _request(smoke: Smoke, plan: TrainingPlan, launch: Launch, lease: float) -> dict[str, object]:
     """Return the supervisor's request for a launch."""
     words = ["sh", "-euc", 'mkdir -p "$1"; shift; exec "$@"', "launch", plan.save, *launch.argv]
     step = {"what": "train", "argv": words, "env": dict(launch.env), "files": dict(launch.files)}
@@ -228,7 +238,7 @@ def _request(smoke: Smoke, plan: TrainingPlan, launch: Launch) -> dict[str, obje
         "folder": SMOKE_FOLDER,
         "nodes": list(plan.nodes),
         "placed": [plan.nodes[rank // plan.per_node] for rank in range(plan.layout.ranks)],
-        "lease": LEASE_SECONDS,
+        "lease": lease,
         "join_seconds": smoke.start_seconds,
         "silent_seconds": smoke.stall_seconds,
         "grace_seconds": GRACE_SECONDS,

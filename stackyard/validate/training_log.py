@@ -11,6 +11,7 @@ from typing import Any
 
 from stackyard.definitions.spec import Layout, Smoke
 from stackyard.mesh.node import rank_folder
+from stackyard.mesh.nodes import SHARED
 from stackyard.validate.record import RankRecord, take_line
 
 OnLoss = Callable[[str, int, float], None]
@@ -26,6 +27,7 @@ class TrainingPlan:
         gpus: indexes of the GPUs that each node's ranks take; empty on CPU ranks.
         label: name of this launch, unique in its run; its records go to a folder of that name.
         save: folder of checkpoints; a resumed run shares it with the killed one.
+        shared: the folder that the nodes of the run share.
         kill_after: SIGKILL everything once every rank has made this update and saved; until
             then the training runs as if it would go on.
     """
@@ -37,6 +39,7 @@ class TrainingPlan:
     per_node: int = 1
     gpus: tuple[tuple[int, ...], ...] = ()
     kill_after: int | None = None
+    shared: str = SHARED
 
     @property
     def folder(self) -> str:

@@ -1,8 +1,8 @@
 """Pretrain GPT-2 or an mT5 through accelerate: DeepSpeed's ZeRO, or data parallel.
 
 accelerate's configuration (hosts, ranks, ZeRO stage, launcher) is made for the run; DeepSpeed's
-JSON lies beside this program. Resumes from the newest checkpoint in --save, if there is one. At the
-end the whole model is in --save/model.
+JSON lies beside this program. Resumes from the newest checkpoint in --save, if there is one. After
+SIGTERM it saves and ends. At the end the whole model is in --save/model.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from accelerate.utils import (
     set_seed,
 )
 from stackyard_record import Recorder
+from stackyard_stop import StopSignal
 from torch.utils.data import DataLoader, Dataset
 
 SEED = 1234
@@ -229,7 +230,11 @@ def newest(save: Path) -> Path | None:
 
 
 def train(
-    options: argparse.Namespace, accelerator: Accelerator, recorder: Recorder, progress: Progress
+    options: argparse.Namespace,
+    accelerator: Accelerator,
+    recorder: Recorder,
+    progress: Progress,
+    stop: StopSignal,
 ) -> Any:
     """Make the updates that are left, counted by `progress`; return the prepared model."""
     model: Any = build_model(options)
@@ -270,12 +275,12 @@ def train(
             progress.step += 1
             recorder.step(progress.step, total / options.accumulate)
             total = 0.0
-            last = progress.step == options.updates
+            last = stop.agreed(accelerator.device) or progress.step == options.updates
             if options.save_every and (last or progress.step % options.save_every == 0):
                 save_state(accelerator, options.save, progress.step)
                 recorder.saved(progress.step)
             if last:
-                break
+                return model
         epoch, skip = epoch + 1, 0
     return model
 
@@ -284,7 +289,7 @@ def main() -> None:
     """Run one rank, from joining the process group to leaving it."""
     # DeepSpeed and accelerate collect garbage themselves, through all imported objects.
     gc.freeze()
-    options = parse_options()
+    options, stop = parse_options(), StopSignal()
     accelerator = build_accelerator(options)
     recorder = Recorder(
         options.record,
@@ -294,9 +299,12 @@ def main() -> None:
         device=str(accelerator.device),
     )
     progress = Progress()
-    model = train(options, accelerator, recorder, progress)
-    save_model(accelerator, model, options.save / "model")
-    recorder.end(progress.step)
+    model = train(options, accelerator, recorder, progress, stop)
+    if progress.step < options.updates:
+        accelerator.print(f"stopped by SIGTERM after update {progress.step}")
+    else:
+        save_model(accelerator, model, options.save / "model")
+        recorder.end(progress.step)
     del model
     # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
     # the interpreter's exit, they sometimes abort it after the training.

@@ -2,7 +2,7 @@
 
 Does what pretrain_gpt2.py of Megatron-LM with DeepSpeed did in 2021, with current packages. Started
 once a rank, by torchrun or the deepspeed launcher. Resumes from the newest checkpoint in --save, if
-there is one.
+there is one. After SIGTERM it saves and ends.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from megatron.core import parallel_state, tensor_parallel
 from stackyard_record import Recorder
+from stackyard_stop import StopSignal
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -174,7 +175,7 @@ def require_shared(save: Path) -> None:
         )
 
 
-def train(engine: Any, options: argparse.Namespace, recorder: Recorder) -> None:
+def train(engine: Any, options: argparse.Namespace, recorder: Recorder, stop: StopSignal) -> None:
     """Make the updates that the checkpoint, if there is one, has not done yet."""
     require_shared(options.save)
     path, client = engine.load_checkpoint(str(options.save))
@@ -194,19 +195,24 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder) -> None:
             losses = [float(engine.eval_batch(some)) for _ in range(options.eval_iters)]
             if dist.get_rank() == 0:
                 print(f"update {step} valid {sum(losses) / len(losses):.4f}", flush=True)
-        last = step == options.updates
+        stopped = stop.agreed(get_accelerator().current_device_name())
+        last = stopped or step == options.updates
         if options.save_every and (last or step % options.save_every == 0):
             # It returns after a barrier that follows the last write of all ranks.
             engine.save_checkpoint(
                 str(options.save), client_state={"update": step, "heads": options.heads}
             )
             recorder.saved(step)
+        if stopped and step < options.updates:
+            if dist.get_rank() == 0:
+                print(f"stopped by SIGTERM after update {step}", flush=True)
+            return
     recorder.end(options.updates)
 
 
 def main() -> None:
     """Run one rank, from joining the process group to leaving it."""
-    options = parse_arguments()
+    options, stop = parse_arguments(), StopSignal()
     accelerator = get_accelerator()
     cuda = torch.cuda.is_available()
     if cuda:
@@ -231,7 +237,7 @@ def main() -> None:
     torch.manual_seed(seed)
     # Megatron's ordinary tracker holds CUDA generator states, which CPU ranks do not have.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not cuda)
-    train(engine, options, recorder)
+    train(engine, options, recorder, stop)
     dist.barrier()
     # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
     # the interpreter's exit, they sometimes abort it after the training.

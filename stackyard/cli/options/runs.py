@@ -6,6 +6,7 @@ from typing import Annotated
 from stackyard.cli.option import (
     HOSTS,
     Base,
+    Grace,
     Hosts,
     Image,
     Job,
@@ -20,6 +21,7 @@ from stackyard.cli.option import (
 )
 
 LEASE = 60.0
+GRACE = 120.0
 Runtime = Annotated[
     str, Option("on Slurm, how nodes enter the image: pyxis, squashfs, ... (site.yml's)")
 ]
@@ -110,8 +112,14 @@ class RunRequest(JobRequest):
         bool, Option("leave it running; invoke logs, status and stop reach it from anywhere")
     ] = False
     restarts: Annotated[
-        int, Option("start again this often when a node is lost, on those that are left", least=0)
+        int,
+        Option(
+            "start again this often: after a failure, or on the nodes that are left when one is"
+            " lost",
+            least=0,
+        ),
     ] = 0
+    grace: Grace = GRACE
     lease: Lease = LEASE
     on: On = ""
     nodes: Annotated[int | None, Option("with --on: how many nodes take part", least=1)] = None
@@ -181,6 +189,14 @@ class RunningRequest:
     on: On = ""
     job: Job = ""
     site: Site = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest(RunningRequest):
+    """Ask for the end of what runs in a mesh, or of a cluster's job."""
+
+    grace: Grace = GRACE
+    now: Annotated[bool, Option("end it at once, without time to save")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import Base, Image, Junit, Option, Stacks
+from stackyard.cli.option import HOSTS, Base, Image, Junit, Option, Stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class SmokeRequest:
     against: Annotated[
         str, Option("an earlier smoke.json (or a folder like reports/) to compare with", "REPORT")
     ] = ""
+    hosts: Annotated[str, Option(f"train over hosts instead of on this machine: {HOSTS}")] = ""
     image: Image = ""
     junit: Junit = ""
 
@@ -51,6 +52,9 @@ class BenchRequest:
     ] = ""
     counts: Annotated[
         str, Option("on how many GPUs each is trained (1,2,4 and so on, and all)", "N,...")
+    ] = ""
+    hosts: Annotated[
+        str, Option(f"train over hosts, with as many GPUs on each, instead of here: {HOSTS}")
     ] = ""
     image: Image = ""
 

@@ -1,6 +1,8 @@
 """Run `invoke bench`, from its arguments to a table on the terminal and a report.
 
 Owns the meaning of a bench's arguments, and its output. `validate.bench.play` runs the trainings.
+
+Over 300 lines: both places of a bench, this machine and hosts, share its report and its table.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +22,31 @@ from rich.table import Table
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
-from stackyard.build.choice import decide
+from stackyard.build.choice import Choice, decide
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import BenchRequest
-from stackyard.cli.steps import diagnose
+from stackyard.cli.steps import diagnose, smoke_hosts
 from stackyard.cli.tables import outcome_text
 from stackyard.definitions.project import Project, load_project
-from stackyard.gpu import access
+from stackyard.gpu import access, transport
 from stackyard.mesh import nodes
-from stackyard.report import records, vouch
+from stackyard.mesh.hosts import node_names
+from stackyard.mesh.runs import reached
+from stackyard.mesh.spread import Spread
+from stackyard.report import records, smokes, vouch
 from stackyard.report.bench import bench_report, headings, render_page, rows
-from stackyard.report.shapes import BenchGpus, BenchReport
+from stackyard.report.shapes import BenchGpus, BenchReport, HostsValue
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
 from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run
 from stackyard.validate.bench import play
-from stackyard.validate.bench.definition import Peak
 from stackyard.validate.bench.judge import judge
 from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan, read_counts
 from stackyard.validate.bench.read import load_bench, load_peaks
 from stackyard.validate.bench.result import START, Played, Seen, group_speed, speed
+from stackyard.validate.gpu_hosts import HostGpus
 from stackyard.validate.gpu_run import GpuPlan, GpuRun
 
 CPU_RANKS = 2
@@ -57,15 +62,27 @@ def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
         project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="bench", image=asked.image,
-        image_here=True, typed=typed,
+        image_here=not asked.hosts, typed=typed,
     )  # fmt: skip
-    gpus = chosen.gpus or 0
-    numbers = read_counts(asked.counts, gpus or CPU_RANKS)
+    if asked.hosts:
+        values = _bench_hosts(project, chosen, asked, terminal, typed)
+    else:
+        values = _bench_here(project, chosen, asked, terminal, typed)
+    for value in values:
+        _show(value, terminal)
+        terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
+    answer = records.together(values)
+    return answer, EXIT_CODES[answer["outcome"]]
+
+
+def _bench_here(
+    project: Project, chosen: Choice, asked: BenchRequest, terminal: Terminal, typed: str
+) -> list[BenchReport]:
+    """Bench stacks on this machine, in one container each."""
+    gpus, names, base = chosen.gpus or 0, list(chosen.stacks), chosen.base.name
     if gpus:
         host.require_gpus(gpus, typed)
-    names, base = list(chosen.stacks), chosen.base.name
-    plans = _plans(project, asked, names, gpus, numbers)
-    peaks = load_peaks(project.root)
+    plans = _plans(project, asked, names, chosen.device, gpus or CPU_RANKS)
     with Engine() as held:
         gpu_plan = None
         if gpus:
@@ -74,54 +91,124 @@ def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
         there = [chosen.there] if chosen.there else None
         images = there or Builder(project, held, terminal.say).build_all(names, base)
         nodes.sweep(held)
-        values = [
-            _bench_one(project, held, built, plans[name], peaks, gpu_plan, terminal)
+        return [
+            _bench_one(
+                project, built, plans[name], _here(project, held, built, plans[name], gpu_plan),
+                terminal,
+            )
             for name, built in zip(names, images, strict=True)
-        ]
-    for value in values:
-        _show(value, terminal)
-        terminal.text(f"{value['stack']}: {vouch.told(project.root, value)}")
-    answer = records.together(values)
-    return answer, EXIT_CODES[answer["outcome"]]
+        ]  # fmt: skip
+
+
+def _bench_hosts(
+    project: Project, chosen: Choice, asked: BenchRequest, terminal: Terminal, typed: str
+) -> list[BenchReport]:
+    """Bench stacks over hosts, one after another: they share the hosts."""
+    fleet = smoke_hosts.fleet_of(asked.hosts, typed)
+    count = sum(len(node_names(one)) for one in fleet.hosts)
+    ranks = chosen.gpus or count
+    plans = _plans(project, asked, list(chosen.stacks), chosen.device, ranks, count)
+    found = []
+    with reached(fleet) as hosts:
+        for name in chosen.stacks:
+            wanted = smoke_hosts.request_of(project, chosen, name, chosen.device)
+            built = smoke_hosts.image_of(project, hosts, wanted)
+            files = play.files(project.root, name)
+            made = smoke_hosts.spread_of(
+                hosts, wanted, built, play.neutral(plans[name]), files, terminal
+            )
+            found.append(_bench_one(project, built, plans[name], _there(made, plans[name]),
+                                    terminal))  # fmt: skip
+    return found
 
 
 def _plans(
-    project: Project, asked: BenchRequest, names: list[str], gpus: int, counts: Sequence[int]
+    project: Project,
+    asked: BenchRequest,
+    names: list[str],
+    device: str,
+    ranks: int,
+    nodes_: int = 1,
 ) -> dict[str, BenchPlan]:
+    counts = read_counts(asked.counts, ranks)
     named = [name.strip() for name in asked.sides.split(",") if name.strip()]
     return {
         name: make_plan(
             load_bench(project.root, name),
-            "cuda" if gpus else "cpu",
-            gpus or CPU_RANKS,
+            device,
+            ranks,
             rounds=asked.rounds or ROUNDS,
             updates=asked.updates or 0,
             named=named,
             counts=counts,
+            nodes=nodes_,
         )
         for name in names
     }
 
 
-def _bench_one(
-    project: Project,
-    held: Engine,
-    built: Built,
-    plan: BenchPlan,
-    peaks: tuple[Peak, ...],
-    gpu_plan: GpuPlan | None,
-    terminal: Terminal,
-) -> BenchReport:
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Hold where one bench is played: on this machine, or over hosts.
+
+    Attributes:
+        facts: of the (first) engine's machine, read before the start: it may be gone at the end.
+        hosts: None on this machine.
+    """
+
+    facts: Mapping[str, str]
+    play: Callable[[play.BenchWatcher], Seen]
+    gpus: Callable[[], BenchGpus]
+    hosts: Callable[[], HostsValue | None] = lambda: None
+
+
+def _here(
+    project: Project, held: Engine, built: Built, plan: BenchPlan, gpu_plan: GpuPlan | None
+) -> _Place:
     name = built.image.stack.name
-    started = datetime.datetime.now(datetime.timezone.utc)
-    clock = time.monotonic()
-    run_name = f"{name}-{secrets.token_hex(4)}"
-    env = dict(entry.split("=", 1) for entry in built.info.env if "=" in entry)
+    run, env = f"{name}-{secrets.token_hex(4)}", built.info.environment
     gpu = None
     if gpu_plan is not None:
-        gpu = gpu_run.start_run(gpu_plan, run_name, env.get("LD_LIBRARY_PATH", ""))
-    beside = play.files(project.root, name)
-    facts = held.facts()  # read now: the engine may be gone at the end
+        gpu = gpu_run.start_run(gpu_plan, run, env.get("LD_LIBRARY_PATH", ""))
+    settings = play.settings(built.info.id, plan, play.files(project.root, name), gpu)
+    return _Place(
+        facts=held.facts(),
+        play=lambda watcher: play.run_bench(
+            held, plan, settings, run=run, gpu=gpu, watcher=watcher
+        ),
+        gpus=lambda: _gpus(gpu),
+    )
+
+
+def _there(made: Spread, plan: BenchPlan) -> _Place:
+    gpu = HostGpus(spread=made) if plan.size.device == "cuda" else None
+
+    def gpus() -> BenchGpus:
+        if gpu is None or made.plan is None:
+            return {}
+        seen = gpu.observed()
+        return {
+            "placement": seen.placement.name, "driver": seen.driver,
+            "devices": records.devices(seen.placement.gpus),
+        }  # fmt: skip
+
+    return _Place(
+        facts=next(iter(made.hosts.links.values())).engine.facts(),
+        play=lambda watcher: play.bench_in(
+            made.running(), plan, run=made.wanted.run, gpu=gpu, watcher=watcher
+        ),
+        gpus=gpus,
+        hosts=lambda: smokes.hosts_value(made),
+    )
+
+
+def _bench_one(
+    project: Project, built: Built, plan: BenchPlan, place: _Place, terminal: Terminal
+) -> BenchReport:
+    name = built.image.stack.name
+    peaks = load_peaks(project.root)
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock = time.monotonic()
 
     def written(seen: Seen) -> BenchReport:
         value = bench_report(
@@ -133,10 +220,12 @@ def _bench_one(
             peaks=peaks,
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
-            host=facts,
-            gpus=_gpus(gpu),
+            host=place.facts,
+            gpus=place.gpus(),
             failures=project.definitions.failures.values(),
         )
+        if hosts := place.hosts():
+            value["hosts"] = hosts
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         page = {records.path_of_report(value, "html"): render_page(value)}
         replace_texts(project.root, {records.path_of_report(value, "json"): text, **page})
@@ -145,14 +234,7 @@ def _bench_one(
 
     kept: list[Seen] = []
     try:
-        seen = play.run_bench(
-            held,
-            plan,
-            play.settings(built.info.id, plan, beside, gpu),
-            run=run_name,
-            gpu=gpu,
-            watcher=_watcher(name, plan, terminal, kept.append),
-        )
+        seen = place.play(_watcher(name, plan, terminal, kept.append))
     except (KeyboardInterrupt, SystemExit, StackyardError) as error:
         if kept:  # keep measurements that took minutes of GPUs
             done, wanted = len(kept[-1].played), len(plan.turns())
@@ -173,10 +255,7 @@ def _gpus(gpu: GpuRun | None) -> BenchGpus:
         "driver": gpu.plan.host.driver,
         "way": access.explain(gpu.plan.way),
         "settings": {**placed.env, **gpu.plan.settings},
-        "devices": [
-            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes}
-            for g in placed.gpus
-        ],
+        "devices": records.devices(placed.gpus),
     }
 
 
@@ -226,6 +305,12 @@ def results(group: Sequence[Played], plan: BenchPlan) -> list[str]:
     return [f"{_called(first)}: {said} ({seconds:.0f} s)"]
 
 
+def transports(value: Mapping[str, Any]) -> list[str]:
+    """Return a line for each way that data took between GPUs, over all trainings of a bench."""
+    found = [transport.words(path) for run in value["runs"] for path in run.get("transport", ())]
+    return [f"NCCL: {words}" for words in dict.fromkeys(found)]
+
+
 def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
     title = f"{value['stack']} on {value['base']}: {value['what']}"
     table = Table(title=title, title_justify="left")
@@ -238,6 +323,8 @@ def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.text(f"{value['stack']}: {name} is {side['what']}")
     if value["no_mfu"]:
         terminal.text(f"{value['stack']}: no MFU: {value['no_mfu']}")
+    for line in transports(value):
+        terminal.text(f"{value['stack']}: {line}")
     checks = Table(title="checks", title_justify="left", show_header=False)
     for check in value["checks"]:
         checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))

@@ -17,9 +17,17 @@ from typing import Any
 from stackyard.build.choice import decide
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.options.runs import DoctorRequest, LogsRequest, RunningRequest, SyncRequest
+from stackyard.cli.options.runs import (
+    DoctorRequest,
+    LogsRequest,
+    RunningRequest,
+    StopRequest,
+    SyncRequest,
+)
 from stackyard.cli.run_view import RunView, hosts_table, runs_table
 from stackyard.definitions.project import load_project
+from stackyard.gpu import transport
+from stackyard.gpu.transport import PathValue
 from stackyard.mesh import runs, standing
 from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
@@ -151,7 +159,14 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
                 value = follower.follow() if asked.follow else _replay(talk, chosen, view)
         finally:
             talk.close()
-    return {"job": value.job, "lines": view.kept if terminal.json else None}, 0
+        taken: list[PathValue] = []
+        warned: list[str] = []
+        if value.job.get("state") == "ended" and any(node.gpus for node in run_.plan.nodes):
+            taken, warned = runs.transport_of(hosts, run_, run_.plan.names, chosen)
+    for line in [*(f"NCCL: {transport.words(path)}" for path in taken), *warned]:
+        terminal.text(f"{chosen}: {line}")
+    lines = view.kept if terminal.json else None
+    return {"job": value.job, "lines": lines, "transport": taken, "warnings": warned}, 0
 
 
 def _replay(talk: Talk, job: str, view: RunView) -> Ended:
@@ -208,8 +223,9 @@ def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
     return {"copies": [asdict(copy) for copy in done], "seconds": seconds}, 0
 
 
-def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
+def stop(terminal: Terminal, asked: StopRequest) -> Answer:
     """Run `invoke stop`: end the job in a mesh, and keep the mesh."""
+    grace = 0.0 if asked.now else asked.grace
     with reached(load_fleet(asked.hosts)) as hosts:
         run_ = _only_run(hosts, asked.name)
         talk = standing.connect(hosts.links, run_)
@@ -217,12 +233,14 @@ def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
             jobs = [j for j in talk.ask("state", "state")["jobs"] if j["state"] != "ended"]
             if not jobs:
                 terminal.text(f"nothing runs in {run_.plan.run}")
-                return {"stopped": ""}, 0
-            runs.end_job(talk, jobs[-1]["name"])
+                return {"stopped": "", "reason": ""}, 0
+            name = str(jobs[-1]["name"])
+            record = runs.end_job(talk, name, "it was stopped", grace)
         finally:
             talk.close()
-    terminal.text(f"{jobs[-1]['name']} is stopped on every node")
-    return {"stopped": jobs[-1]["name"]}, 0
+    reason = str(record["reason"]) if record else "nothing was heard of it: its lease ends it"
+    terminal.text(f"{name} is stopped on every node: {reason}")
+    return {"stopped": name, "reason": reason}, 0
 
 
 def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Answer:

@@ -1,13 +1,17 @@
 """Run `invoke up` and `invoke run` on hosts, from their arguments to the output.
 
 Owns the meaning of their arguments. `mesh.runs` takes the steps, `cli.run_view` draws.
+
+Over 300 lines: one command, from its arguments over each of its starts to what is said of its end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from stackyard.build.choice import decide
@@ -18,18 +22,20 @@ from stackyard.cli.run_view import RunView, runs_table
 from stackyard.cli.steps import diagnose, mount
 from stackyard.cli.steps.hosts import load_fleet, plan_value, row
 from stackyard.cli.steps.run_job import Own, chosen, own_of, work_of
+from stackyard.data import sharded
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
-from stackyard.gpu import fused
-from stackyard.mesh import runs, standing
+from stackyard.gpu import fused, transport
+from stackyard.mesh import again, runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.mounts import require_there, together, with_mounts
 from stackyard.mesh.node_plan import MeshRequest, StandingPlan, require_name
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event
-from stackyard.system.errors import UsageError
+from stackyard.system.errors import Terminated, UsageError
+from stackyard.system.files import replace_texts
 
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
@@ -95,7 +101,11 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
         mesh = standing.find(hosts.links)[0].get(asked.run)
         _require_mesh(mesh, asked, wanted, hosts)
         ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
-    return _conclude(ended, wanted, terminal)
+    value, code = _conclude(ended, wanted, terminal)
+    if not wanted.detach:
+        record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        replace_texts(ROOT, {f"reports/runs/{asked.run}/{value['name']}.json": record})
+    return value, code
 
 
 def _require_mesh(
@@ -135,8 +145,8 @@ def _attempts(
     terminal: Terminal,
     own: Own,
 ) -> Ended:
-    """Run the job; after a loss of nodes, restart it on the others while restarts are left."""
-    lost = set[str]()
+    """Run the job; after a failure, start it again while restarts are left and it may help."""
+    lost, failures, shards = set[str](), list[again.Failure](), None
 
     def check(plan: StandingPlan) -> None:
         chosen(plan, example, wanted, lost, own)
@@ -150,6 +160,8 @@ def _attempts(
             )  # fmt: skip
         try:
             ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost, own)
+            if not ended.passed and attempt < wanted.restarts:
+                shards = _shards(hosts, mesh, wanted.save, mesh.plan.names)
         finally:
             if up_already is None:
                 for host, error in runs.down(hosts, mesh)[1].items():
@@ -157,16 +169,44 @@ def _attempts(
         if ended.passed or attempt == wanted.restarts:
             break
         gone = runs.lost_nodes(hosts, mesh, ended)
-        away = {mesh.plan.node(node).host for node in gone}
-        names = [host.name for host in hosts.fleet.hosts if host.name not in away]
-        if not gone or not names or (up_already and mesh.plan.names[0] in gone):
+        if ended.job.get("stopped") and not gone:
             break
-        lost |= set(gone)
+        failures.append(again.failure_of(ended.job, ended.lost))
+        names, why = _left(hosts, mesh, gone, shards, stays=up_already is not None)
+        why = again.why_not(failures) or why
+        if why:
+            terminal.note(f"not started again: {why}")
+            break
+        away = [host.name for host in hosts.fleet.hosts if host.name not in names]
+        lost |= {node for node in gone if mesh.plan.node(node).host in away}
         if up_already is None:
             hosts = hosts.without(away)
-        terminal.note(f"{', '.join(gone)} lost: starting again on {', '.join(names)}"
+        what = f"{', '.join(gone)} lost" if gone else "it failed"
+        terminal.note(f"{what}: starting again on {', '.join(names)}"
                       f" ({attempt + 1} of {wanted.restarts} restarts)")  # fmt: skip
     return ended
+
+
+def _left(
+    hosts: Reached, mesh: Standing, gone: Collection[str], shards: int | None, *, stays: bool
+) -> tuple[tuple[str, ...], str]:
+    """Return the hosts of the next start, or the reason against one.
+
+    Args:
+        stays: the mesh is not started anew: its lost nodes stay lost.
+    """
+    if stays and mesh.plan.names[0] in gone:
+        return (), f"{mesh.plan.names[0]}, the first node, is lost: invoke down, then invoke up"
+    away = {mesh.plan.node(node).host for node in gone}
+    answer = {host for host in away if not stays and hosts.links[host].answers()}
+    return again.hosts_left([host.name for host in hosts.fleet.hosts], away, answer, shards)
+
+
+def _shards(hosts: Reached, mesh: Standing, save: str, nodes: Collection[str]) -> int | None:
+    """Return the ranks that the newest checkpoint in a folder is cut over; None for any number."""
+    if not save:
+        return None  # every job has a new folder then
+    return sharded.ranks_of(runs.files_below(hosts, mesh, nodes, save, sharded.DEPTH))
 
 
 def _run(
@@ -192,10 +232,13 @@ def _run(
             project, hosts, mesh, job, selection.nodes, together(asked.mounts, plan.mounts),
             wanted.despite, terminal.note,
         )  # fmt: skip
+        ranks = sum(len(slots) for slots in selection.slots.values())
+        shards = _shards(hosts, mesh, wanted.save, selection.nodes)
+        again.require_shards(wanted.save, shards, ranks)
         for remark in runs.remarks(hosts, mesh, job, selection):
             terminal.note(remark)
         runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
-        terminal.done(plan.run, f"{job.name}: {sum(len(s) for s in selection.slots.values())} ranks"
+        terminal.done(plan.run, f"{job.name}: {ranks} ranks"
                       f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
         if wanted.detach:
             return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
@@ -205,12 +248,29 @@ def _run(
             follower = Follower(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
             )
-            return follower.follow()
+            try:
+                ended = follower.follow()
+            except Terminated:
+                _save(follower, wanted.grace, terminal)
+                raise
+        if job.device == "cuda" and not ended.lost:
+            taken, warned = runs.transport_of(hosts, mesh, selection.nodes, job.name)
+            ended = replace(ended, transport=tuple(taken), warnings=tuple(warned))
+        return ended
     except BaseException:
         runs.end_job(follower.talk if follower else talk, job.name)
         raise
     finally:
         (follower.talk if follower else talk).close()
+
+
+def _save(follower: Follower, grace: float, terminal: Terminal) -> None:
+    """End a job whose command got SIGTERM; it may save first."""
+    terminal.note(f"SIGTERM: {follower.job} may save for {grace:g} s")
+    record = follower.end("it was stopped by SIGTERM", grace)
+    terminal.note(
+        f"{follower.job}: {record['reason'] if record else 'nothing is heard of its end'}"
+    )
 
 
 def fused_warnings(job: Event) -> list[str]:
@@ -224,15 +284,16 @@ def fused_warnings(job: Event) -> list[str]:
 
 def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
     job = ended.job
-    warnings = fused_warnings(job)
+    warnings = [*fused_warnings(job), *ended.warnings]
     value = {
         "outcome": "passed" if ended.passed else "failed",
         "lost": ended.lost,
         "warnings": warnings,
+        "transport": list(ended.transport),
         **job,
     }
     if not wanted.detach:
-        terminal.note(f"every line is in reports/runs, in {job['name']}.log")
+        terminal.note(f"every line is in reports/runs, in {job['name']}.log; the record beside it")
     if wanted.detach:
         terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
         return {**value, "outcome": "running"}, 0
@@ -246,6 +307,8 @@ def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any
     else:
         seconds = float(job["ended"]) - float(job["started"])
         terminal.text(f"{job['name']} is done: {len(job['ranks'])} ranks, {seconds:.1f} s")
+    for path in ended.transport:
+        terminal.text(f"{job['name']}: NCCL: {transport.words(path)}")
     for warning in warnings:
         terminal.text(f"{job['name']}: warning: {warning}")
     if job.get("left"):

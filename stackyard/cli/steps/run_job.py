@@ -23,7 +23,7 @@ from stackyard.launch.accelerate_config import AccelerateConfig
 from stackyard.launch.job import Job
 from stackyard.mesh import settings
 from stackyard.mesh.jobs import Selection, require_startable, select
-from stackyard.mesh.node import JOBS
+from stackyard.mesh.node import JOBS, rank_folder
 from stackyard.mesh.node_plan import StandingPlan
 from stackyard.system.errors import UsageError, shown
 
@@ -94,6 +94,7 @@ def make_job(
         device="cuda" if any(node.gpus for node in plan.nodes) else "cpu",
         folder=folder,
         save=wanted.save or f"{folder}/checkpoints",
+        record=rank_folder(name),
     )
     usual = ""
     if example is None and not wanted.launcher:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from stackyard.build import host
 from stackyard.build.builder import Builder, Built
-from stackyard.build.choice import decide
+from stackyard.build.choice import Choice, decide
 from stackyard.cli import tables
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import SmokeRequest
-from stackyard.cli.steps import compare, diagnose
+from stackyard.cli.steps import compare, diagnose, smoke_hosts
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
@@ -36,25 +36,25 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
         project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="smoke", image=asked.image,
-        image_here=True, cpu_ranks_anywhere=True, typed=typed,
+        image_here=not asked.hosts, cpu_ranks_anywhere=True, typed=typed,
     )  # fmt: skip
     gpus = chosen.gpus or 0
+    require_fit_for_hosts(asked, typed)
     count = node_count(gpus, asked.nodes, asked.placement, typed)
-    if gpus:
+    if gpus and not asked.hosts:
         host.require_gpus(gpus, typed)
     names, base = list(chosen.stacks), chosen.base.name
     require_smokes(project, names, chosen.device)
     earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
     if asked.junit:
         junit.require_place(Path(asked.junit))
-    with Engine() as held:
-        plan = None
-        if gpus:
-            plan = gpu_run.make_plan(held, gpus, count, asked.placement, f"{typed} --gpus 0")
-            gpu_run.require_fit(plan, base, project.definitions.bases)
-            _explain_placement(plan, terminal)
-        there = [chosen.there] if chosen.there else None
-        reports = _smoke_each(project, held, names, base, count, plan, terminal, there)
+    if asked.hosts:
+        reports = smoke_hosts.smoke_each(
+            project, chosen, asked.hosts, chosen.device,
+            lambda built: _watcher(built, chosen.device, terminal), terminal, typed,
+        )  # fmt: skip
+    else:
+        reports = _smoke_here(project, chosen, asked, count, terminal, typed)
     terminal.table(tables.phase_table(reports))
     terminal.table(tables.smoke_table(reports))
     for value in reports:
@@ -65,6 +65,41 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
         junit.write(Path(asked.junit), reports)
     answer = records.together(reports)
     return answer, EXIT_CODES[answer["outcome"]] or code
+
+
+def _smoke_here(
+    project: Project,
+    chosen: Choice,
+    asked: SmokeRequest,
+    count: int,
+    terminal: Terminal,
+    typed: str,
+) -> list[SmokeReport]:
+    """Smoke stacks on this machine."""
+    gpus, names, base = chosen.gpus or 0, list(chosen.stacks), chosen.base.name
+    with Engine() as held:
+        plan = None
+        if gpus:
+            plan = gpu_run.make_plan(held, gpus, count, asked.placement, f"{typed} --gpus 0")
+            gpu_run.require_fit(plan, base, project.definitions.bases)
+            _explain_placement(plan, terminal)
+        there = [chosen.there] if chosen.there else None
+        return _smoke_each(project, held, names, base, count, plan, terminal, there)
+
+
+def require_fit_for_hosts(asked: SmokeRequest, typed: str) -> None:
+    """Refuse options about containers of this machine beside --hosts.
+
+    Raises:
+        UsageError: one is given.
+    """
+    here = [f"--{name}" for name in ("nodes", "placement") if getattr(asked, name)]
+    if asked.hosts and here:
+        raise UsageError(
+            f"{' and '.join(here)} cannot be given with --hosts",
+            why="each host has the nodes and GPUs that its entry in the inventory names",
+            hint=f"{typed} --hosts {asked.hosts}",
+        )
 
 
 def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int:

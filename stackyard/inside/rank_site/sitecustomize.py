@@ -4,7 +4,8 @@ Owns where a rank writes and how its end is recorded: launchers mix the lines of
 holds back text without a line break (progress bars). Files below STACKYARD_LOGS, by rank:
 `rankN.log` its output; `rankN.json` its PID and number; `rankN.end` `ok`, or how it failed, missing
 when it was killed. Processes that a rank starts write to the same file. Fused parts write
-`rankN.fused`. A file that STACKYARD_SETTINGS names holds the user's variables on this node: DeepSpeed
+`rankN.fused`, and NCCL logs to a file of each process below STACKYARD_NCCL_LOGS (pdsh would expand
+the `%h` of NCCL's own names). A file that STACKYARD_SETTINGS names holds the user's variables on this node: DeepSpeed
 would put them on a command line.
 """
 
@@ -81,6 +82,9 @@ def _take_settings(path: str) -> None:
 _settings = os.environ.pop("STACKYARD_SETTINGS", "")
 if _settings:
     _take_settings(_settings)
+_nccl = os.environ.get("STACKYARD_NCCL_LOGS", "")
+if _nccl:
+    os.environ["NCCL_DEBUG_FILE"] = f"{_nccl}/nccl.{os.uname().nodename}.{os.getpid()}"
 _folder, _rank = os.environ.get("STACKYARD_LOGS", ""), os.environ.get("RANK", "")
 if _folder and _rank.isdecimal() and not os.environ.get("STACKYARD_RANK_PID"):
     # A full disk is no reason for a training not to start: its words stay with its launcher's.

@@ -63,6 +63,7 @@ class BenchPlan:
         sides: those that run, in the definition's order.
         counts: numbers of ranks, ascending.
         available: number of GPUs, or of CPU ranks, at the same time.
+        nodes: on how many nodes; over several hosts only one training runs at a time.
     """
 
     bench: Bench
@@ -71,6 +72,7 @@ class BenchPlan:
     counts: tuple[int, ...]
     rounds: int
     available: int
+    nodes: int = 1
 
     def groups(self) -> tuple[tuple[Turn, ...], ...]:
         """Return the groups that run at the same time, by round, then ranks, then side.
@@ -86,7 +88,7 @@ class BenchPlan:
         )
 
     def _group(self, side: str, ranks: int, number: int) -> tuple[Turn, ...]:
-        groups = self.available // ranks
+        groups = self.available // ranks if self.nodes == 1 else 1
         return tuple(
             Turn(side=side, ranks=ranks, round=number, group=group, groups=groups)
             for group in range(1, groups + 1)
@@ -97,8 +99,17 @@ class BenchPlan:
         return tuple(turn for group in self.groups() for turn in group)
 
     def gpus(self, turn: Turn) -> tuple[int, ...]:
-        """Return the indexes of the GPUs that a training's ranks compute on; empty on CPU ranks."""
-        return turn.gpus(self.available) if self.size.device == "cuda" else ()
+        """Return the indexes of the GPUs that a training's ranks compute on.
+
+        They are empty on CPU ranks, and over hosts, whose nodes are filled one after another.
+        """
+        here = self.size.device == "cuda" and self.nodes == 1
+        return turn.gpus(self.available) if here else ()
+
+    def spread(self, ranks: int, names: Sequence[str]) -> tuple[tuple[str, ...], int]:
+        """Return the nodes that a training's ranks fill, and the ranks on each of them."""
+        each = min(ranks, self.available // self.nodes)
+        return tuple(names[: ranks // each]), each
 
 
 def make_plan(
@@ -110,6 +121,7 @@ def make_plan(
     updates: int,
     named: Sequence[str],
     counts: Sequence[int] = (),
+    nodes: int = 1,
 ) -> BenchPlan:
     """Decide which trainings run.
 
@@ -118,6 +130,7 @@ def make_plan(
         updates: of one training; 0 for the definition's own number.
         named: sides by name; empty for all but those that run only on request.
         counts: numbers of ranks, as `read_counts` found them; empty for 1, 2, 4, ... and the most.
+        nodes: on how many nodes they are.
 
     Raises:
         UsageError: a side is unknown, or nothing would be counted.
@@ -130,13 +143,22 @@ def make_plan(
         raise UsageError(f"--updates {updates} does not do", why=wrong)
     if rounds < 1:
         raise UsageError(f"--rounds {rounds} plays nothing", hint="--rounds 1")
+    found = tuple(counts) or rank_counts(ranks)
+    each = ranks // nodes
+    uneven = [count for count in found if count > each and count % each]
+    if uneven or ranks % nodes:
+        raise UsageError(
+            f"{uneven[0] if uneven else ranks} ranks cannot be spread over {nodes} nodes evenly",
+            hint="--counts with numbers that fill whole nodes, as many GPUs on each",
+        )
     return BenchPlan(
         bench=bench,
         size=size,
         sides=choose_sides(bench, named),
-        counts=tuple(counts) or rank_counts(ranks),
+        counts=found,
         rounds=rounds,
         available=ranks,
+        nodes=nodes,
     )
 
 

@@ -21,7 +21,7 @@ from stackyard.system.errors import EngineError, MeshError
 from stackyard.validate import smoke, training
 from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke
 from stackyard.validate.bench.result import Played, Seen
-from stackyard.validate.gpu_run import GpuRun
+from stackyard.validate.gpu_run import GpuRun, GpuWatch
 from stackyard.validate.outcome import Phase
 from stackyard.validate.training_log import TrainingPlan
 
@@ -75,8 +75,12 @@ def settings(
     image: str, plan: BenchPlan, beside: Mapping[str, bytes], gpu: GpuRun | None
 ) -> nodes.NodeSettings:
     """Return the container's settings; the sides' own environments come with their launches."""
-    neutral = replace(as_smoke(plan, plan.sides[0], 1), env={})
-    return smoke.node_settings(image, neutral, beside, gpu)
+    return smoke.node_settings(image, neutral(plan), beside, gpu)
+
+
+def neutral(plan: BenchPlan) -> Smoke:
+    """Return a training of a bench without any side's own environment."""
+    return replace(as_smoke(plan, plan.sides[0], 1), env={})
 
 
 def run_bench(
@@ -88,7 +92,23 @@ def run_bench(
     gpu: GpuRun | None = None,
     watcher: BenchWatcher | None = None,
 ) -> Seen:
-    """Run every turn; everything of the run is removed however it ends.
+    """Run every turn in one container of this machine, as `bench_in` does."""
+    made = certificates.MeshPlan(
+        run=run, nodes=(NODE,), port=SSH_PORT, seconds=smoke.MESH_SECONDS, addresses={}
+    )
+    started = nodes.running_mesh(engine, made, node, now=int(time.time()))
+    return bench_in(started, plan, run=run, gpu=gpu, watcher=watcher)
+
+
+def bench_in(
+    started: contextlib.AbstractContextManager[nodes.Mesh],
+    plan: BenchPlan,
+    *,
+    run: str,
+    gpu: GpuWatch | None = None,
+    watcher: BenchWatcher | None = None,
+) -> Seen:
+    """Run every turn in a mesh; everything of the run is removed however it ends.
 
     Turns of one group of `plan` run at the same time. A side that fails on a number of ranks does
     not run on that number again; the others go on.
@@ -98,20 +118,18 @@ def run_bench(
     """
     watcher = watcher or BenchWatcher()
     phases = _Phases(watcher)
-    seen = Seen(run=run, devices=tuple(g.name for g in gpu.placement.gpus) if gpu else ())
-    made = certificates.MeshPlan(
-        run=run, nodes=(NODE,), port=SSH_PORT, seconds=smoke.MESH_SECONDS, addresses={}
-    )
+    seen = Seen(run=run)
     with contextlib.ExitStack() as stack:
         try:
             with phases.one("start the node"):
-                started = nodes.running_mesh(engine, made, node, now=int(time.time()))
                 running = stack.enter_context(started)
+                names = [g.name for g in gpu.observed().placement.gpus] if gpu else []
+                seen = replace(seen, devices=tuple(names))
                 nodes.wait_reachable(running)
             with phases.one("prepare data"):
                 training.prepare(running, as_smoke(plan, plan.sides[0], 1))
             # Step by step: earlier results stay, also if the engine refuses in the middle.
-            for more in _play_all(running, plan, seen, phases):
+            for more in _play_all(running, plan, seen, phases, gpu):
                 seen = more
                 watcher.so_far(replace(seen, phases=tuple(phases.found)))
         except (MeshError, EngineError) as error:
@@ -124,7 +142,9 @@ def run_bench(
     return replace(seen, phases=tuple(phases.found))
 
 
-def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases) -> Iterator[Seen]:
+def _play_all(
+    running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases, gpu: GpuWatch | None
+) -> Iterator[Seen]:
     """Yield the results so far, whenever there are more."""
     smokes = {
         (side.name, ranks): as_smoke(plan, side, ranks)
@@ -141,7 +161,10 @@ def _play_all(running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases)
             seen = replace(seen, left_out={**seen.left_out, **dict.fromkeys(group, why)})
             yield seen
             continue
-        starts = [start(plan, smokes[key], turn, running.plan.nodes, next(ports)) for turn in group]
+        starts = [
+            start(plan, smokes[key], turn, running, running.port(next(ports)), gpu)
+            for turn in group
+        ]
         beside = f", {len(group)} at once" if len(group) > 1 else ""
         with phases.one(f"train {first.name}{beside}"):
             found = _play(running, group, starts, phases.watcher)
@@ -169,11 +192,17 @@ def _play(
 
 
 def start(
-    plan: BenchPlan, one: Smoke, turn: Turn, names: Sequence[str], port: int
+    plan: BenchPlan,
+    one: Smoke,
+    turn: Turn,
+    running: nodes.Mesh,
+    port: int,
+    gpu: GpuWatch | None = None,
 ) -> training.Start:
     """Return the launch of one training: on its own GPUs, with a port and folders of its own."""
-    used, per_node = training.spread(turn.ranks, names)
+    used, per_node = plan.spread(turn.ranks, running.plan.nodes)
     taken = plan.gpus(turn)
+    takes = gpu.takes(len(used), per_node) if gpu and plan.nodes > 1 else ()
     # A lone rank's threads would take all cores, and so would those beside it: each gets one
     # thread, as torchrun gives each of several ranks.
     threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
@@ -182,9 +211,10 @@ def start(
     launched = TrainingPlan(
         layout=one.layouts[0],
         label=turn.label,
-        save=f"{nodes.SHARED}/checkpoints/{turn.label}",
+        save=f"{running.shared}/checkpoints/{turn.label}",
+        shared=running.shared,
         nodes=used,
         per_node=per_node,
-        gpus=(taken,) if taken else (),
+        gpus=(taken,) if taken else takes,
     )
     return training.Start(smoke=one, plan=launched, port=port)

@@ -19,6 +19,7 @@ from stackyard.system.errors import (
     NothingToRunOn,
     RegistryError,
     StackyardError,
+    Terminated,
     UsageError,
 )
 
@@ -197,6 +198,25 @@ def test_sigterm_unwinds_as_ctrl_c_does_and_the_old_way_is_put_back():
     assert command.run(fails, as_json=False) == 130
     assert unwound == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt),
+     (signal.SIGHUP, KeyboardInterrupt)],
+)  # fmt: skip
+def test_a_command_can_tell_sigterm_from_ctrl_c(number, kind):
+    seen = []
+
+    def fails(terminal):
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+
+    assert command.run(fails, as_json=False) == 130
+    assert seen == [kind]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

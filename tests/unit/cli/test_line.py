@@ -13,6 +13,7 @@ from stackyard.cli.options.runs import (
     LogsRequest,
     RunningRequest,
     RunRequest,
+    StopRequest,
     SyncRequest,
     UpRequest,
 )
@@ -123,7 +124,8 @@ LINES = [
     ("export slurm toy --runtime pyxis -- a",
      ExportRequest(engine="slurm", stack="toy", runtime="pyxis", words=("a",))),
     ("status --hosts h --name n", RunningRequest(hosts="h", name="n")),
-    ("stop --on slurm --job 7 --site s", RunningRequest(on="slurm", job="7", site="s")),
+    ("stop --on slurm --job 7 --site s", StopRequest(on="slurm", job="7", site="s")),
+    ("stop --name a --now --grace 9", StopRequest(name="a", now=True, grace=9.0)),
     ("logs --job a -f", LogsRequest(job="a", follow=True)),
     ("sync a --more b --to /c --hosts h --name n --checksum --delete",
      SyncRequest(source="a", more=("b",), to="/c", hosts="h", name="n", checksum=True,

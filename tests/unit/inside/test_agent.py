@@ -434,6 +434,21 @@ def test_questions_are_answered_by_their_number_and_for_one_job_or_all(node):
     assert node.take("beat") == []
 
 
+def test_only_ranks_that_live_and_catch_sigterm_get_it(node, monkeypatch):
+    node.take(f"watch {node.folder}")
+    for number in range(3):
+        node.rank(number, 100 + number)
+    node.tick()
+    node.running.discard(102)
+    node.tick()
+    killed = []
+    monkeypatch.setattr(agent.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(agent.strays, "catches", lambda pid, number: number == 15 and pid != 101)
+    assert node.take("term 4 demo") == [{"answer": "4", "found": [{"pid": 100, "rank": 0}]}]
+    assert killed == [(100, 15)]
+    assert node.take("term 5 other") == [{"answer": "5", "found": []}]
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """An agent at the end of a real line; what it was told, then whether it ended its node."""

@@ -156,6 +156,17 @@ def test_a_stopped_process_is_seen(proc, state, stopped):
     assert not strays.stopped(7_000_099)
 
 
+@pytest.mark.parametrize(
+    ("status", "caught"),
+    [("SigIgn:\t0000000000004000\nSigCgt:\t0000000000000002\n", False),
+     ("SigCgt:\t0000000180004202\n", True), ("Name:\tx\n", False), ("SigCgt:\n", False)],
+)  # fmt: skip
+def test_a_handler_of_ones_own_is_seen_and_an_ignored_signal_is_none(proc, status, caught):
+    (proc(7_000_010) / "status").write_text(status)
+    assert strays.catches(7_000_010, 15) == caught
+    assert not strays.catches(7_000_099, 15)
+
+
 def test_where_there_is_no_node_nothing_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(strays, "PID_FILE", tmp_path / "none")
     monkeypatch.setattr(strays.os, "kill", lambda *_: pytest.fail("killed"))

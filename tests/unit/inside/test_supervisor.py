@@ -370,6 +370,69 @@ def test_a_job_is_stopped_on_every_node_when_somebody_says_so(mesh):
     assert state(mesh) == ("ended", None, "it was interrupted")
 
 
+@pytest.fixture
+def asked(mesh):
+    """A job whose ranks were asked to end, 60 s from now at the latest."""
+    mesh.start()
+    mesh.say({"event": "rank", "rank": 0, "pid": 7}, nodes=["a"])
+    mesh.ask("stop", job=mesh.job.name, reason="it was stopped by SIGTERM", seconds=60)
+    assert {line.sent[-1].split()[0] for line in mesh.lines.values()} == {"term"}
+    return mesh
+
+
+def test_ranks_that_catch_sigterm_may_save_and_end(asked):
+    asked.answer([{"pid": 7, "rank": 0}], nodes=["a"])
+    asked.answer(nodes=["b"])
+    asked.tick(3)
+    assert state(asked)[0] == "running" and not Launcher.started[0].killed
+    asked.end(0)
+    asked.close()
+    reason = "it was stopped by SIGTERM; its ranks ended by themselves after 4 s"
+    assert state(asked) == ("ended", 0, reason)
+    assert asked.job.value()["stopped"]
+
+
+def test_where_no_rank_catches_sigterm_the_job_is_killed_at_once(asked):
+    asked.answer()
+    assert Launcher.started[0].killed
+    asked.close()
+    assert state(asked) == ("ended", None, "it was stopped by SIGTERM")
+
+
+def test_ranks_that_do_not_end_in_time_are_killed(asked):
+    asked.answer([{"pid": 7, "rank": 0}])
+    asked.tick(60)
+    assert not Launcher.started[0].killed
+    asked.tick(1)
+    assert Launcher.started[0].killed
+    asked.close()
+    assert asked.job.reason == "it was stopped by SIGTERM; its ranks did not end within 60 s"
+
+
+def test_a_rank_that_fails_while_it_saves_is_named(asked):
+    asked.answer([{"pid": 7, "rank": 0}])
+    asked.say({"event": "gone", "rank": 0, "pid": 7, "end": "OSError: disk full"}, nodes=["a"])
+    asked.tick(4)
+    asked.close()
+    why = "it was stopped by SIGTERM; rank 0 (a) ended: OSError: disk full"
+    assert state(asked) == ("ended", None, why)
+
+
+def test_who_asks_again_without_time_ends_it_at_once(asked):
+    asked.answer([{"pid": 7, "rank": 0}])
+    asked.ask("stop", job=asked.job.name, seconds=60)
+    assert not Launcher.started[0].killed
+    asked.ask("stop", job=asked.job.name)
+    assert Launcher.started[0].killed
+
+
+def test_after_a_step_that_was_stopped_no_other_begins(mesh):
+    mesh.start(steps=STEPS)
+    mesh.ask("stop", job=mesh.job.name, seconds=60)
+    mesh.end(0)
+    assert (mesh.job.state, len(Launcher.started)) == ("ending", 1)
+
+
 def test_a_job_ends_as_soon_as_the_kernel_reports_the_end_of_its_launcher(mesh):
     mesh.start()
     (launcher,) = Launcher.started

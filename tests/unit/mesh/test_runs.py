@@ -110,4 +110,38 @@ def test_the_end_of_a_job_that_never_began_is_not_waited_for():
             yield {"event": "refused", "why": "there is no job demo-1"}
             raise AssertionError
 
-    runs.end_job(Silent(), "demo-1")
+    assert runs.end_job(Silent(), "demo-1") is None
+
+
+def test_a_job_that_may_save_is_given_its_time_and_its_record_comes_back():
+    sent, waited = [], []
+
+    class Talk:
+        def send(self, do, **values):
+            sent.append((do, values.get("seconds")))
+
+        def events(self, seconds):
+            waited.append(seconds)
+            yield {"event": "log", "lines": []}
+            yield {"event": "ended", "job": {"name": "demo-1", "reason": "x"}}
+
+    assert runs.end_job(Talk(), "demo-1", "x", 90) == {"name": "demo-1", "reason": "x"}
+    assert sent == [("stop", 90), ("follow", None)]
+    assert waited == [90 + runs.END_SECONDS]
+
+
+def test_files_below_a_folder_are_those_of_all_nodes_that_are_there():
+    class Nodes:
+        def exec(self, container, words, *, seconds):
+            assert words[:3] == ["find", "-L", "/shared/x"]
+            found = {"container-a": "update-1/a.pt\n", "container-b": "update-1/b.pt\n"}
+            return SimpleNamespace(code=0, output=found[container])
+
+    there, _ = hosts()
+    for link in there.links.values():
+        link.engine = Nodes()
+    assert runs.files_below(there, RUN, ("a", "b"), "/shared/x", 3) == {
+        "update-1/a.pt", "update-1/b.pt",
+    }  # fmt: skip
+    alone = Standing(plan=PLAN, containers={"a": "container-a"})
+    assert runs.files_below(there, alone, ("a", "b"), "/shared/x", 3) == {"update-1/a.pt"}

@@ -23,24 +23,18 @@ from tests.unit import benches, reports, samples
 def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error, said):
     made = benches.plan()
 
-    def run_bench(engine, plan, settings, *, watcher, **_):
-        watcher.so_far(benches.seen(plan))
-        engine.facts = None  # it answers no more
+    def played(watcher):
+        watcher.so_far(benches.seen(made))
         raise error
 
-    def facts():
-        return {"engine": "20.10"}
-
     monkeypatch.setenv("HOME", str(tmp_path))  # no key of the developer's signs what is made up
-    monkeypatch.setattr(bench.play, "run_bench", run_bench)
-    monkeypatch.setattr(bench.play, "files", lambda root, stack: {})
+    monkeypatch.setattr(bench, "load_peaks", lambda root: ())
     image = resolve(samples.definitions(), "toy", "cpu")
     built = Built(image=image, tag="toy:cpu", info=reports.INFO, seconds=0.0, made=False)
     project = SimpleNamespace(root=tmp_path, definitions=samples.definitions())
     with pytest.raises(type(error)):
-        bench._bench_one(
-            project, SimpleNamespace(facts=facts), built, made, (), None, Terminal(live=False)
-        )
+        place = bench._Place(facts={"engine": "20.10"}, play=played, gpus=dict)
+        bench._bench_one(project, built, made, place, Terminal(live=False))
     value = json.loads((tmp_path / "reports/toy/cpu/bench.json").read_text(encoding="utf-8"))
     assert value["outcome"] == "failed"
     assert said in next(c["why"] for c in value["checks"] if c["name"] == "trained")

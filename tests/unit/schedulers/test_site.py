@@ -29,6 +29,8 @@ slurm:
   cpus_per_node: 64
   memory: 0
   join_seconds: 300
+  save_seconds: 120
+  requeue: yes
   lines: [--constraint=ib, --exclusive]
   binds: {/data: /mnt/data}
 kubernetes:

@@ -98,6 +98,17 @@ def test_gpus_are_looked_for_before_anything_is_prepared():
     assert "device_count" not in script()
 
 
+def test_a_job_that_may_save_is_signalled_before_its_end_and_started_again():
+    found = slurm.directives(job(), site())
+    assert "--no-requeue" in found and not any(word.startswith("--signal") for word in found)
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in script()
+    where = site(save_seconds=300, requeue=True)
+    found = slurm.directives(job(), where)
+    assert {"--requeue", "--signal=TERM@300"} <= set(found) and "--no-requeue" not in found
+    # torchrun waits for its ranks as long as they may save.
+    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300\n" in script(where=where)
+
+
 def test_cpus_are_said_to_srun_as_well():
     assert "--cpus-per-task=64" in slurm.directives(job(), site(cpus_per_node=64))
     assert slurm.srun_options(job(), site(cpus_per_node=64))[-7:-5] == [

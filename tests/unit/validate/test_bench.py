@@ -2,6 +2,7 @@
 
 import contextlib
 import operator
+from types import SimpleNamespace
 
 import pytest
 
@@ -383,11 +384,14 @@ def test_a_round_takes_all_gpus_and_what_is_left_over_moves_on(ranks, available,
         assert len(set(taken)) == len(taken) == available // ranks * ranks
 
 
+HERE = SimpleNamespace(plan=SimpleNamespace(nodes=("node1",)), shared="/shared")
+
+
 def test_trainings_at_the_same_time_share_no_gpu_port_folder_or_label():
     made = plan(4, device="cuda")
     smokes = as_smoke(made, made.sides[0], 2)
     group = next(group for group in made.groups() if group[0].ranks == 2)
-    starts = [play.start(made, smokes, turn, ["node1"], 29500 + n) for n, turn in enumerate(group)]
+    starts = [play.start(made, smokes, turn, HERE, 29500 + n) for n, turn in enumerate(group)]
     assert [one.plan.label for one in starts] == ["stock-2-1.1", "stock-2-1.2"]
     assert [one.plan.gpus for one in starts] == [((0, 1),), ((2, 3),)]
     assert [one.smoke.env["CUDA_VISIBLE_DEVICES"] for one in starts] == ["0,1", "2,3"]
@@ -399,10 +403,10 @@ def test_trainings_at_the_same_time_leave_the_cores_to_each_other():
     made = plan(2)
     smokes = as_smoke(made, made.sides[0], 1)
     beside, alone = made.turns()[0], plan(1).turns()[0]
-    assert play.start(made, smokes, beside, ["node1"], 1).smoke.env["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in play.start(made, smokes, alone, ["node1"], 1).smoke.env
+    assert play.start(made, smokes, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in play.start(made, smokes, alone, HERE, 1).smoke.env
     own = benches.dataclasses.replace(smokes, env={"OMP_NUM_THREADS": "3"})
-    assert play.start(made, own, beside, ["node1"], 1).smoke.env["OMP_NUM_THREADS"] == "3"
+    assert play.start(made, own, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "3"
 
 
 def test_cpu_ranks_take_no_gpus():
@@ -472,7 +476,6 @@ class Refusing(Node):
 
     def __init__(self, labels, most):
         super().__init__(dict.fromkeys(labels, 0))
-        self.containers = {"node1": self.first}
         self.prepared, self._most = [], most
 
     def wait_joined(self, names):

@@ -20,9 +20,10 @@ class Node:
     """A mesh of one node whose supervisor ends launches when it is told to, or asked."""
 
     def __init__(self, ends, left=()):
-        self.plan = SimpleNamespace(port=2222, nodes=("node1",))
-        self.first, self.containers, self.lost = "container", {"node1": "container"}, ""
-        self.engine = self.talk = self
+        self.plan = SimpleNamespace(port_of=lambda node: 2222, nodes=("node1",))
+        self.containers, self.lost, self.head = {"node1": "container"}, "", "node1"
+        self.shared, self.lease, self.asks = "/shared", 6.0, False
+        self.talk = self
         self._ends, self._left = ends, list(left)
         self._events = []
         self.asked, self.ended, self.requests = [], [], {}
@@ -35,6 +36,9 @@ class Node:
                 self._end(name, self._ends[name], "")
         elif do == "stop":
             self._end(job, None, reason)
+
+    def port(self, usual):
+        return usual
 
     def _end(self, label, code, reason):
         said = [{"rank": None, "text": f"{label} says goodbye"}]

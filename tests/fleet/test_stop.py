@@ -1,0 +1,112 @@
+"""A training that SIGTERM stops saves, goes on later, and ends as if it had not been stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import secrets
+import signal
+import subprocess
+
+import pytest
+
+from stackyard.definitions.project import ROOT
+
+UPDATES = 120
+repeat = pytest.mark.repeat
+# Everything is cut over the ranks: parameters, gradients and optimizer state, or the layers.
+TRAININGS = [
+    pytest.param("accelerate", "gpt2-zero-3", (), id="zero-3"),
+    pytest.param("accelerate", "gpt2-zero-2", (), id="zero-2", marks=repeat),
+    pytest.param("fairseq", "gpt2-fsdp", ("--", "--use-sharded-state"), id="fsdp"),
+    pytest.param("megatron", "gpt2-345m-tp", (), id="megatron", marks=repeat),
+]
+SHARDED = {"gpt2-zero-3", "gpt2-zero-2", "gpt2-fsdp"}
+_FAIRSEQ = re.compile(r" loss=([0-9.]+),.* num_updates=(\d+),")
+
+
+@pytest.fixture
+def two(yard):
+    return yard.only("study", "train")
+
+
+def losses(text):
+    """Losses that were printed, by update."""
+    own = {int(m[1]): float(m[2]) for m in re.finditer(r"update (\d+) loss ([0-9.]+)", text)}
+    return own or {int(m[2]): float(m[1]) for m in _FAIRSEQ.finditer(text)}
+
+
+def line(two, stack, example, save, more):
+    setting = f"updates={UPDATES}"
+    setting += ",log_every=1" if stack == "fairseq" else ""
+    return ["run", stack, "--gpus", "0", "--example", example, "--set", setting, "--save", save,
+            "--hosts", two.inventory, "--name", f"stop-{secrets.token_hex(3)}", *more]  # fmt: skip
+
+
+def trained(words, stop_at=0):
+    """Run a training, and send SIGTERM to the command at an update; its output and exit code."""
+    said = []
+    with subprocess.Popen(
+        [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    ) as child:  # fmt: skip
+        for text in child.stdout:
+            said.append(text)
+            if stop_at and max(losses(text), default=0) >= stop_at:
+                child.send_signal(signal.SIGTERM)
+                stop_at = 0
+    return "".join(said), child.returncode
+
+
+@pytest.mark.parametrize(("stack", "example", "more"), TRAININGS)
+def test_a_training_that_was_stopped_ends_at_the_loss_of_one_that_was_not(
+    two, stack, example, more
+):
+    save = f"/shared/stop-{secrets.token_hex(3)}"
+    whole, code = trained(line(two, stack, example, f"{save}-whole", more))
+    assert code == 0, whole[-3000:]
+    at = random.randint(10, 60)
+    stopped, code = trained(line(two, stack, example, save, more), at)
+    assert code == 130, stopped[-3000:]
+    assert "it was stopped by SIGTERM; its ranks ended by themselves after" in stopped
+    last = int(re.search(r"stopped by SIGTERM after update (\d+)", stopped)[1])
+    assert at <= last < UPDATES
+    assert two.left() == {}
+    if example in SHARDED:
+        # One rank cannot read what two have cut.
+        alone = line(two.only("study"), stack, example, save, more)
+        refused, code = trained(alone)
+        assert code == 2 and "is cut over 2 ranks, and 1 would start" in refused, refused[-2000:]
+    resumed, code = trained(line(two, stack, example, save, more))
+    assert code == 0, resumed[-3000:]
+    first = min(losses(resumed))
+    assert last < first <= last + 10, (last, sorted(losses(resumed)))
+    assert losses(resumed)[UPDATES] == pytest.approx(losses(whole)[UPDATES], abs=1e-3)
+
+
+def test_a_stopped_training_of_a_standing_mesh_saves_and_now_does_not_wait(two):
+    name = f"stop-{secrets.token_hex(3)}"
+    mesh = ("--gpus", "0", "--name", name)
+    two.invoke("up", "accelerate", *mesh)
+    try:
+        more = ("--example", "gpt2-zero-2", "--set", "updates=100000", "--save", f"/shared/{name}")
+        words = ("run", "accelerate", *mesh, "--detach", *more)
+        two.invoke(*words)
+        _until_it_trains(two, name)
+        found = json.loads(two.invoke("stop", "--name", name, "--json").stdout)
+        assert "its ranks ended by themselves after" in found["reason"]
+        assert list((two.folder.parent / "shared" / name).glob("update-*/pytorch_model"))
+        two.invoke(*words)
+        _until_it_trains(two, name)
+        found = json.loads(two.invoke("stop", "--now", "--name", name, "--json").stdout)
+        assert found["reason"] == "it was stopped"
+    finally:
+        two.invoke("down", "--name", name)
+
+
+def _until_it_trains(two, name):
+    for _ in range(100):
+        if losses(two.invoke("logs", "--name", name).stdout):
+            return
+    raise AssertionError("it does not train")

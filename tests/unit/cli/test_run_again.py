@@ -1,0 +1,106 @@
+"""What `invoke run --restarts` does after a failure; hosts, meshes and jobs are stand-ins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from stackyard.cli.options.runs import RunRequest
+from stackyard.cli.steps import run as steps
+from stackyard.mesh.runs import Ended, Reached
+from stackyard.mesh.standing import Standing
+from tests.unit.machines import fleet, node, plan
+
+PLAN = plan(node("study"), node("train"))
+MESH = Standing(plan=PLAN, containers={"study": "1", "train": "2"})
+LOST = Ended(job={"code": None, "reason": "node train is gone: x"}, lost_nodes=("train",))
+DONE = Ended(job={"code": 0, "reason": ""})
+
+
+def failed(update=17, reason="rank 1 (train) ended: ValueError: x", **more):
+    return Ended(job={"code": 1, "reason": reason, "update": update, **more})
+
+
+class Notes:
+    def __init__(self):
+        self.said = []
+
+    def note(self, text):
+        self.said.append(text)
+
+    def say(self, run, text):
+        pass
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    """Run a job that ends like this, start by start; the last end, each start's hosts, notes."""
+
+    def play(*ends, restarts=5, standing=None, shards=None, answers=True, save="/shared/x"):
+        terminal, started, left = Notes(), [], list(ends)
+        link = SimpleNamespace(answers=lambda: answers)
+        links = dict.fromkeys(("study", "train"), link)
+        hosts = Reached(fleet=fleet("study", "train"), links=links, failed={})
+
+        def one(project, hosts, mesh, example, wanted, asked, terminal, lost, own):
+            started.append([host.name for host in hosts.fleet.hosts if host.name not in lost])
+            return left.pop(0)
+
+        monkeypatch.setattr(steps, "_run", one)
+        monkeypatch.setattr(steps, "_shards", lambda *_: shards)
+        monkeypatch.setattr(steps.runs, "up", lambda *_, **__: (MESH, []))
+        monkeypatch.setattr(steps.runs, "down", lambda *_: ([], {}))
+        monkeypatch.setattr(steps.runs, "lost_nodes", lambda hosts, run, ended: ended.lost_nodes)
+        wanted = RunRequest(stack="toy", restarts=restarts, save=save)
+        asked = SimpleNamespace(run="toy", lease=60.0)
+        ended = steps._attempts(None, hosts, standing, asked, None, wanted, terminal, None)
+        return ended, started, terminal.said
+
+    return play
+
+
+BOTH, ONE = ["study", "train"], ["study"]
+
+
+def test_a_job_that_fails_is_started_again_as_often_as_was_said(attempts):
+    ends = [failed(update) for update in (1, 2, 3)]
+    ended, started, said = attempts(*ends, restarts=2)
+    assert (ended, started) == (ends[-1], [BOTH] * 3)
+    assert said == [f"it failed: starting again on study, train ({n} of 2 restarts)"
+                    for n in (1, 2)]  # fmt: skip
+
+
+def test_the_same_failure_at_the_same_update_ends_it(attempts):
+    ended, started, said = attempts(failed(), failed())
+    assert not ended.passed and started == [BOTH] * 2
+    assert said[-1] == "not started again: it failed twice after update 17 for the same reason"
+
+
+def test_a_job_that_was_stopped_is_not_started_again(attempts):
+    assert attempts(failed(stopped=True))[1:] == ([BOTH], [])
+
+
+@pytest.mark.parametrize("standing", [None, MESH])
+def test_a_lost_node_is_left_out_where_any_number_of_ranks_can_go_on(attempts, standing):
+    ended, started, said = attempts(LOST, DONE, standing=standing)
+    assert ended.passed and started == [BOTH, ONE]
+    assert said == ["train lost: starting again on study (1 of 5 restarts)"]
+
+
+def test_a_sharded_checkpoint_goes_on_with_the_host_of_a_lost_node(attempts):
+    ended, started, _ = attempts(LOST, DONE, shards=2)
+    assert ended.passed and started == [BOTH, BOTH]
+
+
+@pytest.mark.parametrize("more", [{"answers": False}, {"standing": MESH}])
+def test_a_sharded_checkpoint_is_not_tried_on_fewer_ranks(attempts, more):
+    ended, started, said = attempts(LOST, shards=2, **more)
+    assert ended is LOST and started == [BOTH]
+    assert said == ["not started again: its checkpoint is cut over 2 ranks, which need train, too"]
+
+
+def test_without_its_first_node_a_mesh_that_is_up_runs_nothing(attempts):
+    gone = Ended(job={"code": None, "reason": "x"}, lost_nodes=("study",))
+    _, started, said = attempts(gone, standing=MESH)
+    assert started == [BOTH] and said[0].startswith("not started again: study, the first node")
