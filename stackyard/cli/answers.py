@@ -20,6 +20,7 @@ from stackyard.mesh.sync import Copied
 from stackyard.release.prune import Old
 from stackyard.report.shapes import (
     BenchReport,
+    CertifyReport,
     Comparison,
     EvidenceValue,
     ProveReport,
@@ -778,6 +779,7 @@ ANSWERS: Mapping[str, Any] = {
     "data": Encoded,
     "convert": Converted,
     "doctor": Examined | ExaminedHosts,
+    "certify": CertifyReport,
     "up": Up,
     "run": Ran | Examples | Written | RanOnCluster,
     "export": Exported,

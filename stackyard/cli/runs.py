@@ -1,6 +1,6 @@
 """Declare the commands about runs on hosts and clusters.
 
-doctor, up, run, export, status, logs, sync, stop and down.
+doctor, certify, up, run, export, status, logs, sync, stop and down.
 """
 
 from typing import Annotated
@@ -10,6 +10,7 @@ from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
 from stackyard.cli.option import Hosts, Option, RunName
 from stackyard.cli.options.runs import (
+    CertifyRequest,
     DoctorRequest,
     ExportRequest,
     LogsRequest,
@@ -30,6 +31,14 @@ def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
     from stackyard.cli.steps import doctor as steps
 
     return steps.examine(terminal)
+
+
+@command
+def certify(terminal: Terminal, asked: CertifyRequest) -> Answer:
+    """Train on hosts alone and in groups, and name the host, GPU or link that is bad."""
+    from stackyard.cli.steps import certify as steps
+
+    return steps.certify(terminal, asked)
 
 
 @command

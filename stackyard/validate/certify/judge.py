@@ -14,7 +14,7 @@ from typing import Any
 
 from stackyard.definitions.read.baseline import ALLREDUCE
 from stackyard.definitions.spec import Baseline
-from stackyard.validate.certify.compare import SUSPICIOUS, Compared, Reading, compare, find_measure
+from stackyard.validate.certify.compare import Compared, Reading, compare, find_measure
 from stackyard.validate.certify.plan import gpu_name
 from stackyard.validate.certify.record import RankRecord
 from stackyard.validate.checks import FAILED
@@ -24,6 +24,7 @@ Bits = tuple[str, ...]
 TOLERANCE = 0.02
 UPDATES = "updates_s"
 INSIDE, BETWEEN = "inside hosts", "between hosts"
+BITS, SPEED, END = "bits", "speed", "end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +96,12 @@ class Wrong:
     """Hold a GPU that is bad alone.
 
     Attributes:
-        step: the first update whose bits differ; 0 where it is bad by something else.
+        by: what is wrong: its bits, its speed, or its training did not end.
     """
 
     place: Place
+    by: str
     why: str
-    step: int = 0
 
 
 def bits_of(rank: RankRecord) -> Bits:
@@ -145,10 +146,10 @@ def deviating(runs: Sequence[GroupRun], expected: Mapping[str, Bits]) -> list[Wr
                 continue
             if rank.model not in expected:
                 why = f"GPUs of its model ({rank.model}) differ, and no two are more than others"
-                found.append(Wrong(place=place, why=why))
+                found.append(Wrong(place=place, by=BITS, why=why))
             elif step := first_difference(bits_of(rank), expected[rank.model]):
                 why = f"it computes something else from update {step} on"
-                found.append(Wrong(place=place, why=why, step=step))
+                found.append(Wrong(place=place, by=BITS, why=why))
     return found
 
 
@@ -182,11 +183,13 @@ def unfinished(runs: Sequence[GroupRun]) -> list[Wrong]:
     found = []
     for run in runs:
         why = run.hang or run.reason or f"its training ended with exit code {run.code}"
-        found += [Wrong(place=place, why=f"alone: {why}") for place in run.missing]
+        found += [Wrong(place=place, by=END, why=f"alone: {why}") for place in run.missing]
     return found
 
 
-def own_speeds(runs: Sequence[GroupRun], baselines: Sequence[Baseline], device: str) -> list[Compared]:  # fmt: skip
+def own_speeds(
+    runs: Sequence[GroupRun], baselines: Sequence[Baseline], device: str
+) -> list[Compared]:
     """Compare the speeds of all GPUs that trained alone."""
     readings = []
     for run in runs:
@@ -211,7 +214,9 @@ def slow(compared: Sequence[Compared], places: Iterable[Place]) -> list[Wrong]:
     for one in compared:
         if one.outcome == FAILED and one.reading.value is not None:
             found.setdefault(one.reading.place, []).append(said(one))
-    return [Wrong(place=by_name[name], why="; ".join(whys)) for name, whys in found.items()]
+    return [
+        Wrong(place=by_name[name], by=SPEED, why="; ".join(whys)) for name, whys in found.items()
+    ]
 
 
 def said(one: Compared) -> str:
@@ -323,8 +328,3 @@ def group_speeds(run: GroupRun, baselines: Sequence[Baseline]) -> list[Compared]
     ]  # fmt: skip
     known = {gpu: one for one in baselines for gpu in one.gpus}
     return list(compare([r for r in readings if find_measure(known.get(r.gpu), r)], baselines))
-
-
-def suspicious(compared: Iterable[Compared]) -> list[str]:
-    """Return a sentence for each reading that is below its neighbours but not bad."""
-    return [f"{c.reading.place}: {said(c)}" for c in compared if c.outcome == SUSPICIOUS]

@@ -15,7 +15,7 @@ from stackyard.gpu.doctor import NOT_RUN as UNREAD
 from stackyard.gpu.doctor import WRONG, Finding
 from stackyard.validate.certify import judge
 from stackyard.validate.certify.compare import Compared
-from stackyard.validate.certify.judge import Bits, GroupRun, Links, Place, Wrong
+from stackyard.validate.certify.judge import Bits, GroupRun, Links, Wrong
 from stackyard.validate.certify.plan import Fault, Group, isolate
 from stackyard.validate.certify.play import Members, members_of
 from stackyard.validate.checks import NOT_RUN, Check, at_most, check, not_run
@@ -168,7 +168,6 @@ def _in_groups(
         say(f"round {len(found.rounds) + 1}: {_shown(groups)}")
         runs = yard.train([members_of(group, found.slots) for group in groups])
         whys = [judge.reasons_against(r, found.expected, found.links, baselines) for r in runs]
-        # One GPU trains as it did alone: it has nobody whom it could wait for.
         results = {group: bool(why) for group, why in zip(groups, whys, strict=True)}
         found.rounds.append(
             tuple(
@@ -229,8 +228,7 @@ def _health(health: Mapping[str, Sequence[Finding]]) -> Check:
 
 def _fingerprint(found: Certified) -> Check:
     expected = {"differ": at_most(0), "compared_with": dict(found.sources)}
-    wrong = [f"{one.place.name}: {one.why}" for one in found.wrong
-             if one.step or one.place.name not in found.bits or one.why.startswith("GPUs of")]  # fmt: skip
+    wrong = [f"{one.place.name}: {one.why}" for one in found.wrong if one.by != judge.SPEED]
     wrong += found.disagreeing
     measured = {"gpus": len(found.bits), "fingerprints": len(set(found.bits.values()))}
     compared = sum(1 for source in found.sources.values() if not source.startswith("nothing"))
@@ -275,6 +273,3 @@ def bad_places(found: Certified) -> dict[str, str]:
         seen = found.evidence(fault)
         bad[" - ".join(fault.names)] = f"{fault.why}{': ' + seen if seen else ''}"
     return bad
-
-
-__all__ = ["Certified", "Place", "Tested", "Trainer", "bad_places", "certify", "checks_of"]
