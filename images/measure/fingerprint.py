@@ -332,7 +332,7 @@ def measure_together(record: Record, shape: Shape, device: torch.device) -> None
         groups.append(list(range(0, world, per_node)))
     for ranks in groups:
         for peer, speed in exchange(ranks, rank, shape.link_bytes, device).items():
-            record.write("link", rank=rank, peer=peer, gb_s=round(speed, 4))
+            record.write("link", peer=peer, gb_s=round(speed, 4))
     for size, repeats in shape.allreduce_bytes:
         speed = reduce_speed(size, repeats, world, device)
         record.write("allreduce", bytes=size, gb_s=round(speed, 4))

@@ -49,6 +49,10 @@ class Tested:
     seconds: float
     tail: str = ""
 
+    def holds(self, name: str) -> bool:
+        """Return whether a host, or a GPU by itself or with its host, was in the group."""
+        return name in self.names or name.partition(":")[0] in self.names
+
 
 @dataclass(kw_only=True)
 class Certified:
@@ -83,7 +87,7 @@ class Certified:
         """Return why the smallest bad group with all names of a fault was bad."""
         found = [
             tested for tested in (one for groups in self.rounds for one in groups)
-            if tested.why and {*fault.names} <= {*tested.names}
+            if tested.why and all(tested.holds(name) for name in fault.names)
         ]  # fmt: skip
         return "; ".join(min(found, key=lambda one: len(one.names)).why) if found else ""
 
