@@ -409,6 +409,7 @@ class JobValue(_Job, total=False):
         reason: why it failed, or was ended.
         ranks: what is known of each, by number.
         left: processes that the launcher left, by node.
+        hang: which rank is missing where others wait; empty while it gets on.
     """
 
     step: Any
@@ -420,6 +421,7 @@ class JobValue(_Job, total=False):
     ranks: dict[str, Any]
     left: dict[str, Any]
     shown: Any
+    hang: str
 
 
 class Ran(JobValue):
