@@ -26,7 +26,8 @@ from stackyard.system import template
 from stackyard.system.errors import UsageError
 from stackyard.validate import checks
 from stackyard.validate.certify.compare import SUSPICIOUS, Compared
-from stackyard.validate.certify.judge import Bits, Place
+from stackyard.validate.certify.group import Place
+from stackyard.validate.certify.judge import Bits
 from stackyard.validate.certify.search import Certified, Tested, bad_places, checks_of
 
 SCHEMA: Final = "stackyard.certify/1"

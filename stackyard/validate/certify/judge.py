@@ -15,7 +15,7 @@ from typing import Any
 from stackyard.definitions.read.baseline import ALLREDUCE
 from stackyard.definitions.spec import Baseline
 from stackyard.validate.certify.compare import Compared, Reading, compare, find_measure
-from stackyard.validate.certify.plan import gpu_name
+from stackyard.validate.certify.group import GroupRun, Place
 from stackyard.validate.certify.record import RankRecord
 from stackyard.validate.checks import FAILED
 
@@ -43,52 +43,6 @@ BOUNDS = {
     "cuda": Bounds(suspicious=0.95, bad=0.8, link=0.8),
     "cpu": Bounds(suspicious=0.5, bad=0.2, link=0.1),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Hold where a rank runs: a host, and the GPU's number there (0 for the CPU rank)."""
-
-    host: str
-    index: int
-
-    @property
-    def name(self) -> str:
-        """Return the name of the GPU, as in groups and faults."""
-        return gpu_name(self.host, self.index)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRun:
-    """Hold one training of a group and its end.
-
-    Attributes:
-        places: of the ranks, in order.
-        reason: why the supervisor ended it; empty where it ended by itself.
-        hang: who waited where, as the supervisor's examination has it; empty without one.
-        tail: its last lines.
-    """
-
-    places: tuple[Place, ...]
-    ranks: Mapping[int, RankRecord]
-    code: int | None
-    reason: str = ""
-    hang: str = ""
-    tail: str = ""
-    seconds: float = 0.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the hosts of the group, in order."""
-        return tuple(dict.fromkeys(place.host for place in self.places))
-
-    @property
-    def missing(self) -> tuple[Place, ...]:
-        """Return the places whose ranks did not end well."""
-        return tuple(
-            place for rank, place in enumerate(self.places)
-            if rank not in self.ranks or not self.ranks[rank].ended
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event, Refused, Talk
 from stackyard.system.errors import MeshError
 from stackyard.system.process import last_lines
-from stackyard.validate.certify.judge import GroupRun, Place
-from stackyard.validate.certify.plan import Group
+from stackyard.validate.certify.group import GroupRun, Members
 from stackyard.validate.certify.record import read_records
 
 FOLDER = "/srv/stackyard/certify"
@@ -42,39 +41,6 @@ GRACE_SECONDS = 5.0
 LOST_SECONDS = 60.0
 STOPPED = "the hang was examined"
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Members:
-    """Hold one group to train on.
-
-    Attributes:
-        gpus: by host, the numbers of its GPUs that take part.
-        alone: each rank trains by itself.
-    """
-
-    gpus: Mapping[str, tuple[int, ...]]
-    alone: bool = False
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Return the place of each rank, in order; all hosts have as many ranks."""
-        per_node = min(len(numbers) for numbers in self.gpus.values())
-        return tuple(
-            Place(host=host, index=index)
-            for host, numbers in self.gpus.items() for index in numbers[:per_node]
-        )  # fmt: skip
-
-
-def members_of(group: Group, slots: Mapping[str, tuple[int, ...]]) -> Members:
-    """Return the hosts and GPUs of a group of names: hosts, or GPUs of one host."""
-    found: dict[str, tuple[int, ...]] = {}
-    for host, numbers in slots.items():
-        if host in group:
-            found[host] = numbers
-        elif own := tuple(n for n in numbers if Place(host=host, index=n).name in group):
-            found[host] = own
-    return Members(gpus=found)
 
 
 @dataclass(kw_only=True)

@@ -15,9 +15,9 @@ from stackyard.gpu.doctor import NOT_RUN as UNREAD
 from stackyard.gpu.doctor import WRONG, Finding
 from stackyard.validate.certify import judge
 from stackyard.validate.certify.compare import Compared
-from stackyard.validate.certify.judge import Bits, GroupRun, Links, Wrong
+from stackyard.validate.certify.group import GroupRun, Members, members_of
+from stackyard.validate.certify.judge import Bits, Links, Wrong
 from stackyard.validate.certify.plan import Fault, Group, isolate
-from stackyard.validate.certify.play import Members, members_of
 from stackyard.validate.checks import NOT_RUN, Check, at_most, check, not_run
 
 Say = Callable[[str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stackyard.validate.certify.judge import GroupRun
+from stackyard.validate.certify.group import GroupRun
 from stackyard.validate.certify.plan import gpu_name
 from stackyard.validate.certify.record import read_records
 

@@ -13,7 +13,8 @@ from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Refused
 from stackyard.system.errors import MeshError
 from stackyard.validate.certify import play
-from stackyard.validate.certify.play import Members, Yard, members_of
+from stackyard.validate.certify.group import Members, members_of
+from stackyard.validate.certify.play import Yard
 from tests.unit.machines import fleet, node, plan
 from tests.unit.mesh.test_runs import Engine
 from tests.unit.validate.certifying import entry, steps
