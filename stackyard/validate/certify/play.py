@@ -24,7 +24,7 @@ from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Event, Refused, Talk
 from stackyard.system.errors import MeshError
 from stackyard.system.process import last_lines
-from stackyard.validate.certify.group import GroupRun, Members
+from stackyard.validate.certify.group import GroupRun, Members, Place
 from stackyard.validate.certify.record import read_records
 
 FOLDER = "/srv/stackyard/certify"
