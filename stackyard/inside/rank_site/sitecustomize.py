@@ -36,7 +36,7 @@ def _take_over(folder: str, rank: int) -> None:
     # torch's flight recorder writes its file when something is written to its pipe.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", os.path.join(folder, "flight-pipe-"))
-    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", os.path.join(folder, "flight-"))
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.join(folder, "flight-"))
 
 
 def _answer_with_stacks(path: str) -> None:

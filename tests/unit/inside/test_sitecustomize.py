@@ -136,9 +136,9 @@ def test_what_a_rank_starts_does_not_answer_for_it(job):
 
 
 def test_the_flight_recorder_writes_below_the_folder_unless_the_user_says_otherwise(job):
-    show = "import os; print(os.environ['TORCH_NCCL_DEBUG_INFO_TEMP_FILE'])"
+    show = "import os; print(os.environ['TORCH_FR_DUMP_TEMP_FILE'])"
     assert job(show).log == f"{job.folder}/flight-\n"
-    assert job(show, TORCH_NCCL_DEBUG_INFO_TEMP_FILE="/x").log.endswith("\n/x\n")
+    assert job(show, TORCH_FR_DUMP_TEMP_FILE="/x").log.endswith("\n/x\n")
 
 
 @pytest.mark.parametrize("rank", ["", "x", "-1", "²"])

@@ -15,7 +15,7 @@ from stackyard.inside import stacks
 from tests.unit.beside import agent  # noqa: F401  # programs know each other by name
 
 SITE = ROOT / "stackyard" / "inside" / "rank_site"
-pytestmark = pytest.mark.usefixtures("allow_processes")
+pytestmark = pytest.mark.usefixtures("allow_processes", "allow_own_servers")
 PROGRAM = """
 import sys, time
 def waits_here():
