@@ -7,6 +7,6 @@ import sys
 for name in ("strays", "line", "step", "job", "client", "members", "stacks", "hang"):
     sys.modules.setdefault(name, importlib.import_module(f"stackyard.inside.{name}"))
 
-from stackyard.inside import agent, line, supervisor  # noqa: E402
+from stackyard.inside import agent, hang, line, stacks, supervisor  # noqa: E402
 
-__all__ = ["agent", "line", "supervisor"]
+__all__ = ["agent", "hang", "line", "stacks", "supervisor"]

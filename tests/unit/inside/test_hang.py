@@ -2,8 +2,7 @@
 
 import pytest
 
-from stackyard.inside import hang, stacks
-from tests.unit.beside import supervisor  # noqa: F401  # programs know each other by name
+from tests.unit.beside import hang, stacks
 
 TORCH = "/usr/local/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

@@ -11,8 +11,7 @@ import time
 import pytest
 
 from stackyard.definitions.project import ROOT
-from stackyard.inside import stacks
-from tests.unit.beside import agent  # noqa: F401  # programs know each other by name
+from tests.unit.beside import stacks
 
 SITE = ROOT / "stackyard" / "inside" / "rank_site"
 pytestmark = pytest.mark.usefixtures("allow_processes", "allow_own_servers")
