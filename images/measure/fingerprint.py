@@ -65,14 +65,14 @@ class Shape:
     allreduce_bytes: tuple[tuple[int, int], ...]
 
 
-# GPT-2 small; on CPU ranks a model that trains in milliseconds.
+# GPT-2 small; on CPU ranks a model whose update takes tens of milliseconds.
 CUDA = Shape(
     vocabulary=50304, context=1024, width=768, layers=12, heads=12, batch=8,
     link_bytes=256 * MIB,
     allreduce_bytes=((MIB, 200), (64 * MIB, 50), (1024 * MIB, 10)),
 )  # fmt: skip
 CPU = Shape(
-    vocabulary=256, context=32, width=32, layers=2, heads=2, batch=2,
+    vocabulary=512, context=64, width=64, layers=2, heads=4, batch=8,
     link_bytes=2 * MIB, allreduce_bytes=((MIB, 3),),
 )  # fmt: skip
 
