@@ -157,16 +157,15 @@ class Job:
             self.done.add(rank)
 
     def worded(self) -> None:
-        """Take lines of a rank for an update, where nothing is recorded."""
+        """Take lines of ranks that came together for an update, where nothing is recorded."""
         if not self.updates:
-            # Lines come in bursts: only the longest pause so far says what is usual.
-            self._mark(least=max(self.pace, default=0.0))
+            self._mark()
             self._move()
 
-    def _mark(self, *, first: bool = False, least: float = 0.0) -> None:
+    def _mark(self, *, first: bool = False) -> None:
         now = time.monotonic()
         if not first:
-            self.pace.append(max(now - self._marked, least))
+            self.pace.append(now - self._marked)
         self._marked = now
 
     def _move(self) -> None:

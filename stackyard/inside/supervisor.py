@@ -108,11 +108,12 @@ class Supervisor:
         if job is None:
             return
         if "said" in value:
-            for entry in list(value["said"]):  # type: ignore[call-overload]
+            entries = list(value["said"])  # type: ignore[call-overload]
+            if any("text" in entry for entry in entries):
+                job.worded()
+            for entry in entries:
                 if "record" in entry:
                     job.recorded(int(str(entry["rank"])), str(entry["record"]))
-                else:
-                    job.worded()
                 self._note(job, node, entry)
             return
         rank = int(str(value["rank"]))

@@ -85,7 +85,10 @@ def certify_report(
             for model, bits in sorted(found.expected.items())
         },
         "compared": [_compared(one) for one in found.compared],
-        "links": found.links.value(),
+        "links": [
+            {"ends": list(link.ends), "kind": link.kind, "gb_s": link.gb_s, "slow": link.slow}
+            for link in found.links.seen()
+        ],
         "rounds": [[_tested(one) for one in groups] for groups in found.rounds],
         "faults": [
             {"kind": fault.kind, "names": list(fault.names), "why": fault.why,

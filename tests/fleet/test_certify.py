@@ -42,14 +42,12 @@ def plant(what):
         torch.distributed.all_reduce = skipped
 
 def wait():
-    # `_dynamo` is imported last of what an optimizer needs; the program then builds its model.
-    while not hasattr(sys.modules.get("torch"), "set_num_threads") or not hasattr(
-            sys.modules.get("torch.distributed"), "all_reduce"):
+    # The program has imported what it needs when its own classes are there.
+    while not hasattr(sys.modules["__main__"], "Training"):
         time.sleep(0.001)
     plant(WHAT)
 
-if sys.argv[:1] != ["/srv/stackyard/plain_ranks.py"]:
-    threading.Thread(target=wait, daemon=True).start()
+threading.Thread(target=wait, daemon=True).start()
 """
 
 
@@ -218,12 +216,12 @@ def load_data():
 
 dist.init_process_group("gloo")
 for update in range(1, 10**6):
-    if update == 15 and dist.get_rank() == 1:
+    if update == 40 and dist.get_rank() == 1:
         load_data()
     dist.all_reduce(torch.ones(1))
     if dist.get_rank() == 0:
         print(f"update {update}", flush=True)
-    time.sleep(0.2)
+    time.sleep(0.1)
 """
 repeat = pytest.mark.repeat
 
@@ -249,7 +247,7 @@ def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, m
     with child:
         for line in child.stdout:
             said.append(line)
-            if "update 14" in line:
+            if "update 39" in line:
                 last = time.monotonic()
             if "hang: rank 1" in line:
                 break

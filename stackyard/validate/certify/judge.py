@@ -10,7 +10,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from stackyard.definitions.read.baseline import ALLREDUCE
 from stackyard.definitions.spec import Baseline
@@ -183,6 +182,16 @@ def said(one: Compared) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinkSeen:
+    """Hold the best measured speed between two GPUs, in each direction."""
+
+    ends: tuple[str, ...]
+    kind: str
+    gb_s: float
+    slow: bool
+
+
 @dataclass(kw_only=True)
 class Links:
     """Hold the measured speeds between GPUs, by both names and kind of link."""
@@ -228,11 +237,11 @@ class Links:
                              f" the median {self.kinds[pair]} is {middle:.3g}")  # fmt: skip
         return found
 
-    def value(self) -> list[dict[str, Any]]:
-        """Return all links as data."""
+    def seen(self) -> list[LinkSeen]:
+        """Return all links, by the names of their ends."""
         return [
-            {"ends": sorted(pair), "kind": self.kinds[pair], "gb_s": round(self.best(pair), 4),
-             "slow": bool(self.slow([pair]))}
+            LinkSeen(ends=tuple(sorted(pair)), kind=self.kinds[pair],
+                     gb_s=round(self.best(pair), 4), slow=bool(self.slow([pair])))
             for pair in sorted(self.speeds, key=sorted)
         ]  # fmt: skip
 

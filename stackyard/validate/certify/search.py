@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from stackyard.definitions.spec import Baseline
 from stackyard.gpu.doctor import NOT_RUN as UNREAD
@@ -18,7 +18,7 @@ from stackyard.validate.certify.compare import Compared
 from stackyard.validate.certify.group import GroupRun, Members, members_of
 from stackyard.validate.certify.judge import Bits, Links, Wrong
 from stackyard.validate.certify.plan import Fault, Group, isolate
-from stackyard.validate.checks import NOT_RUN, Check, at_most, check, not_run
+from stackyard.validate.checks import FAILED, NOT_RUN, Check, at_most, check, not_run
 
 Say = Callable[[str], None]
 
@@ -248,7 +248,7 @@ def _speed(found: Certified) -> Check:
         counts[one.outcome] = counts.get(one.outcome, 0) + 1
     expected = {"failed": at_most(0)}
     wrong = [f"{one.reading.place}: {judge.said(one)}" for one in found.compared
-             if one.outcome == judge.FAILED]  # fmt: skip
+             if one.outcome == FAILED]  # fmt: skip
     if set(counts) <= {NOT_RUN}:
         return not_run("speed", expected, "there was nothing to compare with", counts)
     return check("speed", counts, expected, wrong)
@@ -263,8 +263,7 @@ def _groups(found: Certified) -> Check:
         seen = found.evidence(fault)
         wrong.append(f"{fault.kind} {' - '.join(fault.names)}: {fault.why}"
                      + (f" ({seen})" if seen else ""))  # fmt: skip
-    links = found.links.value()
-    measured: dict[str, Any] = {"rounds": len(found.rounds), "links": len(links)}
+    measured = {"rounds": len(found.rounds), "links": len(found.links.speeds)}
     return check("groups", measured, expected, wrong)
 
 

@@ -35,7 +35,7 @@ def test_hosts_without_a_fault_pass_in_two_rounds(count):
     assert set(outcomes(found).values()) == {"passed"}
     assert search.bad_places(found) == {}
     between = count * (count - 1) // 2
-    assert len(found.links.value()) == between + count
+    assert len(found.links.seen()) == between + count
 
 
 def test_a_gpu_that_computes_something_else_is_named_with_its_update_and_left_out():
@@ -200,7 +200,7 @@ def test_a_link_that_was_slow_once_is_shown_as_what_it_was_at_best():
     links = Links(device="cuda")
     for speed in (40.0, 1.0):
         links.add(group([entry(0, "link", peer=1, gb_s=speed)]))
-    assert links.value()[0]["gb_s"] == 40.0
+    assert links.seen()[0].gb_s == 40.0
 
 
 def test_a_peer_that_is_no_rank_of_the_group_is_passed_over():
