@@ -21,6 +21,7 @@ from stackyard.mesh.sync import Copied
 from stackyard.release.prune import Old
 from stackyard.report.shapes import (
     BenchReport,
+    CertifyReport,
     Comparison,
     EvidenceValue,
     ProveReport,
@@ -411,6 +412,7 @@ class JobValue(_Job, total=False):
         left: processes that the launcher left, by node.
         stopped: a controller asked for its end.
         update: the last update that a rank recorded; null where none does.
+        hang: which rank is missing where others wait; empty while it gets on.
     """
 
     step: Any
@@ -424,6 +426,7 @@ class JobValue(_Job, total=False):
     shown: Any
     stopped: bool
     update: int | None
+    hang: str
 
 
 class Ran(JobValue):
@@ -861,6 +864,7 @@ ANSWERS: Mapping[str, Any] = {
     "data": Encoded,
     "convert": Converted,
     "doctor": Examined | ExaminedHosts,
+    "certify": CertifyReport,
     "up": Up,
     "run": Ran | Examples | Written | RanOnCluster,
     "export": Exported,

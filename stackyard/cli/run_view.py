@@ -143,6 +143,8 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _job_state(job: Mapping[str, Any]) -> str:
+    if job["state"] == "running" and job.get("hang"):
+        return f"does not get on: {job['hang']}"
     if job["state"] != "ended":
         return str(job["step"] if job["state"] == "running" else job["state"])
     if job["code"] == 0 and not job["reason"]:

@@ -1,6 +1,6 @@
 """Declare the commands about runs on hosts and clusters.
 
-up, run, export, status, logs, sync, stop and down.
+certify, up, run, export, status, logs, sync, stop and down.
 """
 
 from typing import Annotated
@@ -10,6 +10,7 @@ from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
 from stackyard.cli.option import Hosts, Option, RunName
 from stackyard.cli.options.runs import (
+    CertifyRequest,
     ExportRequest,
     LogsRequest,
     RunningRequest,
@@ -18,6 +19,18 @@ from stackyard.cli.options.runs import (
     SyncRequest,
     UpRequest,
 )
+
+
+@command
+def certify(terminal: Terminal, asked: CertifyRequest) -> Answer:
+    """Train on hosts alone and in groups, and name the host, GPU or link that is bad.
+
+    Example:
+        invoke certify accelerate --hosts hosts.yml
+    """
+    from stackyard.cli.steps import certify as steps
+
+    return steps.certify(terminal, asked)
 
 
 @command

@@ -31,6 +31,20 @@ def image_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def certify_table(report: Mapping[str, Any]) -> Table:
+    """Return the table of certified hosts: GPUs by state, and why a host is bad."""
+    table = Table(title=f"hosts {report['outcome']}", title_justify="left")
+    for column in ("host", "state", "GPUs", "fingerprints", "why"):
+        table.add_column(column, overflow="fold")
+    for host in report["hosts"]:
+        states = [gpu["state"] for gpu in host["gpus"]]
+        counts = ", ".join(f"{states.count(one)} {one}" for one in dict.fromkeys(states))
+        bits = ", ".join(dict.fromkeys(gpu["fingerprint"] or "none" for gpu in host["gpus"]))
+        whys = [host["why"], *(f"{g['name']}: {g['why']}" for g in host["gpus"] if g["why"])]
+        table.add_row(host["host"], host["state"], counts, bits, "; ".join(filter(None, whys)))
+    return table
+
+
 def plan_table(found: Mapping[str, Any]) -> Table:
     """Return the table of one image's values and their origins, as from `show_value`."""
     table = Table(title=f"{found['stack']} on {found['base']}", title_justify="left")

@@ -8,7 +8,8 @@ node when it hears nothing for the lease's time. Nothing is ever killed by name.
 Commands: `beat` renews the lease. `list N [JOB]` and `kill N [JOB]` are answered with the processes
 found, of a job or of all. `term N JOB` sends SIGTERM to the job's ranks that catch it, and is
 answered with these. `watch FOLDER` passes on what ranks of a job write there, until `finish
-JOB`. `rest` gives up the lease without ending the node, because it is about to be removed.
+JOB`. `stacks N JOB` is answered with where its ranks are. `rest` gives up the lease without ending
+the node, because it is about to be removed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import re
 import selectors
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import line  # type: ignore[import-not-found]  # these lie beside this file
+import stacks  # type: ignore[import-not-found]
 import strays  # type: ignore[import-not-found]
 
 # Limit of one beat. A rank that writes faster is read later; its file is the buffer.
@@ -149,7 +152,7 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.parent.name
-        self._folder = folder
+        self.folder = folder
         self._words: dict[Path, Words] = {}
         self._records: dict[Path, Records] = {}
         self.ranks: dict[int, int] = {}
@@ -173,10 +176,10 @@ class Watched:
         """List the folder once for all kinds of files."""
         self._there = {}
         with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(self._folder)):
+            for name in sorted(os.listdir(self.folder)):
                 stem, dot, ending = name.partition(".")
                 if stem.startswith("rank") and stem[4:].isdigit():
-                    self._there.setdefault(dot + ending, []).append(self._folder / name)
+                    self._there.setdefault(dot + ending, []).append(self.folder / name)
 
     def _files(self, ending: str) -> list[Path]:
         return self._there.get(ending, [])
@@ -219,7 +222,7 @@ class Watched:
         found: list[Said] = []
         for rank in self.ranks.values():
             with contextlib.suppress(OSError, ValueError):
-                text = (self._folder / f"rank{rank}.fused").read_text()
+                text = (self.folder / f"rank{rank}.fused").read_text()
                 if text != self._fused.get(rank):
                     parts = json.loads(text)
                     self._fused[rank] = text
@@ -233,7 +236,7 @@ class Watched:
                 continue
             self._gone.add(pid)
             try:
-                end = (self._folder / f"rank{rank}.end").read_text()
+                end = (self.folder / f"rank{rank}.end").read_text()
             except OSError:
                 end = ""
             found.append({"event": "gone", "pid": pid, "rank": rank, "end": end})
@@ -307,6 +310,7 @@ class Agent:
         self._line = line.Line("node1", 0, 1)
         self._keeper, self._seconds = Keeper(seconds), seconds
         self._jobs: dict[str, Watched] = {}
+        self._examined: list[Said] = []
         self._resting = False
 
     def keep(self) -> None:
@@ -323,6 +327,8 @@ class Agent:
                 self._line.flush()
                 for job in self._jobs.values():
                     self._pass_on(job)
+                while self._examined:
+                    self._say(self._examined.pop(0))
                 if time.monotonic() >= due or self._line.closed:
                     due = time.monotonic() + line.BEAT_SECONDS
                     if not self._tick():
@@ -340,6 +346,9 @@ class Agent:
             if rest in self._jobs:
                 self._pass_on(self._jobs.pop(rest), last=True)
             self._say({"finished": rest})
+        elif command == "stacks":
+            # Ranks take a moment to answer, in which this node must still be heard.
+            threading.Thread(target=self._examine, args=(number, job), daemon=True).start()
         elif command == "rest":
             self._resting = True
         elif command in ("list", "kill"):
@@ -348,6 +357,14 @@ class Agent:
         elif command == "term":
             there = self._jobs.get(job)
             self._say({"answer": number, "found": there.ask_to_end() if there else []})
+
+    def _examine(self, number: str, job: str) -> None:
+        """Collect where the ranks of a job are; the loop then says it."""
+        found: list[Said] = []
+        with contextlib.suppress(OSError):
+            if watched := self._jobs.get(job):
+                found = stacks.collect(dict(watched.ranks), watched.folder)
+        self._examined.append({"answer": number, "found": found})
 
     def _tick(self) -> bool:
         self._line.write("beat")

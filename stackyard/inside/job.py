@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -25,6 +26,10 @@ DEATH_SECONDS = 3.0
 RESTART_SECONDS = 30.0
 # A launcher may take this long to notice that its ranks have ended (torchrun's exit barrier).
 LAUNCHER_SECONDS = 25.0
+# A hang is examined after so many times the longest of the last updates, and some seconds more.
+HANG_TIMES, HANG_SECONDS = 5.0, 30.0
+# Of a program that records nothing, lines are its updates: after so many its pace is known.
+MARKS = 10
 # Messages that ranks log after another rank is gone.
 _PEER = re.compile(
     r"by peer|broken pipe|connection (was )?(closed|reset|refused)|remote process|socket|timed? ?out"
@@ -46,6 +51,12 @@ class Job:
         grace_seconds: processes that its launcher leaves may take this long to end by themselves.
         spoke: when a rank last recorded something.
         updates: the last update that each rank recorded.
+        moved: when it last got on: by an update, or by a line where nothing is recorded.
+        pace: seconds from one of these to the next, of the last ones.
+        hang_seconds: silence beyond its own pace after which its ranks are asked where they are.
+        hang: who waits where, since it does not get on; empty while it does.
+        examined: when its ranks were asked; 0 while it gets on.
+        ending: why it ends when they have answered; empty where it goes on.
         done: ranks that have recorded their end.
         state: `running`, `ending` (its processes), `closing` (its output) or `ended`.
         ranks: by number: node, PID, and how the rank ended (None while it runs).
@@ -89,6 +100,10 @@ class Job:
         self.grace_seconds = float(str(value.get("grace_seconds") or 0))
         self.death_seconds = RESTART_SECONDS if value.get("restarts") else DEATH_SECONDS
         self.updates: dict[int, int] = {}
+        self.moved = self._marked = self.heard
+        self.pace: deque[float] = deque(maxlen=20)
+        self.hang_seconds = float(str(value.get("hang_seconds") or HANG_SECONDS))
+        self.hang, self.ending, self.examined = "", "", 0.0
         self.done: set[int] = set()
         self.path = JOBS / self.name
         self.log = self.path / "log.jsonl"
@@ -101,7 +116,7 @@ class Job:
     def turn(self, state: str) -> None:
         """Change the job's state."""
         self.state = state
-        self.changed = self.spoke = time.monotonic()
+        self.changed = self.spoke = self.moved = time.monotonic()
 
     def note(self, entry: Value) -> None:
         """Append a line to the log."""
@@ -115,6 +130,7 @@ class Job:
             "reason": self.reason, "started": self.started, "ended": self.ended,
             "lease": self.lease, "ranks": self.ranks, "left": self.left, "shown": self.shown,
             "stopped": self.stopped, "update": max(self.updates.values(), default=None),
+            "hang": self.hang,
         }  # fmt: skip
 
     def ask_to_end(self, reason: str, seconds: float) -> None:
@@ -142,13 +158,42 @@ class Job:
             event = json.loads(line)
             kind = event["event"]
             if kind in ("step", "window"):
-                self.updates[rank] = int(event["step"])
+                step, front = int(event["step"]), max(self.updates.values(), default=0)
+                self.updates[rank] = step
+                if step > front:
+                    self._mark(first=not front)
         except (ValueError, KeyError, TypeError):
             return
         self.spoke = time.monotonic()
+        self._move()
         self.updates.setdefault(rank, 0)
         if kind == "end":
             self.done.add(rank)
+
+    def worded(self) -> None:
+        """Take lines of ranks that came together for an update, where nothing is recorded."""
+        if not self.updates:
+            self._mark()
+            self._move()
+
+    def _mark(self, *, first: bool = False) -> None:
+        now = time.monotonic()
+        if not first:
+            self.pace.append(now - self._marked)
+        self._marked = now
+
+    def _move(self) -> None:
+        self.moved = time.monotonic()
+        self.hang, self.examined = "", 0.0
+
+    def hangs(self, now: float) -> bool:
+        """Return whether it does not get on for far longer than its own pace, and was not asked."""
+        over = self.placed and len(self.done) >= len(self.placed)
+        if self.examined or not self.ranks or over:
+            return False
+        if len(self.pace) < (1 if self.updates else MARKS):
+            return False
+        return now - self.moved > HANG_TIMES * max(self.pace) + self.hang_seconds
 
     def silence(self, now: float) -> str:
         """Name the ranks or the launcher that are silent for too long; empty if none is."""

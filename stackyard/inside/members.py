@@ -65,7 +65,7 @@ class Members:
         """Ask all nodes; pass their answers on when every node that is not lost has answered.
 
         Args:
-            command: `list`, `kill` or `term`.
+            command: `list`, `kill`, `term` or `stacks`.
             job: only the processes of this job; empty: all.
         """
         self._number += 1

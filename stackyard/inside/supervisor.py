@@ -29,7 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-import line  # type: ignore[import-not-found]  # these lie beside this file
+import hang  # type: ignore[import-not-found]  # these lie beside this file
+import line  # type: ignore[import-not-found]
 from client import Client, listen, talk  # type: ignore[import-not-found]
 from job import Job, write_files  # type: ignore[import-not-found]
 from members import Members  # type: ignore[import-not-found]
@@ -40,6 +41,8 @@ HERE = Path(__file__).resolve().parent
 TICK_SECONDS = 0.1
 KILL_SECONDS = 15.0
 CLOSE_SECONDS = 3.0
+# Nodes answer where their ranks are within this; a job that is to end does not wait for longer.
+EXAMINE_SECONDS = 15.0
 Value = dict[str, object]
 
 
@@ -106,7 +109,10 @@ class Supervisor:
         if job is None:
             return
         if "said" in value:
-            for entry in list(value["said"]):  # type: ignore[call-overload]
+            entries = list(value["said"])  # type: ignore[call-overload]
+            if any("text" in entry for entry in entries):
+                job.worded()
+            for entry in entries:
                 if "record" in entry:
                     job.recorded(int(str(entry["rank"])), str(entry["record"]))
                 # Records of long runs on many ranks would fill the disk of node 1.
@@ -313,8 +319,42 @@ class Supervisor:
         elif late := job.late(now):
             job.add_reason(job.death(late))
             self._stop(job, job.reason)
+        elif job.ending and now - job.examined > EXAMINE_SECONDS:
+            self._stop(job, job.ending)
+        elif job.ending:
+            return
         elif silent := job.silence(now):
-            self._stop(job, silent)
+            self._end_silent(job, silent)
+        elif job.hangs(now):
+            self._examine(job)
+
+    def _end_silent(self, job: Job, why: str) -> None:
+        """Stop a silent job, once its live ranks have answered where they are."""
+        if job.hang or not job.ranks:
+            self._stop(job, "; ".join(part for part in (why, job.hang) if part))
+            return
+        job.ending = why
+        if not job.examined:
+            self._examine(job)
+
+    def _examine(self, job: Job) -> None:
+        """Ask all ranks of a job where they are, and name who waits and who is missing."""
+        job.examined = time.monotonic()
+
+        def answered(answers: dict[str, list[Value]]) -> None:
+            if job.state != "running" or not job.examined:
+                return  # it has ended, or got on meanwhile
+            found = {int(str(one["rank"])): one for several in answers.values() for one in several}
+            nodes = {rank: str(known["node"]) for rank, known in job.ranks.items()
+                     if known["end"] is None}  # fmt: skip
+            job.hang, lines = hang.explain(found, nodes)
+            for text in (f"no update for {time.monotonic() - job.moved:.0f} s: {job.hang}", *lines):
+                self._note(job, self._me, {"rank": None, "text": f"hang: {text}"})
+            self._tell(event="hang", job=job.name, what=job.hang, ranks=lines)
+            if job.ending:
+                self._stop(job, f"{job.ending}; {job.hang}")
+
+        self._members.ask("stacks", job.name, answered)
 
     def _look_at(self, job: Job) -> None:
         """Go on where the command of a step has ended."""

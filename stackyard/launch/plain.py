@@ -14,13 +14,13 @@ PROGRAM = "/srv/stackyard/plain_ranks.py"
 
 
 def materialize(request: LaunchRequest) -> Launch:
-    """Return the command for node 1; a lone node needs no ssh."""
+    """Return the command for node 1; that node alone needs no ssh."""
     if request.options.get("meet", "tcp") == "tcp":
         meeting = f"tcp://{request.nodes[0]}:{request.port}"
     else:
         meeting = f"file://{request.options['meeting']}"
     nodes = str(len(request.nodes))
     rest = [nodes, str(request.per_node), meeting, *request.program]
-    if len(request.nodes) == 1:
+    if len(request.nodes) == 1 and not request.away:
         return Launch(argv=("python3", PROGRAM, "0", *rest), env=dict(request.env))
     return everywhere(request, ["python3", *rest], [PROGRAM, NUMBER])

@@ -29,6 +29,8 @@ class LaunchRequest:
         settings: a file on every node with the user's variables there (`launch.settings`); empty
             where there are none, or where `env` holds them.
         config: the user's own accelerate configuration.
+        away: node 1 of the mesh takes no part, so a lone node is started from there by ssh, too
+            (launcher `plain` only).
     """
 
     nodes: tuple[str, ...]
@@ -45,6 +47,7 @@ class LaunchRequest:
     include: str = ""
     settings: str = ""
     config: AccelerateConfig | None = None
+    away: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,15 @@ def examine(
     links: Mapping[str, Link], facts: Mapping[str, HostFacts]
 ) -> dict[str, tuple[Finding, ...]]:
     """Read the health of all hosts at the same time; return the findings of each."""
+    return judge(read_all(links), facts)
+
+
+def read_all(links: Mapping[str, Link]) -> dict[str, HostHealth]:
+    """Read the health of all hosts at the same time; one that does not answer is unread."""
     found, failed = on_each(links, read)
     for name, error in failed.items():
         found[name] = HostHealth(unread=error.what.removeprefix(f"{name}: "))
-    return judge(found, facts)
+    return found
 
 
 def read(link: Link) -> HostHealth:
@@ -101,3 +106,17 @@ def remarks(found: Mapping[str, Sequence[Finding]]) -> list[str]:
         + (f"; {one.hint}" if one.hint else "")
         for one, names in sorted(hosts.items(), key=lambda item: order.index(item[0].state))
     ]
+
+
+def appeared(before: Mapping[str, HostHealth], after: Mapping[str, HostHealth]) -> list[str]:
+    """Return one line for each finding of hosts that a run did not find at its start.
+
+    Notes are left out: power limits under load and corrected errors are no reason to stop.
+    """
+    new = {
+        name: health.merged(
+            finding for finding in health.appeared(before[name], one) if finding.state != NOTE
+        )
+        for name, one in after.items() if name in before
+    }  # fmt: skip
+    return remarks(new)

@@ -1,4 +1,4 @@
-"""Declare the JSON of reports: smokes, benches, proofs, comparisons and what is kept of them.
+"""Declare the JSON of reports: smokes, benches, proofs, certifications and comparisons.
 
 Owns which keys a report has and of which kind (docs/schemas, docs/reference/report.md). The
 functions that make reports return these types, so mypy holds both together. Types only. Keys that
@@ -564,3 +564,128 @@ class EvidenceValue(TypedDict):
     started: str
     image_id: str
     signer: str
+
+
+class CertifiedGpu(TypedDict):
+    """Hold one GPU (or CPU rank) of a certification.
+
+    Attributes:
+        state: `good`, `suspicious` or `bad`.
+        fingerprint: of its training alone, shortened; empty where that did not end.
+        speeds: of its training alone, by kind.
+    """
+
+    name: str
+    index: int
+    model: str
+    state: str
+    why: str
+    fingerprint: str
+    speeds: dict[str, float]
+
+
+class CertifiedHost(TypedDict):
+    """Hold one host of a certification.
+
+    Attributes:
+        state: `good` or `bad`.
+        health: findings, read after the trainings.
+    """
+
+    host: str
+    state: str
+    why: str
+    gpus: list[CertifiedGpu]
+    health: list[dict[str, Any]]
+
+
+class FingerprintValue(TypedDict):
+    """Hold the fingerprint of one model of GPU: digests of each update."""
+
+    bits: list[str]
+    compared_with: str
+
+
+class ComparedValue(TypedDict):
+    """Hold one measured speed and what it was compared with."""
+
+    place: str
+    kind: str
+    ranks: int
+    bytes: int
+    value: Number | None
+    against: float | None
+    at_least: float | None
+    outcome: str
+    by: str
+
+
+class LinkValue(TypedDict):
+    """Hold the measured speed between two GPUs, in each direction."""
+
+    ends: list[str]
+    kind: str
+    gb_s: float
+    slow: bool
+
+
+class TestedValue(TypedDict):
+    """Hold one group of a round; hosts, or GPUs as `HOST:INDEX`."""
+
+    names: list[str]
+    bad: bool
+    why: list[str]
+    seconds: float
+    last_lines: str
+
+
+class FaultValue(TypedDict):
+    """Hold what the groups named.
+
+    Attributes:
+        kind: `host`, `gpu`, `link` or `unexplained`.
+        evidence: why the smallest bad group with all names was bad.
+    """
+
+    kind: str
+    names: list[str]
+    why: str
+    evidence: str
+
+
+class CertifiedImage(TypedDict):
+    """Hold the image that all hosts had."""
+
+    id: str
+    tag: str
+
+
+class CertifyReport(TypedDict):
+    """Hold the record of one certification of hosts.
+
+    Attributes:
+        unused: why hosts and GPUs that were asked for took no part, by name.
+        fingerprints: by model of GPU.
+        rounds: groups that were trained at the same time; first every host alone.
+        to_do: what to type about what is bad.
+    """
+
+    schema: Literal["stackyard.certify/1"]
+    kind: Literal["certify"]
+    stack: str
+    base: str
+    outcome: OutcomeWord
+    started: str
+    seconds: float
+    run: str
+    image: CertifiedImage
+    device: str
+    hosts: list[CertifiedHost]
+    unused: dict[str, str]
+    checks: list[CheckValue]
+    fingerprints: dict[str, FingerprintValue]
+    compared: list[ComparedValue]
+    links: list[LinkValue]
+    rounds: list[list[TestedValue]]
+    faults: list[FaultValue]
+    to_do: list[str]

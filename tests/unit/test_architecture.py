@@ -49,10 +49,12 @@ PURE = [
     "schedulers.slurm_state", "data.dataset", "data.sharded",
     "validate.bench.definition", "validate.bench.flops",
     "validate.bench.judge", "validate.bench.plan", "validate.bench.result",
-    "validate.certify.compare", "validate.certify.plan", "validate.checks",
+    "validate.certify.compare", "validate.certify.group", "validate.certify.judge",
+    "validate.certify.plan", "validate.certify.record", "validate.certify.search",
+    "validate.checks",
     "validate.diagnose", "validate.judge", "validate.judge_gpu", "validate.judge_mesh",
     "validate.outcome", "validate.judge_training", "validate.prove.judge",
-    "validate.prove.plan", "validate.record", "report.bench",
+    "validate.prove.plan", "validate.record", "report.bench", "report.certify",
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
     "release.recipe_record", "release.relay", "release.statement", "cli.option",
@@ -66,7 +68,7 @@ ALONE = {"subprocess": "system.process", "docker": "system.engine", "jinja2": "s
 ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "line", "job", "client", "step", "members", "apply_fixes"}
+BESIDE = {"strays", "line", "job", "client", "step", "members", "stacks", "hang", "apply_fixes"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip

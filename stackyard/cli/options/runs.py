@@ -60,6 +60,37 @@ class UpRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CertifyRequest:
+    """Ask which host, GPU or link is bad."""
+
+    stack: Annotated[str, Option("the stack whose image is used", positional=True)]
+    hosts: Hosts = ""
+    name: Annotated[str, Option("the run's name, and its report's")] = "certify"
+    base: Base = ""
+    gpus: Annotated[
+        int | None, Option("0: CPU ranks; else the GPUs that the hosts' entries name", least=0)
+    ] = None
+    image: Image = ""
+    against: Annotated[
+        str, Option("an earlier report that passed with this image: its fingerprints must be met")
+    ] = ""
+    updates: Annotated[int, Option("of each training", least=4)] = 20
+    hang: Annotated[
+        float, Option("seconds without an update, beyond some updates' own time, that are a hang",
+                      least=5)
+    ] = 30.0  # fmt: skip
+    lease: Lease = LEASE
+
+    @property
+    def mesh(self) -> UpRequest:
+        """Return the mesh to start."""
+        return UpRequest(
+            stack=self.stack, hosts=self.hosts, name=self.name, base=self.base, gpus=self.gpus,
+            lease=self.lease, image=self.image,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobRequest:
     """Ask for a training: what runs, on which base, by which launcher."""
 

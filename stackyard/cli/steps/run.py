@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
 from stackyard.gpu import fused, transport
-from stackyard.mesh import again, runs, standing
+from stackyard.mesh import again, host_health, runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.mounts import require_there, together, with_mounts
 from stackyard.mesh.node_plan import MeshRequest, StandingPlan, require_name
@@ -100,8 +100,11 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     with reached(fleet) as hosts:
         mesh = standing.find(hosts.links)[0].get(asked.run)
         _require_mesh(mesh, asked, wanted, hosts)
+        looked_at = hosts.links if asked.device == "cuda" and not wanted.detach else {}
+        before = host_health.read_all(looked_at)
         ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
-    value, code = _conclude(ended, wanted, terminal)
+        health = host_health.appeared(before, host_health.read_all(looked_at))
+    value, code = _conclude(ended, wanted, terminal, health)
     if not wanted.detach:
         record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
         replace_texts(ROOT, {f"reports/runs/{asked.run}/{value['name']}.json": record})
@@ -282,9 +285,11 @@ def fused_warnings(job: Event) -> list[str]:
         return []  # a rank's wrong file does not fail a finished training
 
 
-def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any, int]:
+def _conclude(
+    ended: Ended, wanted: RunRequest, terminal: Terminal, health: Sequence[str] = ()
+) -> tuple[Any, int]:
     job = ended.job
-    warnings = [*fused_warnings(job), *ended.warnings]
+    warnings = [*fused_warnings(job), *ended.warnings, *health]
     value = {
         "outcome": "passed" if ended.passed else "failed",
         "lost": ended.lost,
@@ -302,6 +307,8 @@ def _conclude(ended: Ended, wanted: RunRequest, terminal: Terminal) -> tuple[Any
     elif not ended.passed:
         reason = job["reason"] or f"the launcher ended with exit code {job['code']}"
         terminal.text(f"{job['name']} failed: {reason}")
+        if job.get("hang") and job["hang"] not in reason:
+            terminal.text(f"{job['name']} did not get on: {job['hang']}")
         found = diagnose.recognised(ROOT, terminal.tail, "run")["diagnoses"]
         diagnose.show(found, terminal.text)
     else:

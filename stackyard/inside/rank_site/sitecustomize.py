@@ -33,6 +33,21 @@ def _take_over(folder: str, rank: int) -> None:
     _write(f"{base}.json", json.dumps({"rank": rank, "pid": os.getpid(),
                                        "world_size": os.environ.get("WORLD_SIZE", "")}))  # fmt: skip
     _tell_the_end(f"{base}.end")
+    _answer_with_stacks(f"{base}.stack")
+    # torch's flight recorder writes its file when something is written to its pipe.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", os.path.join(folder, "flight-pipe-"))
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.join(folder, "flight-"))
+
+
+def _answer_with_stacks(path: str) -> None:
+    """Have a signal write the stacks of all threads, also where C code waits or holds the GIL."""
+    with contextlib.suppress(ImportError, ValueError, RuntimeError):
+        import faulthandler
+        import signal
+
+        file = open(path, "wb")  # faulthandler keeps it
+        faulthandler.register(signal.SIGRTMIN + 5, file=file, all_threads=True)
 
 
 def _write(path: str, text: str) -> None:

@@ -44,8 +44,8 @@ class Compared:
     """Hold a reading's outcome.
 
     Attributes:
-        outcome: `passed`, `failed` (below the baseline's bound), `suspicious` (below its
-            neighbours) or `not run`.
+        outcome: `passed`, `failed` (below the baseline's bound, or far below its neighbours),
+            `suspicious` (below its neighbours) or `not run`.
         against: the value that it is compared with; None where there is none.
         at_least: the value from which on it passes.
         by: what it is compared with, in words.
@@ -58,16 +58,32 @@ class Compared:
     by: str = ""
 
 
-def compare(readings: Sequence[Reading], baselines: Iterable[Baseline]) -> tuple[Compared, ...]:
+def compare(
+    readings: Sequence[Reading],
+    baselines: Iterable[Baseline],
+    *,
+    suspicious: float = NEIGHBOUR_RATIO,
+    bad: float = 0.0,
+) -> tuple[Compared, ...]:
     """Compare each reading with its GPU's baseline; where there is none, with its neighbours.
 
     Neighbours are the readings of the same kind on GPUs of the same model, elsewhere.
+
+    Args:
+        suspicious: the part of its neighbours' median below which a reading is suspicious.
+        bad: the part below which it has failed.
     """
     known = {gpu: one for one in baselines for gpu in one.gpus}
-    return tuple(_compare(one, readings, known.get(one.gpu)) for one in readings)
+    bounds = (suspicious, bad)
+    return tuple(_compare(one, readings, known.get(one.gpu), bounds) for one in readings)
 
 
-def _compare(one: Reading, readings: Sequence[Reading], baseline: Baseline | None) -> Compared:
+def _compare(
+    one: Reading,
+    readings: Sequence[Reading],
+    baseline: Baseline | None,
+    bounds: tuple[float, float],
+) -> Compared:
     if one.value is None or not math.isfinite(one.value):
         return Compared(reading=one, outcome=NOT_RUN, by=one.why or "it was not measured")
     measure = find_measure(baseline, one)
@@ -86,11 +102,11 @@ def _compare(one: Reading, readings: Sequence[Reading], baseline: Baseline | Non
         why = f"there is no baseline of {one.kind} for {one.gpu}, and no neighbour of its model"
         return Compared(reading=one, outcome=NOT_RUN, by=why)
     middle = statistics.median(others)
-    least = NEIGHBOUR_RATIO * middle
+    least, bad = (ratio * middle for ratio in bounds)
     count = f"{len(others)} neighbour{'s' if len(others) > 1 else ''}"
     return Compared(
         reading=one,
-        outcome=PASSED if one.value >= least else SUSPICIOUS,
+        outcome=PASSED if one.value >= least else SUSPICIOUS if one.value >= bad else FAILED,
         against=middle,
         at_least=least,
         by=f"the median of {count} with the same GPU",

@@ -115,6 +115,32 @@ def test_a_rank_that_is_started_again_writes_on_and_has_no_end_yet(job):
     assert job.end == "ok"
 
 
+def test_a_rank_writes_its_stacks_on_a_signal_and_goes_on(job):
+    program = """
+import os, signal
+def here():
+    os.kill(os.getpid(), signal.SIGRTMIN + 5)
+here()
+print("on")
+"""
+    assert job(program).end == "ok"
+    assert job.log == "on\n"
+    assert "in here" in job.read("rank3.stack")
+
+
+def test_what_a_rank_starts_does_not_answer_for_it(job):
+    inner = "import signal; print(signal.getsignal(signal.SIGRTMIN + 5) == signal.SIG_DFL)"
+    job(f"import subprocess, sys; subprocess.call([sys.executable, '-c', '{inner}'])")
+    assert job.log == "True\n"
+    assert job.read("rank3.stack") == ""
+
+
+def test_the_flight_recorder_writes_below_the_folder_unless_the_user_says_otherwise(job):
+    show = "import os; print(os.environ['TORCH_FR_DUMP_TEMP_FILE'])"
+    assert job(show).log == f"{job.folder}/flight-\n"
+    assert job(show, TORCH_FR_DUMP_TEMP_FILE="/x").log.endswith("\n/x\n")
+
+
 @pytest.mark.parametrize("rank", ["", "x", "-1", "²"])
 def test_what_is_no_rank_writes_where_it_always_does(job, rank):
     job("print('launcher')", rank=rank)

@@ -524,6 +524,129 @@ def test_ranks_that_record_nothing_for_too_long_are_named_with_their_update(mesh
     )
 
 
+def answered(mesh, *found, nodes=NODES):
+    """Nodes answer where their ranks are."""
+    for node in nodes:
+        number = mesh.lines[node].sent[-1].split()[1]
+        own = [one for one in found if NODES[one["rank"]] == node]
+        mesh.say({"answer": number, "found": own}, nodes=[node])
+
+
+TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+WAITS = {"rank": 0, "stack": [[TORCH, 9, "all_reduce"], ["/code/train.py", 7, "main"]]}
+LOADS = {"rank": 1, "stack": [["/code/data.py", 3, "load"]]}
+MISSING = "rank 1 (b) (at load (data.py:3)) never came to all_reduce, where rank 0 (a) waits"
+
+
+@pytest.fixture
+def training(mesh):
+    """A job of two ranks that has made three updates, 2 s each."""
+    mesh.start(**{**PLACED, "silent_seconds": 60})
+    for number in (0, 1):
+        rank(mesh, number, 50, NODES[number])
+        recorded(mesh, number, event="start")
+    for step in (1, 2, 3):
+        mesh.tick(2)
+        for number in (0, 1):
+            recorded(mesh, number, event="step", step=step, loss=1.0)
+    mesh.told()
+    return mesh
+
+
+def test_ranks_that_do_not_get_on_are_asked_once_and_the_missing_one_is_named(training):
+    training.tick(39.5)  # 5 times the longest update, and 30 s
+    assert training.asked() == {"a": "watch", "b": "watch"}
+    training.tick(1)
+    assert training.asked() == {"a": "stacks", "b": "stacks"}
+    answered(training, WAITS, LOADS)
+    (event,) = [e for e in training.told() if e["event"] == "hang"]
+    assert (event["job"], event["what"]) == ("demo", MISSING)
+    assert (training.job.state, training.job.value()["hang"]) == ("running", MISSING)
+    lines = [json.loads(line)["text"] for line in training.job.log.read_text().splitlines()
+             if "text" in line]  # fmt: skip
+    assert [line for line in lines if line.startswith("hang: no update for")]
+    assert "hang: rank 1 (b) waits in no collective, at load (data.py:3)" in lines
+    asked = len(training.lines["a"].sent)
+    training.tick(5)
+    assert len(training.lines["a"].sent) == asked
+
+
+def test_the_runs_own_rule_then_decides_and_carries_the_name(training):
+    training.tick(41)
+    answered(training, WAITS, LOADS)
+    training.tick(18.9)
+    assert training.job.state == "running"
+    training.tick(0.2)
+    assert state(training)[2].startswith("no rank said anything for 60 s: ")
+    assert state(training)[2].endswith(MISSING)
+
+
+def test_a_training_that_gets_on_again_does_not_hang(training):
+    training.tick(41)
+    answered(training, WAITS, LOADS)
+    recorded(training, 0, event="step", step=4, loss=1.0)
+    assert training.job.value()["hang"] == ""
+    training.tick(41)  # its longest update is now 41 s
+    assert training.asked() == {"a": "stacks", "b": "stacks"}
+    training.end(0)
+    training.close()
+    assert state(training) == ("ended", 0, "")
+
+
+def test_an_answer_that_comes_after_the_next_update_is_dropped(training):
+    training.tick(41)
+    recorded(training, 1, event="step", step=4, loss=1.0)
+    answered(training, WAITS, LOADS)
+    assert training.job.hang == ""
+    assert "hang" not in events(training.told())
+
+
+def test_silent_ranks_are_asked_before_their_job_is_stopped(mesh):
+    mesh.start(**PLACED)
+    for number in (0, 1):
+        rank(mesh, number, 50, NODES[number])
+        recorded(mesh, number, event="start")
+    mesh.tick(8.1)
+    assert (mesh.job.state, mesh.asked()) == ("running", {"a": "stacks", "b": "stacks"})
+    answered(mesh, WAITS, LOADS)
+    assert mesh.job.state == "ending"
+    assert mesh.job.reason.startswith("no rank said anything for 8 s: ")
+    assert mesh.job.reason.endswith(MISSING)
+
+
+def test_silent_ranks_that_do_not_answer_are_not_waited_for(mesh):
+    mesh.start(**PLACED)
+    for number in (0, 1):
+        rank(mesh, number, 50, NODES[number])
+        recorded(mesh, number, event="start")
+    mesh.tick(8.1)
+    mesh.tick(15)
+    assert mesh.job.state == "running"
+    mesh.tick(0.2)
+    assert mesh.job.state == "ending"
+
+
+def test_lines_are_updates_where_nothing_is_recorded(mesh):
+    mesh.start()
+    rank(mesh, 0, 50, "a")
+    for _ in range(11):
+        mesh.tick(2)
+        mesh.say({"said": [{"rank": 0, "text": "loss 1.0"}]}, nodes=["a"])
+    mesh.tick(39.9)
+    assert mesh.asked()["a"] == "watch"
+    mesh.tick(0.2)
+    assert mesh.asked()["a"] == "stacks"
+
+
+def test_a_program_of_a_few_lines_may_be_silent(mesh):
+    mesh.start()
+    rank(mesh, 0, 50, "a")
+    for _ in range(5):
+        mesh.say({"said": [{"rank": 0, "text": "hello"}]}, nodes=["a"])
+    mesh.tick(10_000)
+    assert mesh.asked()["a"] == "watch"
+
+
 def test_a_launcher_that_does_not_notice_that_its_ranks_ended_is_stopped(mesh):
     mesh.start(**PLACED)
     for number in (0, 1):

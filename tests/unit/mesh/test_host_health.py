@@ -101,3 +101,23 @@ def test_a_table_counts_and_remarks_name_all_hosts_with_the_same_finding():
 
 def test_the_program_is_sent_whole():
     assert health.PROGRAM.startswith(b'"""Read the health of a machine')
+
+
+def test_what_appears_in_a_run_is_said_once_for_all_hosts_and_what_was_there_is_not():
+    def lost(*indexes):
+        gpus = [health.GpuHealth(index=n, uuid="", name="H", bus="", values={}, unread={},
+                                 lost="it does not answer", links=()) for n in indexes]  # fmt: skip
+        return HostHealth(driver="1", gpus=tuple(gpus), whole_log=True)
+
+    before = {"a": lost(), "b": lost(0), "c": HERE}
+    after = {"a": lost(1), "b": lost(0), "c": HERE, "d": lost(1)}
+    (line,) = [one for one in host_health.appeared(before, after) if " gpu wrong" in one]
+    assert line.startswith("a: gpu wrong: GPU 1: it does not answer; reboot")
+    assert host_health.appeared(before, before) == []
+
+
+def test_notes_of_a_run_are_no_warnings(monkeypatch):
+    found = [Finding(name="clocks", state=NOTE, what="held", gpu=0),
+             Finding(name="pcie", state=WRONG, what="8 of 16 lanes", gpu=0)]  # fmt: skip
+    monkeypatch.setattr(health, "appeared", lambda before, after: found)
+    assert host_health.appeared({"a": HERE}, {"a": HERE}) == ["a: pcie wrong: GPU 0: 8 of 16 lanes"]

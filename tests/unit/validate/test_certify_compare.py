@@ -48,6 +48,12 @@ def test_without_a_baseline_five_percent_below_the_neighbours_is_suspicious(valu
     assert {one.outcome for one in found[1:]} == {PASSED}
 
 
+@pytest.mark.parametrize(("value", "outcome"), [(95, PASSED), (80, SUSPICIOUS), (79.9, FAILED)])
+def test_far_below_the_neighbours_is_a_failure_where_that_is_asked_for(value, outcome):
+    readings = [reading(value, "a"), *(reading(100, place) for place in "bcd")]
+    assert compare(readings, [], bad=0.8)[0].outcome == outcome
+
+
 def test_the_slower_of_two_neighbours_is_suspicious():
     assert outcomes([reading(100, "a"), reading(94, "b")]) == [PASSED, SUSPICIOUS]
 

@@ -1,0 +1,261 @@
+"""`invoke certify` on emulated hosts: good ones pass, planted faults are named in few rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stackyard.definitions.project import ROOT
+from tests.fleet import emulated
+from tests.fleet.emulated import Yard, docker
+
+# Planted in one host's ranks by a variable of hosts.yml: the program itself has no fault to plant.
+PLANT = """
+import sys, threading, time
+
+def never():
+    time.sleep(10**6)
+
+def plant(what):
+    count = [0]
+    torch = sys.modules["torch"]
+    if what == "corrupt":
+        real = torch.nn.functional.cross_entropy
+        def wrong(*given, **more):
+            count[0] += 1
+            return real(*given, **more) * (1 + 2**-10 * (count[0] >= 4))
+        torch.nn.functional.cross_entropy = wrong
+    else:
+        real = torch.distributed.all_reduce
+        def skipped(*given, **more):
+            count[0] += 1
+            return real(*given, **more) if count[0] < 4 else never()
+        torch.distributed.all_reduce = skipped
+
+def wait():
+    # The program has imported what it needs when its own classes are there.
+    while not hasattr(sys.modules["__main__"], "Training"):
+        time.sleep(0.001)
+    plant(WHAT)
+
+threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+@contextmanager
+def hosts_of(count, images, folder):
+    """Start so many hosts for the tests of a module."""
+    folder.mkdir(exist_ok=True)
+    names = [f"n{number:02}" for number in range(count)]
+    with emulated.hosts(names, images, folder) as found:
+        yield Yard(folder=folder, hosts={host.name: host for host in found})
+
+
+@pytest.fixture(scope="module")
+def four(images, programs, tmp_path_factory):
+    with hosts_of(4, images, tmp_path_factory.mktemp("four")) as yard:
+        yield yard
+
+
+@pytest.fixture(scope="module")
+def eight(images, programs, tmp_path_factory):
+    with hosts_of(8, images, tmp_path_factory.mktemp("eight")) as yard:
+        yield yard
+
+
+@pytest.fixture(scope="module")
+def many(images, programs, tmp_path_factory):
+    with hosts_of(32, images, tmp_path_factory.mktemp("many")) as yard:
+        yield yard
+
+
+def planted(yard, faults):
+    """The same hosts with an inventory that plants a fault in some of them."""
+    folder = yard.folder / "-".join(f"{name}-{what}" for name, what in faults.items())
+    folder.mkdir(exist_ok=True)
+    text = Path(yard.inventory).read_text()
+    for name, what in faults.items():
+        place = yard.folder / "shared" / what
+        place.mkdir(exist_ok=True)
+        (place / "sitecustomize.py").write_text(PLANT.replace("WHAT", repr(what)))
+        own = f", env: {{PYTHONPATH: /shared/{what}}}}}"
+        text = re.sub(rf"(  {name}: {{address: [0-9.]+)}}", lambda m, own=own: m[1] + own, text)
+    (folder / "hosts.yml").write_text(text)
+    return Yard(folder=folder, hosts=yard.hosts)
+
+
+def certify(yard, *more, code=0, seconds=1500):
+    """The report of a certification, and the seconds that it took."""
+    started = time.monotonic()
+    words = ("certify", "accelerate", "--gpus", "0", "--hang", "8", "--json", *more)
+    done = yard.invoke(*words, check=False, seconds=seconds)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    assert yard.left() == {}
+    return json.loads(done.stdout), time.monotonic() - started
+
+
+def bad(value):
+    """What is bad, by name, with the reason."""
+    found = {host["host"]: host["why"] for host in value["hosts"] if host["why"]}
+    found |= {g["name"]: g["why"] for h in value["hosts"] for g in h["gpus"] if g["state"] == "bad"}
+    return found | {" - ".join(one["names"]): one["evidence"]
+                    for one in value["faults"] if one["kind"] == "link"}  # fmt: skip
+
+
+def in_few_rounds(value):
+    """Whether the groups needed few rounds; the first one is every host alone."""
+    return len(value["rounds"]) - 1 <= 2 * math.ceil(math.log2(len(value["hosts"]))) + 4
+
+
+def shown(value, seconds):
+    """One line of the table in docs/certify.md."""
+    print(f"{len(value['hosts'])} hosts: bad {bad(value)}: {len(value['rounds'])} rounds,"
+          f" {seconds:.0f} s")  # fmt: skip
+
+
+def test_good_hosts_pass_and_a_later_certification_meets_their_fingerprint(four):
+    value, seconds = certify(four)
+    shown(value, seconds)
+    assert (value["outcome"], bad(value), len(value["rounds"])) == ("passed", {}, 2)
+    assert len(value["links"]) == 6 and not any(link["slow"] for link in value["links"])
+    (one,) = value["fingerprints"].values()
+    assert one["compared_with"] == "4 of 4 of its model" and len(one["bits"]) == 20
+    page = (ROOT / "reports/certify/certify.html").read_text()
+    assert all(f">{name}<" in page for name in four.hosts)
+    earlier = four.folder / "earlier.json"
+    earlier.write_text(json.dumps(value))
+    again, _ = certify(four.only("n00", "n01"), "--against", str(earlier))
+    (two,) = again["fingerprints"].values()
+    assert two == {"bits": one["bits"], "compared_with": "the fingerprint of the earlier report"}
+
+
+def test_a_host_that_corrupts_and_one_that_hangs_are_named(four):
+    value, seconds = certify(planted(four, {"n01": "corrupt", "n03": "hang"}), code=1)
+    shown(value, seconds)
+    assert set(bad(value)) == {"n01:0", "n03"}
+    assert bad(value)["n01:0"] == "it computes something else from update 4 on"
+    assert re.search(r"rank \d \(n03\) \(at never \(sitecustomize.py:\d+\)\) never came to"
+                     r" all_reduce", bad(value)["n03"])  # fmt: skip
+    assert in_few_rounds(value)
+
+
+@pytest.mark.repeat
+def test_of_many_hosts_one_that_corrupts_and_one_that_hangs_are_named(many):
+    value, seconds = certify(planted(many, {"n05": "corrupt", "n26": "hang"}), code=1)
+    shown(value, seconds)
+    assert set(bad(value)) == {"n05:0", "n26"}
+    assert in_few_rounds(value)
+
+
+@pytest.mark.repeat
+@pytest.mark.bounded
+def test_a_slow_link_is_named(eight):
+    with slow_link(eight, "n02", "n05"):
+        value, seconds = certify(eight, code=1)
+    shown(value, seconds)
+    assert set(bad(value)) == {"n02 - n05"}
+    assert "exchange" in bad(value)["n02 - n05"]
+    assert in_few_rounds(value)
+
+
+@contextmanager
+def slow_link(yard, one, other):
+    """Shape what goes from one host to another, and nothing else."""
+    host, to = yard.hosts[one], yard.hosts[other].address
+    shape = (
+        "tc qdisc add dev eth0 root handle 1: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0"
+        " && tc qdisc add dev eth0 parent 1:3 handle 30: tbf rate 8mbit burst 32k latency 400ms"
+        f" && tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {to}/32 flowid 1:3"
+    )
+    host.run("sh", "-c", shape)
+    try:
+        yield
+    finally:
+        host.run("tc", "qdisc", "del", "dev", "eth0", "root")
+
+
+@pytest.mark.repeat
+@pytest.mark.bounded
+def test_a_slow_host_is_named(eight):
+    container = eight.hosts["n06"].container
+    docker("update", "--cpu-period", "100000", "--cpu-quota", "4000", container)
+    try:
+        value, seconds = certify(eight, code=1)
+    finally:
+        docker("update", "--cpu-quota", "-1", container)
+    shown(value, seconds)
+    assert set(bad(value)) == {"n06:0"}
+    assert "updates_s" in bad(value)["n06:0"]
+
+
+@pytest.mark.repeat
+@pytest.mark.bounded
+def test_good_hosts_pass_twenty_times(eight):
+    for _ in range(20):
+        value, seconds = certify(eight)
+        shown(value, seconds)
+        assert (value["outcome"], len(value["rounds"])) == ("passed", 2)
+
+
+# Hangs of any run
+
+HANGS = """
+import os, time, torch, torch.distributed as dist
+
+def load_data():
+    time.sleep(10**6)
+
+dist.init_process_group("gloo")
+for update in range(1, 10**6):
+    if update == 40 and dist.get_rank() == 1:
+        load_data()
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 0:
+        print(f"update {update}", flush=True)
+    time.sleep(0.1)
+"""
+repeat = pytest.mark.repeat
+
+
+@pytest.mark.parametrize(
+    ("launcher", "more"),
+    [
+        ("torchrun", ()),
+        pytest.param("deepspeed", (), marks=repeat),
+        pytest.param("accelerate", ("--set", "zero_stage=0"), marks=repeat),
+        pytest.param("plain", (), marks=repeat),
+    ],
+)
+def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, more):
+    (four.folder / "shared" / "hangs.py").write_text(HANGS)
+    words = ["run", "accelerate", "--gpus", "0", "--hosts", four.only("n00", "n01").inventory,
+             "--launcher", launcher, *more, "--", "/shared/hangs.py"]  # fmt: skip
+    child = subprocess.Popen(
+        [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    said, last = [], time.monotonic()
+    with child:
+        for line in child.stdout:
+            said.append(line)
+            if "update 39" in line:
+                last = time.monotonic()
+            if "hang: rank 1" in line:
+                break
+        waited = time.monotonic() - last
+        os.kill(child.pid, signal.SIGINT)
+        said += child.stdout.readlines()
+    text = "".join(said)
+    assert ("rank 1 (n01) (at load_data (hangs.py:5)) never came to all_reduce, where rank 0 (n00)"
+            " waits") in text, text[-3000:]  # fmt: skip
+    assert waited < 60
+    assert four.left() == {}
