@@ -245,7 +245,7 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
     uv_binary = Path(uv.find_uv_bin())
     # By name, version and size, not by time: all clones must have the same tools image, or
     # BuildKit would build everything again for each clone. The locks' hashes check the contents.
-    stamp = [installed_version("uv"), *((p.name, p.stat().st_size) for p in (uv_binary, *wheels))]
+    stamp = [uv_version(), *((p.name, p.stat().st_size) for p in (uv_binary, *wheels))]
     key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:12]
     reference = f"stackyard/tools:{key}"
     if engine.image(reference) is not None:
@@ -273,6 +273,11 @@ def ensure_bundle(engine: Engine, path: Path, manifest: BundleIndex) -> str:
         bundle.write_tools(path, tools)
         engine.import_tar(tools, reference, [])
     return reference
+
+
+def uv_version() -> str:
+    """Return the version of the uv that builds here get."""
+    return installed_version("uv")
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -118,15 +118,13 @@ def collect(
             process.run(apt_command(platform, folder, "--print-uris", *words), timeout=300).output
             for words in asked
         ]
-        names = {f"{name}={_version(version)}" for text in uris for name, version in
-                 _URI.findall(text)}  # fmt: skip
+        found = [pair for text in uris for pair in _URI.findall(text)]
+        names = {f"{name}={version.replace('%3a', ':')}" for name, version in found}
         _download(platform, folder, sorted({*names, *download}), out)
     return write_index(out)
 
 
-def fetch_locked(
-    out: Path, index: str, *, platform: str, sources: bytes, archive: str = "the package sources"
-) -> str:
+def fetch_locked(out: Path, index: str, *, platform: str, sources: bytes) -> str:
     """Fetch exactly the packages of an index from package sources; return the index's digest.
 
     Raises:
@@ -141,7 +139,7 @@ def fetch_locked(
             _download(platform, folder, pins, out)
         except CommandError as error:
             raise StackyardError(
-                f"{archive} do not have all {len(wanted)} locked packages",
+                f"the package sources do not have all {len(wanted)} locked packages",
                 why=error.why,
                 hint="STACKYARD_APT_SOURCES=FILE names others, such as an archive of old versions"
                 " (snapshot.debian.org)",
@@ -150,16 +148,11 @@ def fetch_locked(
     other = [f"{one.name} {one.version}" for one in wanted if one.sha256 not in there]
     if other:
         raise StackyardError(
-            f"{archive} have other files of {len(other)} locked packages",
+            f"the package sources have other files of {len(other)} locked packages",
             why=", ".join(other[:12]),
             hint="tell whoever runs them: one version must have one content",
         )
     return write_index(out)
-
-
-def _version(text: str) -> str:
-    """Return a version from a file's name."""
-    return text.replace("%3a", ":")
 
 
 def _download(platform: str, folder: Path, names: Sequence[str], out: Path) -> None:

@@ -301,7 +301,7 @@ def rebuildable(
         stack=image.stack.name, base_name=base.name, distribution=base.distribution,
         base=recipe_, base_key=base_image.recipe_key(recipe_), dockerfile=made.dockerfile,
         context=dict(sorted(made.context.items())),
-        builder={"stackyard": __version__, "uv": base_image.installed_version("uv"),
+        builder={"stackyard": __version__, "uv": base_image.uv_version(),
                  "commit": origin.revision},
     )  # fmt: skip
     files = [

@@ -14,6 +14,7 @@ import json
 import os
 import tarfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -130,8 +131,7 @@ class Spool:
             stream: the archive, in pieces.
             readers: functions, by name, that return the reader of a layer's tar; they are called
                 with the layer's position in the archive.
-            keep: compress and keep its layers; otherwise they are only read, and have neither
-                digest nor size.
+            keep: compress and keep its layers; without, they have neither digest nor size.
 
         Raises:
             EngineError: the stream ended early, or is no image.
@@ -186,9 +186,8 @@ class Spool:
         self, source: Readable, head: bytes, size: int, readers: Mapping[str, Reader]
     ) -> tuple[Layer, dict[str, Any]]:
         """Feed a layer to all readers, and keep nothing of it."""
-        every = [_counted, *readers.values()]
-        if head.startswith(_GZIP_MAGIC):
-            every = [_unpacked(reader) for reader in every]
+        packed = head.startswith(_GZIP_MAGIC)
+        every = [_unpacked(one) if packed else one for one in (_counted, *readers.values())]
         plain, *answers = fan_out(source, every)
         layer = Layer(diff_id=plain.sha256, unpacked=plain.size, digest="", size=0)
         return layer, dict(zip(readers, answers, strict=True))
@@ -250,8 +249,7 @@ class Spool:
 
 def _counted(source: IO[bytes]) -> Digest:
     found = Digest()
-    for chunk in chunks(source):
-        found.add(chunk)
+    deque(found.of(chunks(source)), maxlen=0)
     return found
 
 

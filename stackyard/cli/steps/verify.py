@@ -86,7 +86,7 @@ def _caller(distribution: str) -> mirrors.CallerSettings:
 
 def _rebuilt_by() -> str:
     """Return which Stackyard builds here, for people."""
-    return f"Stackyard {__version__}, uv {base_image.installed_version('uv')}"
+    return f"Stackyard {__version__}, uv {base_image.uv_version()}"
 
 
 def _lines(name: str, done: Rebuilt) -> Iterator[str]:

@@ -230,8 +230,8 @@ def test_a_release_without_recipe_or_index_is_refused(site, kind, says):
 
 def test_users_own_source_is_not_carried(site):
     source = Source(
-        package="toy", origin="", revision="", commit="c" * 40, dirty=False, digest="sha256:" + "0" * 64,
-        submodules=(), version="", files=1,
+        package="toy", origin="", revision="", commit="c" * 40, dirty=False,
+        digest="sha256:" + "0" * 64, submodules=(), version="", files=1,
     )  # fmt: skip
     site.release(labels={SOURCES_LABEL: sources_text([source])})
     with pytest.raises(UsageError, match="users' own source") as caught:
