@@ -61,6 +61,13 @@ def test_who_a_rank_is_is_told(job):
     assert str(found["pid"]) == job.log.strip()
 
 
+def test_nccl_logs_to_a_file_of_each_process(job):
+    program = "import os; print(os.getpid(), os.environ['NCCL_DEBUG_FILE'])"
+    pid, path = job(program, STACKYARD_NCCL_LOGS="/logs", NCCL_DEBUG_FILE="x").log.split()
+    assert path == f"/logs/nccl.{os.uname().nodename}.{pid}"
+    assert job("import os; print(os.environ.get('NCCL_DEBUG_FILE'))").log.split()[-1] == "None"
+
+
 @pytest.mark.parametrize("program", ["pass", "import sys; sys.exit(0)"])
 def test_a_rank_that_ends_well_says_so(job, program):
     assert job(program).end == "ok"

@@ -18,6 +18,7 @@ from stackyard.mesh.jobs import (
     select,
     start_request,
 )
+from stackyard.mesh.node import rank_folder
 from stackyard.system.errors import UsageError
 from tests.unit.machines import node, plan
 
@@ -286,6 +287,14 @@ def test_files_are_node_1s_unless_every_node_needs_them():
     value, launch = start(TWO, job(launcher="deepspeed", options={"ssh": "no"}))
     assert launch.everywhere and launch.files
     assert value["steps"][0]["files"] == {}
+
+
+def test_ranks_on_gpus_log_what_nccl_uses_unless_the_user_asks_nccl_to_speak():
+    env = asked(GPUS, cuda()).env
+    assert (env["NCCL_DEBUG"], env["STACKYARD_NCCL_LOGS"]) == ("INFO", rank_folder("demo-1"))
+    own = {name: {"NCCL_DEBUG": "WARN"} for name in ("a", "b")}
+    for request in (request_of(GPUS, cuda(), select(GPUS, 2), 29500, own), asked(TWO, job())):
+        assert not {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "STACKYARD_NCCL_LOGS"} & set(request.env)
 
 
 # The user's own settings

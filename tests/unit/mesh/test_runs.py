@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from types import SimpleNamespace
 
 import pytest
 
+from stackyard.gpu.infiniband import Port
 from stackyard.launch.job import Job
 from stackyard.mesh import runs
 from stackyard.mesh.hosts import Host
 from stackyard.mesh.jobs import select
+from stackyard.mesh.node import nccl_words
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import Standing
 from stackyard.system.errors import UsageError
@@ -128,6 +131,47 @@ def test_a_job_that_may_save_is_given_its_time_and_its_record_comes_back():
     assert runs.end_job(Talk(), "demo-1", "x", 90) == {"name": "demo-1", "reason": "x"}
     assert sent == [("stop", 90), ("follow", None)]
     assert waited == [90 + runs.END_SECONDS]
+
+
+def test_what_nccl_used_is_read_on_every_node_and_held_against_their_ports(monkeypatch):
+    class Nodes:
+        def exec(self, container, words, *, seconds):
+            assert words == nccl_words("demo-1")
+            host = container[-1]
+            lines = [
+                f"{host}:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
+                f"{host}:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] via NET/Socket/0",
+            ]
+            return SimpleNamespace(code=0, output="\n".join(lines))
+
+    there, _ = hosts()
+    for link in there.links.values():
+        link.engine = Nodes()
+    port = Port(device="mlx5_0", number=1, state="ACTIVE", rate=400, layer="InfiniBand")
+    fabric = SimpleNamespace(ports={"a": (port,), "b": (port,)})
+    facts = SimpleNamespace(facts={"a": None, "b": None})
+    monkeypatch.setattr(runs, "muster", lambda *_: facts)
+    monkeypatch.setattr(runs, "fabric_of", lambda *_: fabric)
+    found, warned = runs.transport_of(there, RUN, ("a", "b"), "demo-1")
+    assert found == [{"kind": "sockets", "hosts": ["a", "b"], "through": ["eth0"]}]
+    assert len(warned) == 1 and "which have a mlx5_0:1 InfiniBand 400 Gbit/s active" in warned[0]
+
+
+def test_a_job_without_nccl_used_nothing():
+    there, _ = hosts()
+    assert runs.transport_of(there, RUN, ("a", "b"), "demo-1") == ([], [])
+
+
+def test_nccls_lines_are_found_in_its_own_files_and_among_what_ranks_print(
+    tmp_path, allow_processes
+):
+    lines = ["a:1:1 [0] NCCL INFO Using network Socket", "a:1:1 [0] NCCL INFO Trees [0] -1",
+             "a:1:1 [0] x.cc:1 NCCL WARN no memory"]  # fmt: skip
+    (tmp_path / "nccl.a.1").write_text("\n".join(lines[:2]) + "\n")
+    (tmp_path / "rank0.log").write_text(f"loss via 3\n{lines[2]}\n")
+    *words, _ = nccl_words("demo-1")
+    done = subprocess.run([*words, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [lines[0], lines[2]]
 
 
 def test_files_below_a_folder_are_those_of_all_nodes_that_are_there():

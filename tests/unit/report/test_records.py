@@ -197,6 +197,12 @@ def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():
     record = reports.of(samples.observation(), samples.base(device="cuda"))
     assert record["ranks"] == "cpu"
     assert records.path_of_report(record, "json") == "reports/toy/cpu/smoke-cpu-ranks.json"
+    record["hosts"] = {"network": "", "nccl": "", "hosts": []}
+    assert records.path_of_report(record, "json") == "reports/toy/cpu/smoke-cpu-ranks-hosts.json"
+    over = {**reports.good(), "hosts": record["hosts"]}
+    assert records.path_of_report(over, "json") == "reports/toy/cpu/smoke-hosts.json"
+    on_gpus = {**over, "gpus": {"placement": "hosts"}}
+    assert records.path_of_report(on_gpus, "json") == "reports/toy/cpu/smoke-hosts.json"
     assert "on cpu, CPU ranks" in render_page(record)
     assert "ranks" not in reports.good()
 

@@ -409,6 +409,22 @@ def test_trainings_at_the_same_time_leave_the_cores_to_each_other():
     assert play.start(made, own, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "3"
 
 
+def test_over_hosts_trainings_follow_each_other_and_fill_one_node_after_another():
+    made = plan(4, device="cuda", nodes=2)
+    assert [[turn.ranks for turn in group] for group in made.groups()][:3] == [[1], [1], [2]]
+    names = ("a", "b")
+    assert [made.spread(ranks, names) for ranks in (1, 2, 4)] == [
+        (("a",), 1), (("a",), 2), (names, 2),
+    ]  # fmt: skip
+    assert {made.gpus(turn) for turn in made.turns()} == {()}
+
+
+@pytest.mark.parametrize(("ranks", "counts"), [(4, (3,)), (5, ())])
+def test_ranks_that_do_not_fill_whole_nodes_are_refused(ranks, counts):
+    with pytest.raises(UsageError, match="cannot be spread over 2 nodes evenly"):
+        plan(ranks, device="cuda", counts=counts, nodes=2)
+
+
 def test_cpu_ranks_take_no_gpus():
     made = plan(2)
     assert {made.gpus(turn) for turn in made.turns()} == {()}
