@@ -117,7 +117,7 @@ def in_few_rounds(value):
 
 
 def shown(value, seconds):
-    """One line of the table in docs/certify.md."""
+    """One line of the table in docs/howto/certify.md."""
     print(f"{len(value['hosts'])} hosts: bad {bad(value)}: {len(value['rounds'])} rounds,"
           f" {seconds:.0f} s")  # fmt: skip
 
