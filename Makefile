@@ -23,5 +23,5 @@ test-all: environment ## the same with all repetition: every matrix, template an
 check: environment ## the fast half of the tests: no engine needed
 	scripts/test --fast
 
-figures: ## figures of the reports in docs/reports into README.md, docs/howto/gpus.md and docs/explanation/speed.md
+figures: environment ## figures of committed reports into README.md and the tables of docs
 	scripts/gpu-figures
