@@ -1,6 +1,6 @@
 # Aliases for a fresh machine; everything else is `invoke`.
 .DEFAULT_GOAL := help
-.PHONY: help environment smoke test test-all check figures
+.PHONY: help environment smoke test test-all check docs figures
 
 VENV := .venv
 
@@ -22,6 +22,10 @@ test-all: environment ## the same with all repetition: every matrix, template an
 
 check: environment ## the fast half of the tests: no engine needed
 	scripts/test --fast
+
+docs: ## the pages of docs/ as a site in build/docs, by Sphinx in an environment of its own
+	@scripts/make-environment .venv-docs docs/requirements.lock
+	.venv-docs/bin/sphinx-build -q -W --keep-going docs build/docs
 
 figures: environment ## figures of committed reports into README.md and the tables of docs
 	scripts/gpu-figures

@@ -68,7 +68,7 @@ def page_of(command: Command, binary: str = "invoke") -> Page:
         name=command.name,
         group=command.group,
         usage=" ".join(
-            [binary, command.name, *map(_place, words), "[--options]", *_behind(command)]
+            [binary, command.name, *map(_place, words), "[OPTIONS]", *_behind(command)]
         ),
         summary=" ".join(summary.split()),
         details=details.strip(),
@@ -190,7 +190,7 @@ def _show_all(program: Any) -> None:
     if not pages:
         _print_help(program)
         return
-    usage = f"Usage: {_binary(program)} COMMAND [--options] [COMMAND [--options] ...]"
+    usage = f"Usage: {_binary(program)} COMMAND [OPTIONS] [COMMAND [OPTIONS] ...]"
     width = _width()
     print(f"{usage}\n\n{groups_text(pages, width)}\n\nOptions:\n{_columns(_OPTIONS, width)}\n")
     print(f"`{_binary(program)} COMMAND -h` shows the options of a command, and an example.")

@@ -1,4 +1,4 @@
-"""A fourth stack, added to a copy of the tree by what the README says and nothing else."""
+"""A fourth stack, added to a copy of the tree by what its tutorial says and nothing else."""
 
 from __future__ import annotations
 
@@ -12,22 +12,18 @@ from pathlib import Path
 import pytest
 
 from stackyard.definitions.project import ROOT, load_project
+from tests import tutorials
 from tests.shared import own_name
 
 INVOKE = str(ROOT / ".venv" / "bin" / "invoke")
-NAME = own_name("added")  # in place of the README's `ddp`, which a user may have added as well
+NAME = own_name("added")  # in place of the tutorial's `ddp`, which a user may have added as well
+PAGE = tutorials.FOLDER / "own-stack.md"
 
 
-def blocks(readme):
-    """Files that the README tells to write: a fenced block after a line naming `path`."""
+def blocks(page):
+    """Files that the tutorial tells to write: a fenced block after a line naming `path`."""
     pattern = r"^`(images/ddp/[^`]+)`:\n\n```\w*\n(.*?)^```$"
-    return dict(re.findall(pattern, readme, flags=re.MULTILINE | re.DOTALL))
-
-
-def commands(readme):
-    """The commands that the README's section on adding a stack tells to type."""
-    section = readme.split("## Adding a stack", 1)[1].split("\n## ", 1)[0]
-    return re.findall(r"^    invoke (.+?)(?:\s+#.*)?$", section, flags=re.MULTILINE)
+    return dict(re.findall(pattern, page, flags=re.MULTILINE | re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +38,7 @@ def copied(tmp_path_factory, engine):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target)
-    for path, text in blocks((ROOT / "README.md").read_text()).items():
+    for path, text in blocks(PAGE.read_text()).items():
         target = folder / path.replace("/ddp/", f"/{NAME}/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text.replace("name: ddp\n", f"name: {NAME}\n"))
@@ -58,15 +54,15 @@ def run(folder, words, timeout=600):
     return done.stdout
 
 
-def test_the_readme_shows_the_example_as_it_is():
-    shown = blocks((ROOT / "README.md").read_text())
+def test_the_tutorial_shows_the_example_as_it_is():
+    shown = blocks(PAGE.read_text())
     assert shown["images/ddp/stack.yml"] == (ROOT / "examples/ddp/stack.yml").read_text()
     train = (ROOT / "examples/ddp/smoke/train.py").read_text()
     assert shown["images/ddp/smoke/train.py"] == train
 
 
-def test_a_stack_added_by_the_readme_is_built_and_passes(copied):
-    typed = commands((ROOT / "README.md").read_text())
+def test_a_stack_added_by_the_tutorial_is_built_and_passes(copied):
+    typed = [one.words.removeprefix("invoke ") for one in tutorials.of_engine(PAGE.name)]
     assert typed == ["lock ddp", "smoke ddp --gpus 0"]
     first, last = ([NAME if word == "ddp" else word for word in line.split()] for line in typed)
     run(copied, first)

@@ -41,7 +41,7 @@ def make(
 
 
 TEXT = """\
-Usage: stackyard make WHAT [WHERE] [--options] [-- WORDS]
+Usage: stackyard make WHAT [WHERE] [OPTIONS] [-- WORDS]
 
 Make it; does nothing else.
 
