@@ -67,9 +67,7 @@ def page_of(command: Command, binary: str = "invoke") -> Page:
     return Page(
         name=command.name,
         group=command.group,
-        usage=" ".join(
-            [binary, command.name, *map(_place, words), "[OPTIONS]", *_behind(command)]
-        ),
+        usage=" ".join([binary, command.name, *map(_place, words), "[OPTIONS]", *_behind(command)]),
         summary=" ".join(summary.split()),
         details=details.strip(),
         words=[(_name(one).upper(), described(one)) for one in words],

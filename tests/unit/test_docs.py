@@ -141,7 +141,8 @@ def test_a_changed_figure_is_seen():
     replaced = FIGURES["replaced"]
     assert replaced("README.md", page, "checks", ["| 1 |"]) == page
     assert "| 2 |" in replaced("docs/x.md", page, "checks", ["| 2 |"])
-    assert "(../../a)" in replaced("docs/x/y.md", page, "checks", ["({up}a)"])
+    linked = replaced("docs/x/y.md", page, "checks", ["({up}a) ({up}docs/b)"])
+    assert "(../../a) (../b)" in linked
     with pytest.raises(SystemExit, match="has no place"):
         replaced("README.md", "none", "checks", [])
 
