@@ -12,20 +12,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import invoke.program
+from invoke.collection import Collection
+from invoke.exceptions import Exit
 from invoke.parser.argument import Argument
 
 from stackyard.cli.command import Command
 from stackyard.cli.parser import HELP
 
 
-def show(program: Any) -> None:
-    """Print the words that may follow a program's unfinished line, one a line."""
+def install() -> None:
+    """Replace invoke's own search (once, however often this is called)."""
+    module: Any = invoke.program
+    module.complete = _complete
+
+
+def _complete(core: Any, initial_context: Any, collection: Collection, **_: Any) -> None:
+    """Print the words that may follow an unfinished line, one a line, as invoke's search does."""
     from stackyard.definitions.project import ROOT
 
-    words = _split(program.core.remainder)[1:]
-    commands = {n: t for n, t in program.collection.tasks.items() if isinstance(t, Command)}
-    flags = [name for name in program.initial_context.flag_names() if name.startswith("--")]
+    words = _split(core.remainder)[1:]
+    commands = {n: t for n, t in collection.tasks.items() if isinstance(t, Command)}
+    flags = [name for name in initial_context.flag_names() if name.startswith("--")]
     print("\n".join(candidates(words, commands, flags, ROOT)))
+    raise Exit
 
 
 def _split(line: str) -> list[str]:

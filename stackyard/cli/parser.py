@@ -160,11 +160,6 @@ def _patched_cleanup(program: Any) -> None:
     asked = program.args.help.value
     if isinstance(asked, str) and asked not in program.parser.contexts:
         raise _no_command(asked, program.parser.contexts)
-    if program.args.complete.value:
-        from stackyard.cli import completion
-
-        completion.show(program)
-        raise Exit
     try:
         _cleanup(program)
     except BrokenPipeError:  # `invoke --list | head`

@@ -14,7 +14,7 @@ from invoke.exceptions import ParseError
 from invoke.program import Program
 
 from stackyard import __version__
-from stackyard.cli import help, images, parser, proof, releases, runs, tools
+from stackyard.cli import completion, help, images, parser, proof, releases, runs, tools
 from stackyard.cli.command import Command
 
 # In the order of help.
@@ -25,9 +25,10 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def collection() -> Collection:
-    """Return all commands, and install this package's parser and help."""
+    """Return all commands, and install this package's parser, help and completion."""
     parser.install()
     help.install()
+    completion.install()
     found = [one for topic in TOPICS for one in vars(topic).values() if isinstance(one, Command)]
     return Collection(*found)
 
