@@ -10,9 +10,9 @@ from stackyard.definitions.project import ROOT
 
 FOLDER = ROOT / "docs" / "tutorials"
 PAGES = sorted(FOLDER.glob("*.md"))
-_BLOCK = re.compile(r"^(?:<!-- (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^(?:<!-- ([^\n]+?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What differs from run to run: numbers, times, digests.
-_VARIES = re.compile(r"[0-9a-f]{12,64}|[0-9][0-9.,:]*")
+_VARIES = re.compile(r"[0-9a-f]{12,64}|[0-9][0-9.,]*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

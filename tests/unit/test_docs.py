@@ -63,7 +63,7 @@ def broken(path, text):
         if re.match(r"[a-z]+:", target):
             continue
         to = Path(os.path.normpath(path.parent / target)) if target else path
-        if not to.exists():
+        if not to.is_file():
             said.append(target)
         elif anchor and anchor not in slugs(text if to == path else to.read_text("utf-8")):
             said.append(f"{target}#{anchor}")
