@@ -78,7 +78,7 @@ def test_securesystemslib_alone_verifies_every_attestation_of_a_release(site):
 
 
 def test_the_pages_way_to_verify_by_hand_works(site, tmp_path):
-    page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "releases.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     to_pem = re.search(r"python3 -c '([^']*)' < key.pub > key.pem", page)[1]
     file, stranger = tmp_path / "bundle.json", make_key(tmp_path, "stranger")

@@ -162,7 +162,7 @@ def test_an_image_of_any_kind_stands_beside_a_runtime_that_is_still_looked_for(i
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_the_example_in_the_docs_is_one(name):
-    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert read(block).binds[name]
 
