@@ -121,7 +121,8 @@ def command_text(page: Page, width: int) -> str:
     parts += [_wrapped(page.details, width)] if page.details else []
     parts += [_columns(page.words, width)] if page.words else []
     parts += [f"Options:\n{_columns(page.options, width)}"]
-    parts += [f"{EXAMPLE}\n" + "\n".join(_INDENT + line for line in page.examples)]
+    if page.examples:
+        parts += [f"{EXAMPLE}\n" + "\n".join(_INDENT + line for line in page.examples)]
     return "\n\n".join(parts)
 
 

@@ -1,6 +1,6 @@
 """Declare the commands about runs on hosts and clusters.
 
-up, run, sync, status, logs, stop, down and export.
+up, run, export, status, logs, sync, stop and down.
 """
 
 from typing import Annotated
@@ -55,16 +55,15 @@ def run(terminal: Terminal, asked: RunRequest) -> Answer:
 
 
 @command
-def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
-    """Bring code, data or checkpoints to all hosts of a run, or back: only what changed.
+def export(terminal: Terminal, asked: ExportRequest) -> Answer:
+    """Write the files that run a training on Slurm or Kubernetes, and say what to type there.
 
     Example:
-        invoke sync code --to /data
-        invoke sync /data/checkpoints --back --to checkpoints
+        invoke export slurm fairseq --nodes 2 --gpus 16 --example gpt2-fsdp
     """
-    from stackyard.cli.steps import hosts
+    from stackyard.cli.steps import clusters
 
-    return hosts.sync(terminal, asked)
+    return clusters.export(terminal, asked)
 
 
 @command
@@ -100,6 +99,19 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
 
 
 @command
+def sync(terminal: Terminal, asked: SyncRequest) -> Answer:
+    """Bring code, data or checkpoints to all hosts of a run, or back: only what changed.
+
+    Example:
+        invoke sync code --to /data
+        invoke sync /data/checkpoints --back --to checkpoints
+    """
+    from stackyard.cli.steps import hosts
+
+    return hosts.sync(terminal, asked)
+
+
+@command
 def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
     """End what runs in a mesh, on every node; the mesh stays. Or cancel a cluster's job.
 
@@ -130,15 +142,3 @@ def down(
     from stackyard.cli.steps import hosts as steps
 
     return steps.down(terminal, hosts, name, everything=all)
-
-
-@command
-def export(terminal: Terminal, asked: ExportRequest) -> Answer:
-    """Write the files that run a training on Slurm or Kubernetes, and say what to type there.
-
-    Example:
-        invoke export slurm fairseq --nodes 2 --gpus 16 --example gpt2-fsdp
-    """
-    from stackyard.cli.steps import clusters
-
-    return clusters.export(terminal, asked)
