@@ -23,6 +23,7 @@ from stackyard.report import records
 from tests import tutorials
 from tests.unit.lines import type_line
 from tests.unit.test_architecture import ROOMS
+from tests.unit.test_language import has_a_word_of_the_list
 
 GROUPS = ("tutorials", "howto", "reference", "explanation")
 DOCS = ROOT / "docs"
@@ -110,6 +111,14 @@ def long_sentences(text, most=25):
 )
 def test_no_sentence_of_the_way_in_is_long(path):
     assert long_sentences(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", DOCS / "index.md", *tutorials.PAGES], ids=lambda path: path.name
+)
+def test_the_way_in_is_in_plain_words(path):
+    text = prose(path.read_text(encoding="utf-8"))
+    assert [said for line in text.splitlines() if (said := has_a_word_of_the_list(line))] == []
 
 
 def test_a_long_sentence_is_seen():
