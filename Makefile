@@ -23,9 +23,10 @@ test-all: environment ## the same with all repetition: every matrix, template an
 check: environment ## the fast half of the tests: no engine needed
 	scripts/test --fast
 
-docs: ## the pages of docs/ as a site in build/docs, by Sphinx in an environment of its own
+docs: environment ## the pages of docs/ and of committed reports as a site in build/docs
 	@scripts/make-environment .venv-docs docs/requirements.lock
 	.venv-docs/bin/sphinx-build -q -W --keep-going docs build/docs
+	scripts/report-pages build/docs/reports
 
 figures: environment ## figures of committed reports into README.md and the tables of docs
 	scripts/gpu-figures

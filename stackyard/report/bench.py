@@ -194,6 +194,7 @@ def _pause(training: Training) -> PauseValue | None:
 
 def render_page(value: Mapping[str, Any]) -> str:
     """Return the page of one bench."""
+    value = _completed(value)
     values: dict[str, object] = {
         "report": value,
         "headings": headings(value),
@@ -204,6 +205,15 @@ def render_page(value: Mapping[str, Any]) -> str:
         "speeds": page.chart(curves(value, "windows", value["warm"])),
     }
     return template.render("bench.html.j2", values)
+
+
+def _completed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report with the keys that it lacks if no trainings ran at the same time then."""
+    runs = [
+        {"group": 1, "gpus": [], "label": f"{run['side']}-{run['ranks']}-{run['round']}", **run}
+        for run in value["runs"]
+    ]
+    return {"available": max(value["counts"]), **value, "runs": runs}
 
 
 def curves(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
+
 from tests import tutorials
 
 PAGE = "publish-pull.md"
 PLACE = "registry.example:5000/team/stackyard"
 
 
+# Fast tests hold its options, and test_releases shows the same way with accelerate's image.
+@pytest.mark.repeat
 def test_the_tutorial_of_publishing_is_what_happens(site, proven):
     image = proven("fairseq")  # by the tutorial's first command, which smokes show to pass
     first, *others = tutorials.of_engine(PAGE)

@@ -23,6 +23,7 @@ from stackyard.report import records
 from tests import tutorials
 from tests.unit.lines import type_line
 from tests.unit.test_architecture import ROOMS
+from tests.unit.test_language import has_a_word_of_the_list
 
 GROUPS = ("tutorials", "howto", "reference", "explanation")
 DOCS = ROOT / "docs"
@@ -110,6 +111,14 @@ def long_sentences(text, most=25):
 )
 def test_no_sentence_of_the_way_in_is_long(path):
     assert long_sentences(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", DOCS / "index.md", *tutorials.PAGES], ids=lambda path: path.name
+)
+def test_the_way_in_is_in_plain_words(path):
+    text = prose(path.read_text(encoding="utf-8"))
+    assert [said for line in text.splitlines() if (said := has_a_word_of_the_list(line))] == []
 
 
 def test_a_long_sentence_is_seen():
@@ -300,6 +309,18 @@ def test_the_stack_in_readme_is_the_examples():
     whole = yaml.safe_load((ROOT / "examples/ddp/stack.yml").read_text(encoding="utf-8"))
     assert stack_of(body).packages == {"einops": "0.8.2"}
     assert {**whole, "smoke": {key: whole["smoke"][key] for key in shown["smoke"]}} == shown
+
+
+def test_every_committed_report_has_a_page_and_a_line_in_the_index(tmp_path):
+    runpy.run_path(str(ROOT / "scripts" / "report-pages"))["main"](tmp_path)
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    linked = re.findall(r'<a href="([^"]+)">', index)
+    kinds = ("smoke", "bench")
+    there = [path for kind in kinds for path in (DOCS / "reports").rglob(f"{kind}*.json")]
+    names = [path.relative_to(DOCS / "reports").with_suffix(".html") for path in there]
+    assert sorted(linked) == sorted(map(str, names))
+    assert all("<h1" in (tmp_path / name).read_text(encoding="utf-8") for name in linked)
+    assert index.count("<td>passed<td>") < len(linked) == index.count("<tr><td>")
 
 
 # Sphinx, which `make docs` runs in an environment of its own
