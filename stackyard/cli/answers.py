@@ -490,6 +490,8 @@ class _RanParts(TypedDict, total=False):
     started: int
     log: str
     diagnoses: list[DiagnosisValue]
+    transport: list[PathValue]
+    warnings: list[str]
 
 
 class RanOnCluster(ClusterJob, _RanParts):

@@ -15,6 +15,8 @@ P2P, SHM, NET = "P2P", "SHM", "NET"
 INFINIBAND, ROCE, SOCKET = "InfiniBand", "RoCE", "Socket"
 # What ranks write for `read_log`: GRAPH names how GPUs are joined, NET the speed of adapters.
 SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
+# The lines that `read_log` reads, as an extended regular expression.
+READ = "via |Using |NCCL version|NCCL WARN|set by env|Pattern|speed="
 _CHANNEL = re.compile(
     r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[\w+\])? via (\S+)"
 )

@@ -6,7 +6,7 @@ Nodes on one engine and on hosts, proofs and pods of Kubernetes are started with
 from __future__ import annotations
 
 from stackyard.definitions.project import INSIDE
-from stackyard.gpu.nccl import SUBSYSTEMS
+from stackyard.gpu.nccl import READ, SUBSYSTEMS
 
 # The fewest that sshd needs to become the user who logs in (OpenSSH 9.2, and the files' owners);
 # training itself needs none. All others are dropped, and no new privileges are allowed.
@@ -56,9 +56,9 @@ def nccl_words(job: str) -> list[str]:
     """Return the command that prints what `gpu.nccl` reads, of a job's ranks on one node."""
     script = (
         'cat "$1"/nccl.* "$1"/rank*.log 2> /dev/null | grep -a " NCCL "'
-        ' | grep -aE "via |Using |NCCL version|WARN|set by env|Pattern|speed=" | head -c 2000000'
+        ' | grep -aE "$2" | head -c 2000000'
     )
-    return ["sh", "-c", script, "nccl", rank_folder(job)]
+    return ["sh", "-c", script, "nccl", rank_folder(job), READ]
 
 
 def rank_environment(job: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 
 from stackyard.gpu import access
+from stackyard.gpu.nccl import READ, SUBSYSTEMS
 from stackyard.launch.job import Job
 from stackyard.schedulers import entering
 from stackyard.schedulers.slurm_site import SlurmSite, check
@@ -155,11 +156,16 @@ def _bound(place: str, folder: str) -> dict[str, object]:
 def node_script(job: Job, site: SlurmSite) -> str:
     """Render the script that every node executes inside the image."""
     elastic = job.launcher not in ("alone", "each")
+    env = environment(job, site)
+    # Where the user asks NCCL to speak, its lines stay in the output.
+    quiet = job.device == "cuda" and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(env)
     values: dict[str, object] = {
         "name": job.name,
         "nodes": job.nodes,
         "device": job.device,
-        "env": list(environment(job, site).items()),
+        "env": list(env.items()),
+        "nccl": SUBSYSTEMS if quiet else "",
+        "nccl_lines": READ,
         "files": sorted(job.files),
         "archive": _archive(job.files),
         "folder": job.folder,

@@ -145,6 +145,39 @@ def test_an_exported_example_trains_over_two_nodes(cluster, words):
 
 
 @in_one_cluster
+def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
+    """As Slurm does when it preempts a job: SIGTERM to every process of its steps."""
+    _, running, _ = cluster
+    folder, save = running.shared / "stopped", running.shared / "checkpoints"
+    save.mkdir(mode=0o777)
+    save.chmod(0o777)
+    words = [*words, str(folder), "--example", "lm-ddp", "--set", "updates=120,log_every=1",
+             "--save", str(save)]  # fmt: skip
+    subprocess.run([ROOT / ".venv/bin/invoke", "export", "slurm", "fairseq", *words], cwd=ROOT,
+                   check=True, capture_output=True, timeout=120)  # fmt: skip
+    folder.chmod(0o777)
+
+    def updates(log):
+        return [int(number) for number in re.findall(r"num_updates=(\d+),", log)]
+
+    number = slurm_client.submit(folder)
+    wait(lambda: max(updates(_log(folder, number)), default=0) > 20, 120)
+    running.on("ctl", "scancel", "--signal=TERM", number)
+    found, log = finished(number)
+    assert (found.state, found.slurm) == ("failed", "FAILED")
+    last = {int(update) for update in re.findall(r"stopped by SIGTERM after update (\d+)", log)}
+    assert len(last) == 1 and "stackyard: node1: stopped by a signal" in log, log[-3000:]
+    found, log = finished(slurm_client.submit(folder), 120)
+    assert (found.state, found.code) == ("done", 0), log[-3000:]
+    assert (min(updates(log)), max(updates(log))) == (last.pop() + 1, 120)
+
+
+def _log(folder, number):
+    """What a job has said so far."""
+    return "".join(path.read_text() for path in folder.glob(f"*-{number}.log"))
+
+
+@in_one_cluster
 def test_a_run_that_is_interrupted_is_cancelled_and_leaves_nothing(cluster, words):
     _, running, _ = cluster
     folder, program = running.shared / "attached", running.shared / "light.py"

@@ -95,7 +95,8 @@ def test_a_stopped_training_of_a_standing_mesh_saves_and_now_does_not_wait(two):
         two.invoke(*words)
         _until_it_trains(two, name)
         found = json.loads(two.invoke("stop", "--name", name, "--json").stdout)
-        assert "its ranks ended by themselves after" in found["reason"]
+        said = two.invoke("logs", "--name", name).stdout[-3000:]
+        assert "its ranks ended by themselves after" in found["reason"], said
         assert list((two.folder.parent / "shared" / name).glob("update-*/pytorch_model"))
         two.invoke(*words)
         _until_it_trains(two, name)

@@ -21,6 +21,8 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import LEASE, ExportRequest, LogsRequest, RunningRequest, RunRequest
 from stackyard.cli.steps import diagnose
 from stackyard.definitions.project import ROOT, load_project
+from stackyard.gpu import nccl, transport
+from stackyard.gpu.nccl import NcclLog
 from stackyard.launch.job import Job
 from stackyard.schedulers.client import Cluster, State, Submitted, cluster_of
 from stackyard.schedulers.request import (
@@ -32,6 +34,8 @@ from stackyard.schedulers.request import (
 from stackyard.system.errors import StackyardError, UsageError
 
 KEPT = 400
+# Slurm's nodes begin these lines so.
+NCCL = "stackyard: nccl: "
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -41,11 +45,20 @@ class Lines:
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self.kept: deque[dict[str, str]] = deque(maxlen=KEPT)
+        self._nccl: list[str] = []
 
     def __call__(self, node: str, text: str) -> None:
-        """Show and keep one line of a node."""
+        """Show and keep one line of a node; what NCCL used is kept for the end."""
+        if text.startswith(NCCL):
+            self._nccl.append(text.removeprefix(NCCL))
+            return
         self.kept.append({"node": node, "text": text})
         self._terminal.text(f"{node} | {text}" if node else text)
+
+    @property
+    def transport(self) -> NcclLog:
+        """Return NCCL's log, as nodes told it at their end."""
+        return nccl.read_log(self._nccl)
 
     @property
     def tail(self) -> str:
@@ -111,6 +124,11 @@ def run(terminal: Terminal, asked: RunRequest) -> Answer:
     value = {**_job_value(given.engine, made.job), **ended}
     if asked.detach:
         return value, 0
+    log, offer = lines.transport, transport.Offer()
+    value["transport"] = [path.value() for path in transport.paths(log, offer)]
+    value["warnings"] = transport.warnings(log, offer)
+    for line in [*map(transport.words, value["transport"]), *value["warnings"]]:
+        terminal.text(f"{made.job.name}: NCCL: {line}")
     passed = value["state"] == "done"
     if not passed:
         found = diagnose.recognised(ROOT, lines.tail, "run")["diagnoses"]

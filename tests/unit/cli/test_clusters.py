@@ -7,6 +7,7 @@ import stat
 import pytest
 import yaml
 
+from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import ExportRequest, LogsRequest, RunningRequest, RunRequest
 from stackyard.cli.steps import clusters, hosts
 from stackyard.cli.steps import run as steps
@@ -747,3 +748,14 @@ def test_variables_that_are_typed_replace_those_of_an_example(here):
     assert (found["OMP_NUM_THREADS"], found["MINE"]) == ("3", "x y")
     with pytest.raises(UsageError, match="MASTER_PORT cannot be set"):
         made(env=("MASTER_PORT=1",))
+
+
+def test_what_nodes_tell_of_nccl_is_kept_for_the_end_and_not_shown(capsys):
+    lines = clusters.Lines(Terminal(live=False))
+    lines("0", "loss 3")
+    for line in ("NET/Socket : Using [0]eth0:10.0.0.1<0>",
+                 "Channel 00/0 : 0[0] -> 1[0] via NET/Socket/0"):  # fmt: skip
+        lines("0", f"stackyard: nccl: node1:9:9 [0] NCCL INFO {line}")
+    assert capsys.readouterr().out == "0 | loss 3\n"
+    assert [kept["text"] for kept in lines.kept] == ["loss 3"]
+    assert lines.transport.taken == {"node1": ("NET/Socket/0",)}

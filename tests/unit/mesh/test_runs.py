@@ -169,8 +169,8 @@ def test_nccls_lines_are_found_in_its_own_files_and_among_what_ranks_print(
              "a:1:1 [0] x.cc:1 NCCL WARN no memory"]  # fmt: skip
     (tmp_path / "nccl.a.1").write_text("\n".join(lines[:2]) + "\n")
     (tmp_path / "rank0.log").write_text(f"loss via 3\n{lines[2]}\n")
-    *words, _ = nccl_words("demo-1")
-    done = subprocess.run([*words, tmp_path], capture_output=True, text=True, check=True)
+    *words, _, read = nccl_words("demo-1")
+    done = subprocess.run([*words, tmp_path, read], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [lines[0], lines[2]]
 
 

@@ -404,3 +404,31 @@ def test_a_signal_is_survived_until_the_training_has_ended_and_its_files_are_gon
     assert child.wait(20) == 1
     assert "stopped by a signal" in said
     assert ended.exists() and not file.exists()
+
+
+NCCL_LINES = """\
+node1:9:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>
+node1:9:9 [0] NCCL INFO Trees [0] -1/-1/-1
+node1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0
+node1:9:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/0
+"""
+
+
+def test_a_node_tells_what_nccl_used_once(tmp_path, allow_processes):
+    text = script(job(device="cuda"))
+    (tmp_path / "nccl.node1.9").write_text(NCCL_LINES)
+    begin = text.index("tell_nccl() {")
+    function = text[begin : text.index("\n}\n", begin) + 3]
+    words = ["bash", "-euo", "pipefail", "-c", f'scratch="{tmp_path}"\n{function}\ntell_nccl']
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    first, _, channel, _ = NCCL_LINES.splitlines()
+    assert done.stdout.splitlines() == [f"stackyard: nccl: {line}" for line in (first, channel)]
+    (tmp_path / "nccl.node1.9").unlink()
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == ""
+
+
+@pytest.mark.parametrize("changes", [{}, {"device": "cuda", "env": {"NCCL_DEBUG": "WARN"}}])
+def test_without_gpus_or_against_the_users_word_nccl_says_nothing_of_its_own(changes):
+    assert "NCCL_DEBUG=INFO" not in script(job(**changes))
+    assert "tell_nccl" not in script(job(**changes))
+    assert 'NCCL_DEBUG_FILE="$scratch/nccl.%h.%p"' in script(job(device="cuda"))
