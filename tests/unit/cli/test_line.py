@@ -8,6 +8,7 @@ from stackyard.cli.command import JSON
 from stackyard.cli.options.images import BuildRequest, BundleRequest
 from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
 from stackyard.cli.options.runs import (
+    CertifyRequest,
     DoctorRequest,
     ExportRequest,
     LogsRequest,
@@ -99,6 +100,10 @@ LINES = [
                     base="far")),
     ("doctor --hosts h --stack toy --base far --gpus 0",
      DoctorRequest(hosts="h", stack="toy", base="far", gpus=0)),
+    ("certify toy --hosts h --name n --base far --gpus 0 --image i --against r --updates 5"
+     " --hang 9 --lease 5",
+     CertifyRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, image="i", against="r",
+                    updates=5, hang=9.0, lease=5.0)),
     ("up toy --hosts h --name n --base far --gpus 0 --network v --lease 5 --days 1.5 --image i"
      " --mount a --mount b",
      UpRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, network="v", lease=5.0,
