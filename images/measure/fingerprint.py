@@ -73,7 +73,7 @@ CUDA = Shape(
 )  # fmt: skip
 CPU = Shape(
     vocabulary=512, context=64, width=64, layers=2, heads=4, batch=8,
-    link_bytes=2 * MIB, allreduce_bytes=((MIB, 3),),
+    link_bytes=2 * MIB, allreduce_bytes=((MIB, 1),),
 )  # fmt: skip
 
 

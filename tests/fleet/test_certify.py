@@ -93,10 +93,10 @@ def planted(yard, faults):
     return Yard(folder=folder, hosts=yard.hosts)
 
 
-def certify(yard, *more, code=0, seconds=1500):
+def certify(yard, *more, code=0, seconds=1500, hang=8):
     """The report of a certification, and the seconds that it took."""
     started = time.monotonic()
-    words = ("certify", "accelerate", "--gpus", "0", "--hang", "8", "--json", *more)
+    words = ("certify", "accelerate", "--gpus", "0", "--hang", str(hang), "--json", *more)
     done = yard.invoke(*words, check=False, seconds=seconds)
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     assert yard.left() == {}
@@ -160,7 +160,7 @@ def test_of_many_hosts_one_that_corrupts_and_one_that_hangs_are_named(many):
 @pytest.mark.bounded
 def test_a_slow_link_is_named(eight):
     with slow_link(eight, "n02", "n05"):
-        value, seconds = certify(eight, code=1)
+        value, seconds = certify(eight, code=1, hang=20)
     shown(value, seconds)
     assert set(bad(value)) == {"n02 - n05"}
     assert "exchange" in bad(value)["n02 - n05"]
@@ -171,15 +171,18 @@ def test_a_slow_link_is_named(eight):
 def slow_link(yard, one, other):
     """Shape what goes from one host to another, and nothing else."""
     host, to = yard.hosts[one], yard.hosts[other].address
+    mark = ("-t", "mangle", "POSTROUTING", "-d", to, "-j", "CLASSIFY", "--set-class", "1:2")
     shape = (
-        "tc qdisc add dev eth0 root handle 1: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0"
-        " && tc qdisc add dev eth0 parent 1:3 handle 30: tbf rate 8mbit burst 32k latency 400ms"
-        f" && tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {to}/32 flowid 1:3"
+        "tc qdisc add dev eth0 root handle 1: htb default 1"
+        " && tc class add dev eth0 parent 1: classid 1:1 htb rate 10gbit"
+        " && tc class add dev eth0 parent 1: classid 1:2 htb rate 24mbit burst 32k"
     )
     host.run("sh", "-c", shape)
+    host.run("iptables", *mark[:2], "-A", *mark[2:])
     try:
         yield
     finally:
+        host.run("iptables", *mark[:2], "-D", *mark[2:])
         host.run("tc", "qdisc", "del", "dev", "eth0", "root")
 
 

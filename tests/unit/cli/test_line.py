@@ -13,6 +13,7 @@ from stackyard.cli.options.releases import (
     VerifyRequest,
 )
 from stackyard.cli.options.runs import (
+    CertifyRequest,
     DoctorRequest,
     ExportRequest,
     LogsRequest,
@@ -105,6 +106,10 @@ LINES = [
                     base="far")),
     ("doctor --hosts h --stack toy --base far --gpus 0",
      DoctorRequest(hosts="h", stack="toy", base="far", gpus=0)),
+    ("certify toy --hosts h --name n --base far --gpus 0 --image i --against r --updates 5"
+     " --hang 9 --lease 5",
+     CertifyRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, image="i", against="r",
+                    updates=5, hang=9.0, lease=5.0)),
     ("up toy --hosts h --name n --base far --gpus 0 --network v --lease 5 --days 1.5 --image i"
      " --overlay a --overlay b",
      UpRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, network="v", lease=5.0,
