@@ -190,7 +190,9 @@ class Elsewhere:
 
     def rebuild(self, name: str, *, seconds: float = 600):
         """`invoke verify --rebuild` there: its exit code, its JSON, what it said for people."""
-        env = {**self.site.environment, "DOCKER_HOST": f"unix://{self.socket}"}
+        # The login is the publisher's; pip's and uv's own settings are those of this machine.
+        env = {**self.site.environment, "HOME": os.environ["HOME"],
+               "DOCKER_HOST": f"unix://{self.socket}"}  # fmt: skip
         if self.sources:
             env["STACKYARD_APT_SOURCES"] = str(self.sources)
         command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh",
