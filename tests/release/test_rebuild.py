@@ -245,8 +245,9 @@ def test_planted_differences_are_named_with_their_package(site, locked, newer, t
     with elsewhere(site, tmp_path, newer) as there:
         code, told, said = there.rebuild(name)
     assert code == 1, said
+    # A step that changes a file of a layer below gives its folder a new time, too.
     found = {one["path"]: (one["what"], one["package"].partition(" ")[0])
-             for one in told["rebuilt"]["differences"]}  # fmt: skip
+             for one in told["rebuilt"]["differences"] if one["what"] != ["time"]}  # fmt: skip
     assert found == {
         "/etc/issue": (["owner", "time"], "base-files"),
         "/srv/cores": (["content"], ""),
