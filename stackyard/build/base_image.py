@@ -59,6 +59,7 @@ _BLANK_SOURCES = r"""
 rm -rf "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap
 printf '# Empty: name your own package sources here.\n' > "$1"/etc/apt/sources.list
 """
+_BASE = "stackyard/base:"
 Say = Callable[[str], None]
 
 
@@ -127,15 +128,16 @@ def ensure_base(
         return engine.pull(reference)
     key = base_key(base, common)[:12]
     with exclusive(f"base-{key}", lambda: say("another command is making the base: waiting")):
-        found = engine.image(reference)
+        found = before = engine.image(reference)
         if found is None or fresh or not whole(engine, found):
             _make_newest(engine, base, common, caller, say)
-            _keep_the_same(engine, found, reference)
+            _keep_the_same(engine, before, reference)
             # The readable names are what a Dockerfile built by hand takes.
             engine.tag(reference, base.reference)
             found = engine.image(reference)
             assert found is not None
             engine.tag(packages.packages_of(found.labels), dockerfile.packages_name(base))
+            _forget_packages(engine, before)
     return found
 
 
@@ -171,10 +173,12 @@ def make_base(
     """
     digest = digest_of_file(locked / packages.INDEX)
     with ThreadPoolExecutor(1) as beside, cleanup.folder("base") as folder:
-        holding = beside.submit(packages.hold, engine, locked, held or packages.reference(digest))
+        name = held or packages.reference(digest)
+        holding = None if engine.image(name) else beside.submit(packages.hold, engine, locked, name)
         root = folder / "root.tar"
         _bootstrap(recipe, locked, root, say)
-        holding.result()
+        if holding is not None:
+            holding.result()
         say("importing the base")
         changes = ['CMD ["/bin/bash"]', f"LABEL {packages.LABEL}={digest}"]
         engine.import_tar(root, reference, changes)
@@ -192,6 +196,16 @@ def _keep_the_same(engine: Engine, before: ImageInfo | None, reference: str) -> 
         made.layers, packages.packages_of(made.labels),
     ):  # fmt: skip
         engine.tag(before.id, reference)
+
+
+def _forget_packages(engine: Engine, before: ImageInfo | None) -> None:
+    """Remove the packages of the base that was there before, unless a base has them still."""
+    name = packages.packages_of(before.labels) if before is not None else ""
+    if not name:
+        return
+    bases = (i for i in engine.held_images() if any(_BASE in tag for tag in i.tags))
+    if name not in {packages.packages_of(one.labels) for one in bases}:
+        engine.remove_image(name)
 
 
 def require_mmdebstrap(what: str) -> None:

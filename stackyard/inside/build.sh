@@ -43,7 +43,7 @@ apt() {
   # Indexes of all bases have one address and one time: a shared cache would mix them up.
   if locked; then cache=/mnt/locked; fi
   mkdir -p $cache/apt-lists/partial $cache/apt/archives/partial /mnt/log /mnt/sources
-  options+=(-o Dir::State::Lists=$cache/apt-lists -o Dir::Cache=$cache/apt)
+  options+=(-o "Dir::State::Lists=$cache/apt-lists" -o "Dir::Cache=$cache/apt")
   if locked; then
     # Checked when they were fetched, or by the signature of the release that they came with.
     echo 'deb [trusted=yes] file:/mnt/packages ./' > /mnt/sources/locked.list

@@ -190,7 +190,9 @@ class Elsewhere:
 
     def rebuild(self, name: str, *, seconds: float = 600):
         """`invoke verify --rebuild` there: its exit code, its JSON, what it said for people."""
-        env = {**self.site.environment, "DOCKER_HOST": f"unix://{self.socket}"}
+        # The login is the publisher's; pip's and uv's own settings are those of this machine.
+        env = {**self.site.environment, "HOME": os.environ["HOME"],
+               "DOCKER_HOST": f"unix://{self.socket}"}  # fmt: skip
         if self.sources:
             env["STACKYARD_APT_SOURCES"] = str(self.sources)
         command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh",
@@ -243,8 +245,9 @@ def test_planted_differences_are_named_with_their_package(site, locked, newer, t
     with elsewhere(site, tmp_path, newer) as there:
         code, told, said = there.rebuild(name)
     assert code == 1, said
+    # A step that changes a file of a layer below gives its folder a new time, too.
     found = {one["path"]: (one["what"], one["package"].partition(" ")[0])
-             for one in told["rebuilt"]["differences"]}  # fmt: skip
+             for one in told["rebuilt"]["differences"] if one["what"] != ["time"]}  # fmt: skip
     assert found == {
         "/etc/issue": (["owner", "time"], "base-files"),
         "/srv/cores": (["content"], ""),

@@ -1,6 +1,7 @@
 """What builds stand on: when it is the same, and which local wheels go along."""
 
 import contextlib
+import dataclasses
 import itertools
 import tarfile
 from pathlib import Path
@@ -184,7 +185,7 @@ class Making:
     """An engine that takes in what is made, and what a base was made from."""
 
     def __init__(self):
-        self.named, self.numbers = {}, itertools.count()
+        self.named, self.numbers, self.removed = {}, itertools.count(), []
 
     def image(self, name):
         return self.named.get(name)
@@ -194,6 +195,12 @@ class Making:
         self.named[name] = ImageInfo(
             id=f"id{next(self.numbers)}", tags=(), labels=labels, env=(), size=1, layers=("same",)
         )
+
+    def held_images(self):
+        return [dataclasses.replace(one, tags=(name,)) for name, one in self.named.items()]
+
+    def remove_image(self, name):
+        self.removed.append(name)
 
     def tag(self, name, new):
         self.named[new] = self.named.get(name) or next(
@@ -275,6 +282,19 @@ def test_a_base_of_other_packages_takes_the_place_of_one_with_the_same_files(mak
     archive["content"] = "2"
     second = ensure(engine, samples.base(), fresh=True)
     assert second.id != first.id and second.labels != first.labels
+    # Nothing is built from the first ones any more.
+    assert engine.removed == [packages.packages_of(first.labels)]
+
+
+def test_packages_stay_while_another_base_has_them(making):
+    """The bases for two versions of CUDA are made from the same packages."""
+    engine, (_, _, archive) = Making(), making
+    for name in ("cuda", "cuda12"):
+        ensure(engine, samples.base(name=name, reference=f"stackyard/base:{name}"))
+    archive["content"] = "2"
+    for name, removed in (("cuda", 0), ("cuda12", 1)):
+        ensure(engine, samples.base(name=name, reference=f"stackyard/base:{name}"), fresh=True)
+        assert len(engine.removed) == removed
 
 
 def test_space_is_not_known_where_the_engines_folder_is_not_here(tmp_path):
