@@ -63,7 +63,7 @@ def test_hosts_with_different_images_are_refused_before_anything_starts(two):
 
 
 def test_a_bench_over_hosts_measures_one_rank_and_one_on_each(two):
-    words = ("--gpus", "0", "--rounds", "1", "--json")
+    words = ("--gpus", "0", "--rounds", "1", "--sides", "ddp", "--json")
     done = two.invoke("bench", "accelerate", *words, seconds=600)
     (value,) = json.loads(done.stdout)["reports"]
     assert value["outcome"] == "passed", [c for c in value["checks"] if c["outcome"] != "passed"]

@@ -4,16 +4,17 @@ import dataclasses
 import json
 import math
 import runpy
+from types import SimpleNamespace
 
 import pytest
 
 from stackyard.build.catalog import resolve
 from stackyard.build.source.naming import DESPITE_LABEL, SOURCES_LABEL, sources_text
 from stackyard.definitions.project import ROOT
-from stackyard.report import records
+from stackyard.report import records, smokes
 from stackyard.report.page import render_page
 from stackyard.validate.checks import Check
-from tests.unit import reports, samples
+from tests.unit import machines, reports, samples
 from tests.unit.build.test_source_naming import ONE
 
 
@@ -227,3 +228,36 @@ def test_the_figure_of_fused_parts_names_those_that_ran_anywhere():
     assert records.figure({"name": "fused", "measured": measured}) == "a, b ran"
     nothing = {"one": {"rank 0": {}}}
     assert records.figure({"name": "fused", "measured": nothing}) == "nothing ran"
+
+
+def test_the_hosts_of_a_run_are_told_with_their_links_image_and_gpus():
+    made = machines.plan(
+        machines.node("a-1", "a", address="10.0.0.1", interface="eth0", gpus=(1,)),
+        machines.node("b", address="10.0.0.2", interface="eth0", gpus=(0,)), why="10.0.0.0/24",
+    )  # fmt: skip
+    facts = {"a": machines.gpu_facts("a", 1), "b": machines.gpu_facts("b", 2)}
+    spread = SimpleNamespace(plan=made, facts=facts, fabric=SimpleNamespace(why="sockets"))
+    found = smokes.hosts_value(spread)
+    assert (found["network"], found["nccl"]) == ("10.0.0.0/24", "sockets")
+    first, second = found["hosts"]
+    assert (first["name"], first["nodes"], first["image"]) == ("a", ["a-1"], machines.IMAGE)
+    assert (first["address"], first["interface"], first["mbit_s"]) == ("10.0.0.1", "eth0", 1000)
+    assert [gpu["index"] for gpu in first["gpus"]] == [1]
+    assert (second["driver"], [gpu["uuid"] for gpu in second["gpus"]]) == ("580.159.04", ["GPU-0"])
+
+
+def test_a_run_whose_hosts_were_not_asked_names_none():
+    spread = SimpleNamespace(plan=None, fabric=None, facts={})
+    assert smokes.hosts_value(spread) == {"network": "", "nccl": "", "hosts": []}
+
+
+def test_a_page_shows_the_hosts_of_a_run_and_none_without():
+    value = reports.good()
+    assert "Hosts</h2>" not in render_page(value)
+    host = {"name": "study", "nodes": ["study"], "image": "sha256:0123456789abcdef",
+            "address": "10.0.0.5", "interface": "ib0", "mbit_s": 0, "driver": "", "gpus": [],
+            "ports": ["mlx5_0:1 InfiniBand 400 Gbit/s active"]}  # fmt: skip
+    value["hosts"] = {"network": "10.0.0.0/24", "nccl": "", "hosts": [host]}
+    text = render_page(value)
+    for word in ("study", "10.0.0.5", "mlx5_0:1 InfiniBand", "0123456789ab", "CPU ranks"):
+        assert word in text
