@@ -14,7 +14,8 @@ within a host, the first ranks between hosts.
 
 A record's events: `start`, `met` (the process group is there), `step`, `link`, `allreduce`, `end`.
 `local` is a digest of a rank's own gradients and loss, `shared` one of the parameters after the
-update, `seconds` the time to compute an update, `wait` the time in the all-reduce.
+update, `seconds` the time to compute an update (of the processor, on CPU ranks), `wait` the time in
+the all-reduce.
 """
 
 from __future__ import annotations
@@ -173,13 +174,13 @@ class Training:
 
     def update(self) -> dict[str, Any]:
         """Train one update; return what is recorded of it."""
-        started = self._now()
+        started = self._spent()
         kind = self._device.type
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
             loss = self._model(self._batches[self._number % len(self._batches)])
         loss.backward()
         flat = torch.cat([_grad(p).flatten() for p in self._parameters])
-        computed = self._now()
+        computed = self._spent()
         own = self._digest.of(flat, loss.item())
         wait = self._share(flat)
         self._optimizer.step()
@@ -209,6 +210,10 @@ class Training:
 
     def _now(self) -> float:
         return now(self._device)
+
+    def _spent(self) -> float:
+        """Return the time spent computing: a CPU rank's own, as it shares cores with others."""
+        return self._now() if self._device.type == "cuda" else time.process_time()
 
 
 def _grad(parameter: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ BITS, SPEED, END = "bits", "speed", "end"
 class Bounds:
     """Hold the parts of a median below which something is suspicious or bad.
 
-    CPU ranks share cores and links with other programs, so only much less counts there.
+    CPU ranks share caches and links with other programs, so only much less counts there.
     """
 
     suspicious: float
@@ -40,7 +40,7 @@ class Bounds:
 
 BOUNDS = {
     "cuda": Bounds(suspicious=0.95, bad=0.8, link=0.8),
-    "cpu": Bounds(suspicious=0.5, bad=0.2, link=0.1),
+    "cpu": Bounds(suspicious=0.6, bad=0.3, link=0.1),
 }
 
 
