@@ -247,6 +247,6 @@ def read(root: Path) -> Iterator[tuple[str, tuple[object, ...]]]:
             yield name, ("link", str(path.readlink()))
         elif path.is_dir():
             yield name, ("folder", told.st_mode & 0o7777)
-        else:
+        elif path.is_file():  # a device of /dev would be read without end
             data = hashlib.sha256(path.read_bytes()).digest()
             yield name, ("file", told.st_mode & 0o7777, int(told.st_mtime), data)
