@@ -48,6 +48,7 @@ def bare(site):
                  " done; rm -f /var/run/docker.sock")  # fmt: skip
     yield site
     for host in site.yard.hosts.values():
+        unshape(host.container)
         host.run("rm", "-rf", FOLDER)
         host.start_engine()
 
@@ -82,7 +83,7 @@ def test_a_pull_that_is_killed_leaves_no_file_and_the_next_brings_it(bare):
         done = driver.publish(bare.place, image, bare.key, bare.cache / "spool")
     hosts = list(bare.yard.hosts.values())
     for host in hosts:
-        shape(host.container, 100)
+        shape(host.container, 20)
     running = start(bare, *pulling(bare), *AS_FILE, FOLDER)
     parcels = "cat /root/.cache/stackyard/pull/* 2> /dev/null | wc -c"
     wait(lambda: int(hosts[-1].run("sh", "-c", parcels)) > 5 * 10**6, 120)
