@@ -231,8 +231,8 @@ def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
     ]  # fmt: skip
     with cleanup.folder("hooks") as folder:
         # The folder is used here, but not left in the image.
-        for name, script in (("clean", _CLEAN), ("blank", _BLANK_SOURCES)):
-            command.append(f"--customize-hook={_script(folder / name, script)}")
+        command.append(f"--customize-hook={_script(folder / 'clean', _CLEAN)}")
+        command.append(f"--customize-hook={_script(folder / 'blank', _BLANK_SOURCES)}")
         say(f"bootstrapping from {recipe.suite}")
         process.run(
             [*command, recipe.suite, str(out), packages.source_line(locked)],
