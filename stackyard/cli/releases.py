@@ -52,7 +52,11 @@ def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") 
 
 @command
 def verify(terminal: Terminal, asked: VerifyRequest) -> Answer:
-    """Verify one release; with `--rebuild` build it again from scratch and compare every file."""
+    """Verify one release; with `--rebuild` build it again from scratch and compare every file.
+
+    Example:
+        invoke verify fairseq-0.12.2-cpu-r1 --from registry.example:5000/team/stackyard --rebuild
+    """
     from stackyard.cli.steps import verify as steps
 
     return steps.verify(terminal, asked)

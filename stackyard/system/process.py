@@ -1,7 +1,6 @@
 """Run commands of the host with a time limit, and return their output.
 
-Owns starting and stopping host processes; nothing else calls subprocess. It must not interpret
-what they print.
+Owns host processes: nothing else calls subprocess. It must not interpret what they print.
 """
 
 from __future__ import annotations

@@ -274,6 +274,12 @@ prepare() {
   [ "$code" -eq 0 ] || fail "preparing failed with exit code $code: $*"
 }
 
+# What NCCL used: one line for each process and transport, and what it found and was told.
+tell_nccl() {
+  cat "$scratch"/nccl.* 2> /dev/null | grep -E 'via |Using |NCCL version|NCCL WARN|set by env|Pattern|speed=' \
+    | awk '{ at = / via / ? $1 " " $NF : $0 } !seen[at]++' | sed 's/^/stackyard: nccl: /' || :
+}
+
 # In the background: bash then hears of a signal, and waits on.
 train() {
   local code=0 child
@@ -284,6 +290,7 @@ train() {
     code=0
     wait "$child" || code=$?
   done
+  tell_nccl
   if [ -n "$stopped" ]; then
     # Not the code of whoever failed: srun's own is the highest of all nodes'.
     say "stopped by a signal"
@@ -322,6 +329,7 @@ main() {
   python3 -c 'import sys, torch; n = torch.cuda.device_count(); sys.exit(f'"'"'{n} GPUs are visible, 8 are needed'"'"' if n < 8 else 0)' || fail "the GPUs this job was to have are not there"
   prepare python3 /srv/toy/prepare.py '--note=two words, it'"'"'s $HOME'
 
+  export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH NCCL_DEBUG_FILE="$scratch/nccl.%h.%p"
   # No node trains before all have come here: the rendezvous waits for every one of them.
   train torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --max-restarts=0 --no-python \
     --rdzv-endpoint="$address:$port" --rdzv-id="$job" --local-addr="$own" \

@@ -72,7 +72,8 @@ class CertifyRequest:
     ] = None
     image: Image = ""
     against: Annotated[
-        str, Option("an earlier report that passed with this image: its fingerprints must be met")
+        str,
+        Option("a report that passed with this image: its fingerprints must be met", "REPORT"),
     ] = ""
     updates: Annotated[int, Option("of each training", least=4)] = 20
     hang: Annotated[
