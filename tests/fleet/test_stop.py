@@ -111,3 +111,38 @@ def _until_it_trains(two, name):
         if losses(two.invoke("logs", "--name", name).stdout):
             return
     raise AssertionError("it does not train")
+
+
+def test_the_same_failure_is_not_tried_a_third_time(two):
+    path = two.folder.parent / "shared" / "fails.py"
+    path.write_text("import os\nraise RuntimeError(f'batch 3 is empty, seen by {os.getpid()}')\n")
+    name = f"stop-{secrets.token_hex(3)}"
+    words = ("run", "fairseq", "--gpus", "0", "--name", name, "--restarts", "5")
+    done = two.invoke(*words, "--", "/shared/fails.py", check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("it failed: starting again on study, train") == 1
+    assert "not started again: it failed twice for the same reason" in done.stderr
+    assert two.left() == {}
+
+
+def test_a_sharded_training_that_loses_a_node_goes_on_with_as_many_ranks(two):
+    save = f"/shared/stop-{secrets.token_hex(3)}"
+    more = ("--restarts", "1")
+    words = line(two, "accelerate", "gpt2-zero-3", save, more)
+    words[words.index("--set") + 1] += ",save_every=10"
+    name, said = words[words.index("--name") + 1], []
+    with subprocess.Popen(
+        [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    ) as child:  # fmt: skip
+        for text in child.stdout:
+            again = any("starting again" in old for old in said)
+            if not again and max(losses(text), default=0) >= 30:
+                two.hosts["train"].run("docker", "kill", f"stackyard-{name}-train", check=False)
+            said.append(text)
+    whole = "".join(said)
+    assert child.returncode == 0, whole[-3000:]
+    assert "train lost: starting again on study, train (1 of 1 restarts)" in whole
+    assert "is done: 2 ranks" in whole
+    _, _, after = whole.partition("starting again")
+    assert min(losses(after)) > 20, "it went on from a checkpoint"
