@@ -116,7 +116,7 @@ def takes_parts(info: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFacts:
-    """Describe the folder of a host that takes a release's file.
+    """Describe the folder of a host that a release's file goes to.
 
     Attributes:
         path: absolute.

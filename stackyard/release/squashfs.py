@@ -265,9 +265,9 @@ def _run(path: Path, pieces: Iterable[bytes], latest: int) -> None:
         for piece in _large(pieces):
             if not child.write(piece):
                 break
-        child.finish(END_SECONDS)
-        if child.code != 0:
-            raise StackyardError(f"{PROGRAM} made no file (exit code {child.code})", why=child.said)
+        code = child.finish(END_SECONDS)
+        if code != 0:
+            raise StackyardError(f"{PROGRAM} made no file (exit code {code})", why=child.said)
     finally:
         child.end()
 

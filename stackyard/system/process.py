@@ -187,11 +187,6 @@ class Companion:
         return self._child.poll() is None
 
     @property
-    def code(self) -> int | None:
-        """Return the program's exit code; None while it runs."""
-        return self._child.poll()
-
-    @property
     def said(self) -> str:
         """Return the program's last lines of output."""
         if not self.running:
@@ -208,13 +203,14 @@ class Companion:
             return False
         return True
 
-    def finish(self, seconds: float) -> None:
-        """Close its held input and wait until it ends by itself, at most for `seconds`."""
+    def finish(self, seconds: float) -> int | None:
+        """Close its held input, and wait at most `seconds` for its end; return its exit code."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):
             self._child.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(seconds)
+        return self._child.poll()
 
     def end(self) -> None:
         """Kill the program and all processes that it started."""
