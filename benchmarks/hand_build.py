@@ -96,7 +96,9 @@ def names(project: Project) -> list[str]:
 
 
 def _bare(project: Project) -> tuple[Base, Common]:
-    common = dataclasses.replace(project.definitions.common, system=())
+    common = dataclasses.replace(
+        project.definitions.common, system=(), build_system=(), text_packages=(), stack_system=()
+    )
     return bare_base(project.definitions), common
 
 

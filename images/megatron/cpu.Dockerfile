@@ -3,8 +3,11 @@
 #   DOCKER_BUILDKIT=1 docker build -f images/megatron/cpu.Dockerfile -t stackyard/megatron:cpu .
 ARG BASE=stackyard/base:cpu
 ARG TOOLS=ghcr.io/astral-sh/uv:0.13.9
+ARG PACKAGES=stackyard/packages:cpu
 # hadolint ignore=DL3006
 FROM ${TOOLS} AS tools
+# hadolint ignore=DL3006
+FROM ${PACKAGES} AS debian
 # hadolint ignore=DL3006
 FROM ${BASE} AS base
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
@@ -14,6 +17,7 @@ FROM base AS text
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=tools,target=/mnt/tools \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,from=debian,target=/mnt/packages \
     --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
     --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
     --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \
@@ -50,6 +54,7 @@ FROM base AS compiler
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=tools,target=/mnt/tools \
     --mount=type=bind,source=stackyard/inside/build.sh,target=/mnt/build.sh \
+    --mount=type=bind,from=debian,target=/mnt/packages \
     --mount=type=secret,id=ca.pem,target=/mnt/secrets/ca.pem \
     --mount=type=secret,id=uv.toml,target=/mnt/secrets/uv.toml \
     --mount=type=secret,id=pip.conf,target=/mnt/secrets/pip.conf \

@@ -1,7 +1,10 @@
 """Make the bootstrapped base and the tools image that builds need, each only once.
 
 Owns making them and their content addresses. Both have a tag with the hash of their inputs. An
-image gets its tag only when it is complete, so an interruption leaves no broken one.
+image gets its tag only when it is complete, so an interruption leaves no broken one. A base is made
+from a folder of locked packages (`build.packages`), the first time as in a rebuild.
+
+Over 300 lines: base and tools are what every build starts from, and are made side by side.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +24,11 @@ from typing import TYPE_CHECKING
 import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from stackyard.build import dockerfile, packages
+from stackyard.build.recipe import BaseRecipe
 from stackyard.definitions.spec import Base, Common
 from stackyard.system import cleanup, process
+from stackyard.system.chunks import digest_of_file
 from stackyard.system.engine import Engine
 from stackyard.system.errors import NothingToRunOn, StackyardError
 from stackyard.system.image import ImageInfo
@@ -51,16 +59,33 @@ _BLANK_SOURCES = r"""
 rm -rf "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap
 printf '# Empty: name your own package sources here.\n' > "$1"/etc/apt/sources.list
 """
+_BASE = "stackyard/base:"
 Say = Callable[[str], None]
 
 
-def base_key(base: Base, common: Common) -> str:
-    """Return the content address of a bootstrapped base: a hash of its inputs and scripts."""
+def recipe_key(recipe: BaseRecipe) -> str:
+    """Return the content address of a base: a hash of its recipe and of the scripts here."""
+    text = json.dumps([asdict(recipe), _CLEAN, _BLANK_SOURCES])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def base_recipe(base: Base, common: Common) -> BaseRecipe:
+    """Return what a bootstrapped base is made from."""
     made = base.bootstrap
     assert made is not None
-    parts = [made.suite, sorted({*made.packages, *common.system}), sorted(made.exclude)]
-    text = json.dumps([*parts, base.platform, _CLEAN, _BLANK_SOURCES])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return BaseRecipe(
+        platform=base.platform,
+        suite=made.suite,
+        packages=tuple(sorted({*made.packages, *common.system})),
+        exclude=tuple(sorted(made.exclude)),
+        steps=tuple(sorted({*common.build_system, *common.stack_system})),
+        texts=tuple(sorted(common.text_packages)),
+    )
+
+
+def base_key(base: Base, common: Common) -> str:
+    """Return the content address of a bootstrapped base."""
+    return recipe_key(base_recipe(base, common))
 
 
 def base_reference(base: Base, common: Common) -> str:
@@ -90,7 +115,7 @@ def ensure_base(
     """
     reference = base_reference(base, common)
     found = engine.image(reference)
-    if found is not None and not (fresh and base.bootstrap is not None):
+    if found is not None and not (fresh and base.bootstrap is not None) and whole(engine, found):
         return found
     if base.host is not None:
         raise NothingToRunOn(
@@ -103,57 +128,114 @@ def ensure_base(
         return engine.pull(reference)
     key = base_key(base, common)[:12]
     with exclusive(f"base-{key}", lambda: say("another command is making the base: waiting")):
-        found = engine.image(reference)
-        if found is None or fresh:
-            with cleanup.folder("base") as folder:
-                root = folder / "root.tar"
-                _bootstrap(base, common, caller, root, say)
-                say("importing the base")
-                engine.import_tar(root, reference, ['CMD ["/bin/bash"]'])
-            _keep_the_same(engine, found, reference)
-            # The readable name is what a Dockerfile built by hand starts FROM.
+        found = before = engine.image(reference)
+        if found is None or fresh or not whole(engine, found):
+            _make_newest(engine, base, common, caller, say)
+            _keep_the_same(engine, before, reference)
+            # The readable names are what a Dockerfile built by hand takes.
             engine.tag(reference, base.reference)
             found = engine.image(reference)
-    assert found is not None
+            assert found is not None
+            engine.tag(packages.packages_of(found.labels), dockerfile.packages_name(base))
+            _forget_packages(engine, before)
     return found
 
 
+def whole(engine: Engine, base: ImageInfo) -> bool:
+    """Return whether the engine holds a base's packages, too, where the base has some."""
+    name = packages.packages_of(base.labels)
+    return not name or engine.image(name) is not None
+
+
+def _make_newest(
+    engine: Engine, base: Base, common: Common, caller: CallerSettings, say: Say
+) -> None:
+    """Make a base from the newest packages of the caller's sources, and lock those."""
+    require_mmdebstrap(f"base {base.name!r}")
+    recipe = base_recipe(base, common)
+    with cleanup.folder("newest") as folder:
+        say(f"fetching {len(recipe.packages)} packages and what they need")
+        locked = folder / "packages"
+        packages.collect(
+            locked, platform=recipe.platform, install=(*recipe.packages, *recipe.steps),
+            download=recipe.texts, sources=packages.sources_of(recipe.suite, caller),
+        )  # fmt: skip
+        make_base(engine, recipe, locked, base_reference(base, common), say)
+
+
+def make_base(
+    engine: Engine, recipe: BaseRecipe, locked: Path, reference: str, say: Say, held: str = ""
+) -> None:
+    """Make a base from a folder of locked packages, and have the engine hold both.
+
+    Args:
+        held: name for the packages; unless given, one by their index.
+    """
+    digest = digest_of_file(locked / packages.INDEX)
+    with ThreadPoolExecutor(1) as beside, cleanup.folder("base") as folder:
+        name = held or packages.reference(digest)
+        holding = None if engine.image(name) else beside.submit(packages.hold, engine, locked, name)
+        root = folder / "root.tar"
+        _bootstrap(recipe, locked, root, say)
+        if holding is not None:
+            holding.result()
+        say("importing the base")
+        changes = ['CMD ["/bin/bash"]', f"LABEL {packages.LABEL}={digest}"]
+        engine.import_tar(root, reference, changes)
+
+
 def _keep_the_same(engine: Engine, before: ImageInfo | None, reference: str) -> None:
-    """Keep the old image if a new base has the same layers, so images on it stay current."""
+    """Keep the old image if a new base has the same layers, so images on it stay current.
+
+    Build steps take their packages from the folder that a base is labelled with.
+    """
     made = engine.image(reference)
-    if before is not None and made is not None and before.layers == made.layers:
+    if before is None or made is None:
+        return
+    if (before.layers, packages.packages_of(before.labels)) == (
+        made.layers, packages.packages_of(made.labels),
+    ):  # fmt: skip
         engine.tag(before.id, reference)
 
 
-def _bootstrap(base: Base, common: Common, caller: CallerSettings, out: Path, say: Say) -> None:
-    made = base.bootstrap
-    assert made is not None
+def _forget_packages(engine: Engine, before: ImageInfo | None) -> None:
+    """Remove the packages of the base that was there before, unless a base has them still."""
+    name = packages.packages_of(before.labels) if before is not None else ""
+    if not name:
+        return
+    bases = (i for i in engine.held_images() if any(_BASE in tag for tag in i.tags))
+    if name not in {packages.packages_of(one.labels) for one in bases}:
+        engine.remove_image(name)
+
+
+def require_mmdebstrap(what: str) -> None:
+    """Require mmdebstrap on this machine.
+
+    Raises:
+        StackyardError: it is not installed.
+    """
     if not shutil.which("mmdebstrap"):
         raise StackyardError(
-            f"base {base.name!r} is bootstrapped with mmdebstrap, which is not installed",
+            f"{what} is bootstrapped with mmdebstrap, which is not installed",
             hint="apt-get install mmdebstrap (Debian, Ubuntu), or make the base on a machine that"
             " has it, and copy the image with docker save and docker load",
         )
-    packages = sorted({*made.packages, *common.system})
+
+
+def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
     command = [
-        "mmdebstrap", "--variant=apt", "--mode=auto", f"--include={','.join(packages)}",
+        "mmdebstrap", "--variant=apt", "--mode=auto", f"--include={','.join(recipe.packages)}",
         "--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Languages none",
         "--dpkgopt=force-unsafe-io",
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in made.exclude),
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.exclude),
     ]  # fmt: skip
-    sources = caller.secrets.get("apt.sources")
-    with cleanup.folder("sources") as folder:
-        mirror: list[str] = []
+    with cleanup.folder("hooks") as folder:
+        # The folder is used here, but not left in the image.
         command.append(f"--customize-hook={_script(folder / 'clean', _CLEAN)}")
-        if sources:
-            # The caller's own sources: used here, but not left in the image.
-            path = folder / "caller.sources"
-            path.write_bytes(sources)
-            mirror = [str(path)]
-            command.append(f"--customize-hook={_script(folder / 'blank', _BLANK_SOURCES)}")
-        say(f"bootstrapping {base.name}: {len(packages)} packages and what they need")
+        command.append(f"--customize-hook={_script(folder / 'blank', _BLANK_SOURCES)}")
+        say(f"bootstrapping from {recipe.suite}")
         process.run(
-            [*command, made.suite, str(out), *mirror],
+            [*command, recipe.suite, str(out), packages.source_line(locked)],
             # Its temporary files go into our folder, which is removed in every case.
             env={"SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)},
             timeout=1200,
@@ -177,7 +259,7 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
     uv_binary = Path(uv.find_uv_bin())
     # By name, version and size, not by time: all clones must have the same tools image, or
     # BuildKit would build everything again for each clone. The locks' hashes check the contents.
-    stamp = [installed_version("uv"), *((p.name, p.stat().st_size) for p in (uv_binary, *wheels))]
+    stamp = [uv_version(), *((p.name, p.stat().st_size) for p in (uv_binary, *wheels))]
     key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:12]
     reference = f"stackyard/tools:{key}"
     if engine.image(reference) is not None:
@@ -205,6 +287,11 @@ def ensure_bundle(engine: Engine, path: Path, manifest: BundleIndex) -> str:
         bundle.write_tools(path, tools)
         engine.import_tar(tools, reference, [])
     return reference
+
+
+def uv_version() -> str:
+    """Return the version of the uv that builds here get."""
+    return installed_version("uv")
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from stackyard.build import base_image, catalog, dockerfile
 from stackyard.build import recipe as plan
 from stackyard.build.catalog import ResolvedImage
+from stackyard.build.packages import packages_of
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base
@@ -160,6 +161,8 @@ class Builder:
         }
         files = fork.files(image, files) if fork else files
         made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
+        if image.base.bootstrap is not None:
+            made = replace(made, packages=packages_of(base_info.labels))
         return fork.plan(made) if fork else made
 
     def _means(self, image: ResolvedImage) -> tuple[Client, str, mirrors.CallerSettings]:
@@ -278,7 +281,8 @@ class Builder:
         if base.name not in self._foundations:
             reference = base_image.base_reference(base, image.common)
             info = self._engine.image(reference)
-            if info is None or (self._fresh and base.bootstrap is not None):
+            made_again = self._fresh and base.bootstrap is not None
+            if info is None or made_again or not base_image.whole(self._engine, info):
                 info = self._make_foundation(image)
             self._foundations[base.name] = (info, reference)
         return self._foundations[base.name]

@@ -96,6 +96,8 @@ def arguments(
     if fresh:
         words += ["--no-cache"]
     words += ["--build-arg", f"BASE={plan.base_image}", "--build-arg", f"TOOLS={tools}"]
+    if plan.packages:
+        words += ["--build-arg", f"PACKAGES={plan.packages}"]
     for name in sorted(caller.proxies):
         words += ["--build-arg", name]  # the value comes from the environment
     for name, value in sorted(plan.labels.items()) if out is None else ():

@@ -1,6 +1,6 @@
 """Fetch the content of a bundle, where there is a network: wheels, sources, Debian packages.
 
-Owns the commands of pip and apt, for the base's Python and platform and not this machine's.
+Owns the commands of pip, for the base's Python and platform and not this machine's.
 Everything is verified: Python packages by the locks' hashes, system packages by their
 distribution's signatures. It must not decide what is needed: locks and definitions do.
 """
@@ -21,6 +21,7 @@ from stackyard.build.bundle import BundleIndex
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.locks import resolve
 from stackyard.build.mirrors import CallerSettings, bare
+from stackyard.build.packages import apt_command, prepare
 from stackyard.definitions import compat, lock
 from stackyard.definitions.lock import Locked
 from stackyard.definitions.spec import Base
@@ -206,27 +207,7 @@ def _fetch_packages(
             hint=f"make the bundle on {base.unpack}, or name a deb822 .sources file of it:"
             " STACKYARD_APT_SOURCES=FILE invoke bundle ...",
         )
-    sources = folder / "sources"
-    sources.mkdir()
-    (sources / "caller.sources").write_bytes(caller.secrets["apt.sources"])
-    for name in ("lists/partial", "cache/archives/partial"):
-        (folder / "apt" / name).mkdir(parents=True)
-    process.run(apt_command(base, folder, "update"), timeout=300)
-    process.run(apt_command(base, folder, "download", *names), cwd=folder / "debs", timeout=600)
-
-
-def apt_command(base: Base, folder: Path, *words: str) -> list[str]:
-    """Return an apt-get command with its own sources, lists and architecture, not the host's."""
-    architecture = base.platform.rpartition("/")[2]
-    options = {
-        "APT::Architecture": architecture,
-        "APT::Architectures": architecture,
-        "APT::Sandbox::User": "root",
-        "Dir::State::Lists": f"{folder}/apt/lists",
-        "Dir::State::status": "/dev/null",
-        "Dir::Cache": f"{folder}/apt/cache",
-        "Dir::Etc::SourceList": "/dev/null",
-        "Dir::Etc::SourceParts": f"{folder}/sources",
-    }
-    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return ["apt-get", "-qq", *flags, *words]
+    prepare(folder, caller.secrets["apt.sources"])
+    process.run(apt_command(base.platform, folder, "update"), timeout=300)
+    command = apt_command(base.platform, folder, "download", *names)
+    process.run(command, cwd=folder / "debs", timeout=600)

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from stackyard.build.catalog import ResolvedImage, ResolvedWheel
 from stackyard.build.source.naming import archive_path
 from stackyard.definitions import lock
-from stackyard.definitions.spec import Fix
+from stackyard.definitions.spec import Base, Fix
 from stackyard.system import template
 
 UV_VERSION = "0.13.9"
@@ -29,6 +29,11 @@ SECRETS = ("ca.pem", "uv.toml", "pip.conf", "apt.sources")
 def image_tag(stack: str, base: str) -> str:
     """Return the image's local name."""
     return f"stackyard/{stack}:{base}"
+
+
+def packages_name(base: Base) -> str:
+    """Return the readable name of a base's packages; empty where steps use package sources."""
+    return f"stackyard/packages:{base.name}" if base.bootstrap is not None else ""
 
 
 def dockerfile_path(stack: str, base: str) -> str:
@@ -69,6 +74,7 @@ def _values(image: ResolvedImage) -> dict[str, object]:
         "base": image.base,
         "tag": image_tag(stack, base),
         "tools": TOOLS,
+        "packages": packages_name(image.base),
         "secrets": SECRETS,
         "text_packages": image.common.text_packages,
         "build_system": image.build_system,

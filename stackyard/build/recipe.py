@@ -26,6 +26,25 @@ RECIPE_LABEL = "stackyard.recipe"
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaseRecipe:
+    """Hold all that a bootstrapped base is made from, except the versions of its packages.
+
+    Attributes:
+        packages: installed in it, with all that they need.
+        exclude: patterns of their files that stay out.
+        steps: packages that build steps may install on it: compilers, and those of single stacks.
+        texts: packages that build steps only unpack.
+    """
+
+    platform: str
+    suite: str
+    packages: tuple[str, ...]
+    exclude: tuple[str, ...]
+    steps: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Hold everything that an engine needs to build one image, except the caller's settings.
 
@@ -33,6 +52,8 @@ class BuildPlan:
         context: file contents by path inside the build context.
         recipe: hash of everything that decides the image's content.
         blobs: binary files of the context, by path; the recipe has their digests.
+        packages: image with the Debian packages that build steps install, which follows from the
+            base; empty where they use package sources.
     """
 
     stack: str
@@ -44,6 +65,7 @@ class BuildPlan:
     labels: Mapping[str, str]
     recipe: str
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+    packages: str = ""
 
 
 def context_paths(image: ResolvedImage) -> tuple[str, ...]:

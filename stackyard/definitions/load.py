@@ -7,6 +7,7 @@ base), and must not touch an engine or the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -49,8 +50,9 @@ def load_definitions(root: Path, *, locks_required: bool = True) -> Definitions:
     }
     problems += check_gpus(baselines)
     limit = partial(read_limit, stacks=[one.name for one in stacks.values()])
+    wanted = tuple(sorted({name for stack in stacks.values() for name in stack.system}))
     definitions = Definitions(
-        common=common[0] if common else _no_common(problems),
+        common=replace(common[0] if common else _no_common(problems), stack_system=wanted),
         bases=bases,
         fixes=fixes,
         wheels=wheels,

@@ -346,13 +346,18 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Hold what every image has, whatever its stack."""
+    """Hold what every image has, whatever its stack.
+
+    Attributes:
+        stack_system: system packages that single stacks want besides.
+    """
 
     system: tuple[str, ...]
     build_system: tuple[str, ...]
     text_packages: tuple[str, ...]
     env: Mapping[str, str]
     left_out: tuple[LeftOut, ...] = ()
+    stack_system: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

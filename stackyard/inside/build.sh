@@ -3,6 +3,8 @@
 # a tmpfs, so that no trace of it stays in a layer.
 #   /mnt/tools     uv, and wheels/ with the caller's local wheels, if any; for a build without a
 #                  network also bundle.json, sdists/ and debs/ (all wheels are then in wheels/)
+#   /mnt/packages  Debian packages with their index, locked by version and hash; then no package
+#                  sources are asked
 #   /mnt/secrets   the caller's settings, each optional: ca.pem, uv.toml, pip.conf, apt.sources
 #   /mnt/cache     package caches kept by the engine
 set -euo pipefail
@@ -34,14 +36,21 @@ fi
 if [ -s $secrets/uv.toml ]; then export UV_CONFIG_FILE=$secrets/uv.toml; fi
 if [ -s $secrets/pip.conf ]; then export PIP_CONFIG_FILE=$secrets/pip.conf; fi
 
-# apt ARGUMENT...: run apt-get with the caller's package sources, or else the base's own.
+# apt ARGUMENT...: run apt-get with locked packages, the caller's package sources, or the base's own.
 apt() {
   local options=(-qq -o "Acquire::CAInfo=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}"
-    -o Dir::State::Lists=/mnt/cache/apt-lists -o Dir::Cache=/mnt/cache/apt
-    -o Dir::Log=/mnt/log -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
-  mkdir -p /mnt/cache/apt-lists/partial /mnt/cache/apt/archives/partial /mnt/log
-  if [ -s $secrets/apt.sources ]; then
-    mkdir -p /mnt/sources && cp $secrets/apt.sources /mnt/sources/caller.sources
+    -o Dir::Log=/mnt/log -o APT::Sandbox::User=root -o APT::Install-Recommends=false) cache=/mnt/cache
+  # Indexes of all bases have one address and one time: a shared cache would mix them up.
+  if locked; then cache=/mnt/locked; fi
+  mkdir -p $cache/apt-lists/partial $cache/apt/archives/partial /mnt/log /mnt/sources
+  options+=(-o "Dir::State::Lists=$cache/apt-lists" -o "Dir::Cache=$cache/apt")
+  if locked; then
+    # Checked when they were fetched, or by the signature of the release that they came with.
+    echo 'deb [trusted=yes] file:/mnt/packages ./' > /mnt/sources/locked.list
+  elif [ -s $secrets/apt.sources ]; then
+    cp $secrets/apt.sources /mnt/sources/caller.sources
+  fi
+  if [ -n "$(ls /mnt/sources)" ]; then
     options+=(-o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/mnt/sources)
   fi
   DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" "$@"
@@ -69,6 +78,7 @@ end_step() {
 }
 
 offline() { [ -f /mnt/tools/bundle.json ]; }
+locked() { [ -f /mnt/packages/Packages ]; }
 
 # apt_install PACKAGE...
 apt_install() {
@@ -77,15 +87,17 @@ apt_install() {
   rm -rf /var/log/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /etc/ssh/ssh_host_*
 }
 
-# fetch_packages OUT PACKAGE...: fetch binary packages from the bundle or from package sources.
+# fetch_packages OUT PACKAGE...: fetch binary packages from the bundle, from locked packages or from
+# package sources.
 fetch_packages() {
-  local out=$1 package
+  local out=$1 package from=/mnt/tools/debs what='the bundle holds'
   shift
   mkdir -p "$out"
-  if offline; then
+  if locked; then from=/mnt/packages what='the locked packages hold'; fi
+  if offline || locked; then
     for package in "$@"; do
-      if ! cp /mnt/tools/debs/"$package"_*.deb "$out"; then
-        echo "the bundle holds no package $package" >&2
+      if ! cp "$from/$package"_*.deb "$out"; then
+        echo "$what no package $package" >&2
         return 1
       fi
     done

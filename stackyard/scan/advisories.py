@@ -13,8 +13,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from stackyard.build.bundle_fetch import apt_command
 from stackyard.build.mirrors import CallerSettings
+from stackyard.build.packages import apt_command, prepare
 from stackyard.definitions.spec import Base
 from stackyard.scan import audit
 from stackyard.scan.audit import IndexAnswer, Vulnerability
@@ -120,12 +120,12 @@ def system_part(
 def _security_index(base: Base, caller: CallerSettings) -> str:
     """Return the Packages indexes of security suites, verified by apt; empty without any."""
     with cleanup.folder("audit") as folder:
-        for name in ("sources", "apt/lists/partial", "apt/cache/archives/partial"):
-            (folder / name).mkdir(parents=True)
-        (folder / "sources" / "caller.sources").write_bytes(caller.secrets["apt.sources"])
-        process.run(apt_command(base, folder, *_SOON, "update"), timeout=_SECONDS)
+        prepare(folder, caller.secrets["apt.sources"])
+        process.run(apt_command(base.platform, folder, *_SOON, "update"), timeout=_SECONDS)
         asked = ("indextargets", "--format", "$(CODENAME) $(FILENAME)", "Created-By: Packages")
-        listed = process.run(apt_command(base, folder, *asked), timeout=60).output.splitlines()
+        listed = process.run(
+            apt_command(base.platform, folder, *asked), timeout=60
+        ).output.splitlines()
         files = [path for suite, _, path in (line.partition(" ") for line in listed)
                  if suite.endswith("-security")]  # fmt: skip
         if not files:

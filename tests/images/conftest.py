@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from testinfra.host import Host
@@ -14,6 +14,7 @@ from testinfra.host import Host
 from stackyard.build import base_image, builder, mirrors
 from stackyard.build import recipe as plan
 from stackyard.build.catalog import ResolvedImage
+from stackyard.build.packages import packages_of
 from stackyard.definitions.project import INSIDE, Project, load_project
 from stackyard.mesh import certificates, nodes
 from stackyard.scan.mirror_traces import Caller, make_caller
@@ -48,6 +49,7 @@ def planned(project: Project, engine: Engine, done: builder.Built) -> Built:
     paths = plan.context_paths(done.image)
     files = {path: (project.root / path).read_text(encoding="utf-8") for path in paths}
     made = plan.make_plan(done.image, files, base_image=reference, base_digest=base.id)
+    made = replace(made, packages=packages_of(base.labels))
     return Built(image=done.image, info=done.info, plan=made)
 
 

@@ -1,11 +1,14 @@
 """What builds stand on: when it is the same, and which local wheels go along."""
 
 import contextlib
+import dataclasses
+import itertools
 import tarfile
+from pathlib import Path
 
 import pytest
 
-from stackyard.build import base_image, bundle
+from stackyard.build import base_image, bundle, packages
 from stackyard.build.mirrors import CallerSettings
 from stackyard.definitions.spec import Bootstrap, Common
 from stackyard.system.errors import NothingToRunOn
@@ -41,6 +44,11 @@ def test_what_a_base_is_made_of_decides_its_address(base):
 
 def test_the_common_packages_are_part_of_a_base():
     assert key(common=common("tini")) != key(common=common("tini", "less"))
+
+
+@pytest.mark.parametrize("kind", ["build_system", "stack_system", "text_packages"])
+def test_packages_that_build_steps_take_are_locked_with_the_base(kind):
+    assert key(common=samples.common(**{kind: ("rsync",)})) != key()
 
 
 @pytest.mark.parametrize("script", ["_CLEAN", "_BLANK_SOURCES"])
@@ -107,10 +115,13 @@ class Holding:
     """An engine that holds what it was given."""
 
     def __init__(self, *names):
-        self.held, self.imported = set(names), []
+        self.held, self.imported, self.labels = set(names), [], {}
 
     def image(self, name):
-        return name if name in self.held else None
+        if name not in self.held:
+            return None
+        labels = self.labels.get(name, {})
+        return ImageInfo(id=name, tags=(), labels=labels, env=(), size=1, layers=())
 
     def import_tar(self, path, name, changes):
         with tarfile.open(path) as archive:
@@ -159,7 +170,7 @@ def test_a_base_that_the_engine_holds_is_not_made_again():
     found = base_image.ensure_base(
         Holding(name), samples.base(), samples.common(), caller(), said.append
     )
-    assert (found, said) == (name, [])
+    assert (found.id, said) == (name, [])
 
 
 def test_without_mmdebstrap_that_is_said_with_what_to_install(monkeypatch):
@@ -170,22 +181,120 @@ def test_without_mmdebstrap_that_is_said_with_what_to_install(monkeypatch):
     assert caught.value.hint.startswith("apt-get install mmdebstrap")
 
 
-def test_a_bootstrap_asks_for_every_package_and_blanks_the_callers_sources(monkeypatch, tmp_path):
-    ran = []
+class Making:
+    """An engine that takes in what is made, and what a base was made from."""
+
+    def __init__(self):
+        self.named, self.numbers, self.removed = {}, itertools.count(), []
+
+    def image(self, name):
+        return self.named.get(name)
+
+    def import_tar(self, path, name, changes):
+        labels = dict(c.removeprefix("LABEL ").split("=", 1) for c in changes if "LABEL" in c)
+        self.named[name] = ImageInfo(
+            id=f"id{next(self.numbers)}", tags=(), labels=labels, env=(), size=1, layers=("same",)
+        )
+
+    def held_images(self):
+        return [dataclasses.replace(one, tags=(name,)) for name, one in self.named.items()]
+
+    def remove_image(self, name):
+        self.removed.append(name)
+
+    def tag(self, name, new):
+        self.named[new] = self.named.get(name) or next(
+            one for one in self.named.values() if one.id == name
+        )
+
+
+@pytest.fixture
+def making(monkeypatch):
+    """Packages in an archive, and how apt and mmdebstrap are asked for a base of them."""
+    asked, ran, archive = [], [], {"content": "1"}
+
+    def collect(out, **given):
+        asked.append(given)
+        out.mkdir()
+        (out / packages.INDEX).write_text(archive["content"])
+
+    def run(argv, **_):
+        ran.append(argv)
+        Path(argv[-2]).write_text("root")
+
     monkeypatch.setattr(base_image.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(base_image.process, "run", lambda argv, **_: ran.append(argv))
-    given = CallerSettings(
+    monkeypatch.setattr(packages, "collect", collect)
+    monkeypatch.setattr(base_image.process, "run", run)
+    monkeypatch.setattr(base_image, "exclusive", lambda *_: contextlib.nullcontext())
+    return asked, ran, archive
+
+
+def ensure(engine, base, **given):
+    caller = CallerSettings(
         secrets={"apt.sources": b"https://me:pw@debian"}, wheel_folders=(), proxies={}
     )
+    return base_image.ensure_base(engine, base, samples.common(), caller, print, **given)
+
+
+def test_a_base_is_made_from_packages_that_were_locked_before(making):
+    asked, ran, _ = making
     base = made_of(exclude=("/usr/share/doc/*",))
-    base_image._bootstrap(base, samples.common(), given, tmp_path / "root.tar", print)
-    ((*words, suite, out, sources),) = ran
-    assert (suite, out) == ("bookworm", str(tmp_path / "root.tar"))
+    found = ensure(Making(), base)
+    ((given),) = asked
+    # All that build steps will install is locked with the base.
+    assert given["install"] == ("openssh-server", "python3", "tini", "g++")
+    assert given["download"] == ("fortunes",)
+    ((*words, suite, out, source),) = ran
+    assert (suite, Path(out).name) == ("bookworm", "root.tar")
     assert "--include=openssh-server,python3,tini" in words
     assert "--dpkgopt=path-exclude=/usr/share/doc/*" in words
     assert [w.rpartition("/")[2] for w in words if "customize-hook" in w] == ["clean", "blank"]
-    assert sources.endswith("/caller.sources")
-    assert "pw" not in " ".join(ran[0])
+    # mmdebstrap sees the locked packages, and not the caller's sources.
+    assert source.startswith("deb [trusted=yes] copy:/") and source.endswith("/packages ./")
+    assert "debian" not in " ".join(ran[0])
+    assert found.labels[packages.LABEL].startswith("sha256:")
+
+
+def test_the_engine_holds_a_bases_packages_under_their_index_and_a_readable_name(making):
+    engine = Making()
+    found = ensure(engine, samples.base())
+    name = packages.packages_of(found.labels)
+    assert engine.image(name) is engine.image("stackyard/packages:cpu")
+    assert engine.image("stackyard/base:cpu") is found
+
+
+def test_a_base_whose_packages_are_gone_is_made_again(making):
+    _, ran, _ = making
+    engine = Making()
+    name = packages.packages_of(ensure(engine, samples.base()).labels)
+    ensure(engine, samples.base())
+    assert len(ran) == 1
+    del engine.named[name]
+    ensure(engine, samples.base())
+    assert len(ran) == 2 and name in engine.named
+
+
+def test_a_base_of_other_packages_takes_the_place_of_one_with_the_same_files(making):
+    """Its build steps would install others, as when only the compiler is a newer one."""
+    engine, (_, _, archive) = Making(), making
+    first = ensure(engine, samples.base())
+    assert ensure(engine, samples.base(), fresh=True).id == first.id
+    archive["content"] = "2"
+    second = ensure(engine, samples.base(), fresh=True)
+    assert second.id != first.id and second.labels != first.labels
+    # Nothing is built from the first ones any more.
+    assert engine.removed == [packages.packages_of(first.labels)]
+
+
+def test_packages_stay_while_another_base_has_them(making):
+    """The bases for two versions of CUDA are made from the same packages."""
+    engine, (_, _, archive) = Making(), making
+    for name in ("cuda", "cuda12"):
+        ensure(engine, samples.base(name=name, reference=f"stackyard/base:{name}"))
+    archive["content"] = "2"
+    for name, removed in (("cuda", 0), ("cuda12", 1)):
+        ensure(engine, samples.base(name=name, reference=f"stackyard/base:{name}"), fresh=True)
+        assert len(engine.removed) == removed
 
 
 def test_space_is_not_known_where_the_engines_folder_is_not_here(tmp_path):
@@ -219,7 +328,12 @@ def test_a_base_made_afresh_keeps_its_image_where_it_came_out_the_same(
     monkeypatch, again, fresh, stays
 ):
     made = []
-    monkeypatch.setattr(base_image, "_bootstrap", lambda *_: made.append("again"))
+
+    def make(engine, *_):
+        made.append("again")
+        engine.import_tar(None, "", [])
+
+    monkeypatch.setattr(base_image, "_make_newest", make)
     monkeypatch.setattr(base_image, "exclusive", lambda *_: contextlib.nullcontext())
     engine = Bases("same", again)
     found = base_image.ensure_base(

@@ -1,5 +1,6 @@
 """Building: the client that can, the exact command, and what its progress says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,12 @@ def test_without_any_docker_that_is_said(path):
 
 
 # The command
+
+
+def test_steps_get_the_packages_of_their_base():
+    client, plan = Client(path="d", buildx=True), replace(made(), packages="stackyard/packages:x")
+    assert "PACKAGES=stackyard/packages:x" in arguments(plan, client, "t", NOBODY, Path("/s"))
+    assert "PACKAGES" not in " ".join(arguments(made(), client, "t", NOBODY, Path("/s")))
 
 
 def test_the_command_is_exact():

@@ -40,21 +40,6 @@ def test_platforms_are_every_glibc_up_to_what_locks_are_resolved_for():
     assert "manylinux_2_35_aarch64" not in found
 
 
-def test_apt_uses_sources_lists_and_architecture_of_its_own():
-    words = bundle_fetch.apt_command(
-        samples.carried(platform="linux/arm64"), Path("/b"), "download", "tini"
-    )
-    assert words[0] == "apt-get"
-    assert words[-2:] == ["download", "tini"]
-    assert {
-        "APT::Architecture=arm64",
-        "Dir::Etc::SourceList=/dev/null",
-        "Dir::Etc::SourceParts=/b/sources",
-        "Dir::State::status=/dev/null",
-        "Dir::State::Lists=/b/apt/lists",
-    } <= set(words)
-
-
 def test_an_index_that_only_uv_was_told_of_reaches_pip_in_a_private_file(tmp_path):
     caller = CallerSettings(secrets={"pip.conf": b"hunter2"}, wheel_folders=(), proxies={})
     env = bundle_fetch.pip_environment(caller, tmp_path)

@@ -60,6 +60,18 @@ def test_system_packages_are_installed_only_where_some_are_missing():
     assert "apt_install" not in text(stacks={"toy": samples.stack(system=())})
 
 
+def test_steps_on_a_base_of_packages_install_its_locked_ones():
+    found = text(wheels={"beta": samples.wheel(compiler=True)})
+    assert "ARG PACKAGES=stackyard/packages:cpu\n" in found
+    steps = [step for step in found.split("\nRUN ") if "apt_install" in step or "unpack_" in step]
+    assert len(steps) == 3
+    assert all("from=debian,target=/mnt/packages \\\n" in step for step in steps)
+    assert found.count("from=debian") == 3
+    for base in ("gpu", "far"):
+        other = text(base, bases={"gpu": samples.pulled(), "far": samples.carried()})
+        assert "PACKAGES" not in other and "/mnt/packages" not in other
+
+
 def test_a_compiler_is_there_only_for_wheels_that_need_one():
     assert "AS compiler" not in text()
     found = text(wheels={"beta": samples.wheel(compiler=True)})

@@ -176,6 +176,7 @@ def test_a_plan_knows_nothing_of_the_caller():
     names = set(recipe.BuildPlan.__dataclass_fields__)
     assert names == {
         "stack", "base", "tag", "dockerfile", "base_image", "context", "labels", "recipe", "blobs",
+        "packages",
     }  # fmt: skip
     text = repr(build_plan())
     assert [s for s in SECRETS if s in text] == []

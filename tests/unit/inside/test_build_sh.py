@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from stackyard.definitions.project import ROOT
+from tests.unit.standins import StandIns
 
 SCRIPT = ROOT / "stackyard" / "inside" / "build.sh"
 pytestmark = pytest.mark.usefixtures("allow_processes")
@@ -224,6 +225,61 @@ def test_from_a_bundle_a_package_that_is_not_there_is_named(bash, tmp_path, offl
     done = bash(f"fetch_packages {tmp_path}/out tini tin")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "the bundle holds no package tin"
+    assert (tmp_path / "out" / "tini_1_amd64.deb").exists()
+
+
+@pytest.fixture
+def apt(bash, tmp_path):
+    """Run apt as a step does; the words of its command, and the sources that it reads."""
+    programs = StandIns(tmp_path)
+    programs.recorder("apt-get")
+
+    def run():
+        done = bash("apt install tini", PATH=programs.path)
+        assert done.returncode == 0, done.stderr
+        (call,) = programs.calls()
+        sources = {path.name: path.read_text() for path in (tmp_path / "sources").iterdir()}
+        return call["argv"], sources
+
+    return run
+
+
+def option(words, name):
+    return [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
+
+
+def test_locked_packages_are_the_only_ones_that_apt_sees(apt, tmp_path):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "Packages").write_text("Package: tini\n")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "apt.sources").write_text("Types: deb\n")
+    words, sources = apt()
+    assert sources == {"locked.list": f"deb [trusted=yes] file:{tmp_path}/packages ./\n"}
+    assert option(words, "Dir::Etc::SourceList") == ["/dev/null"]
+    assert option(words, "Dir::Etc::SourceParts") == [f"{tmp_path}/sources"]
+    # The cache that builds share has lists of other bases.
+    assert option(words, "Dir::State::Lists") == [f"{tmp_path}/locked/apt-lists"]
+    assert words[-2:] == ["install", "tini"]
+
+
+def test_without_locked_packages_the_callers_sources_count_and_else_the_bases_own(apt, tmp_path):
+    words, sources = apt()
+    assert (sources, option(words, "Dir::Etc::SourceList")) == ({}, [])
+    (tmp_path / "calls").unlink()
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "apt.sources").write_text("Types: deb\n")
+    words, sources = apt()
+    assert sources == {"caller.sources": "Types: deb\n"}
+    assert option(words, "Dir::State::Lists") == [f"{tmp_path}/cache/apt-lists"]
+
+
+def test_locked_packages_are_unpacked_without_any_source(bash, tmp_path):
+    (tmp_path / "packages").mkdir()
+    for name in ("Packages", "tini_1_amd64.deb"):
+        (tmp_path / "packages" / name).write_text("x")
+    done = bash(f"fetch_packages {tmp_path}/out tini tin")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "the locked packages hold no package tin"
     assert (tmp_path / "out" / "tini_1_amd64.deb").exists()
 
 
