@@ -36,6 +36,7 @@ _KEPT = (
     (re.compile(r"(?:etc|usr/lib)/os-release"), 2**16, "replace"),
 )
 _HEAD_ONLY = _KEPT[0][0]
+_XATTR = "SCHILY.xattr."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +47,10 @@ class FileEntry:
     size: in bytes; for a hard link, the size of the file that it links to.
     mtime: seconds since 1970.
     sha256: of a regular file's content; empty for other kinds and empty files.
-    link: where a symbolic link points, as written; the path that a hard link shares.
+    link: where a symbolic link points, as written; the path that a hard link shares; the numbers
+    of a device.
     source: modification time and size of the source, as bytecode records them; else None.
+    owner: ids of user and group. attributes: extended attributes, as the tar records them.
     """
 
     kind: str
@@ -57,6 +60,8 @@ class FileEntry:
     sha256: str = ""
     link: str = ""
     source: tuple[int, int] | None = None
+    owner: tuple[int, int] = (0, 0)
+    attributes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,8 @@ class LayerReader:
             # Of a path that is there twice, the last member counts, and its position.
             self._files.pop(path, None)
             self._texts.pop(path, None)
-            self._files[path] = self._entry(member, content, path)
+            entry = self._entry(member, content, path)
+            self._files[path] = entry if entry.kind == "hardlink" else _owned(entry, member)
 
     def _hide(self, folder: str, name: str) -> None:
         if name == _OPAQUE:
@@ -140,7 +146,8 @@ class LayerReader:
             return FileEntry(kind="symlink", mode=mode, mtime=mtime, link=member.linkname)
         if not member.isreg():
             kind = "directory" if member.isdir() else "fifo" if member.isfifo() else "device"
-            return FileEntry(kind=kind, mode=mode, mtime=mtime)
+            numbers = f"{member.devmajor}:{member.devminor}" if kind == "device" else ""
+            return FileEntry(kind=kind, mode=mode, mtime=mtime, link=numbers)
         digest, source = "", None
         limit, errors = _keeping(path)
         bytecode = path.endswith(".pyc")
@@ -159,6 +166,17 @@ class LayerReader:
             return FileEntry(kind="hardlink", mode=mode, mtime=mtime, link=target)
         link = first.link if first.kind == "hardlink" else target
         return replace(first, kind="hardlink", link=link)
+
+
+def _owned(entry: FileEntry, member: tarfile.TarInfo) -> FileEntry:
+    """Return an entry with owner and attributes; most files have root's and none."""
+    attributes = tuple(
+        (key, value) for key, value in sorted(member.pax_headers.items()) if key.startswith(_XATTR)
+    )
+    owner = (member.uid, member.gid)
+    if owner == (0, 0) and not attributes:
+        return entry
+    return replace(entry, owner=owner, attributes=attributes)
 
 
 def _normal(name: str) -> str:
