@@ -717,6 +717,57 @@ class Releases(TypedDict):
     releases: list[ReleaseRow]
 
 
+class DifferenceValue(TypedDict):
+    """Hold what differs at one path of a rebuilt image.
+
+    Attributes:
+        what: `missing`, `added`, or each of `kind`, `content`, `mode`, `owner`, `link`, `time` and
+            `attributes` that differs.
+        package: the package that has the file; empty where none has.
+    """
+
+    path: str
+    what: list[str]
+    package: str
+
+
+class RebuiltValue(TypedDict):
+    """Hold the result of building a release again.
+
+    Attributes:
+        files: number of files of the rebuilt image.
+        packages: number of Debian packages that it was built from.
+        packages_from: `release`, or `archive` where the registry has lost them.
+        built_by: what built the release.
+        rebuilt_by: what built it again.
+    """
+
+    outcome: OutcomeWord
+    differences: list[DifferenceValue]
+    files: int
+    packages: int
+    packages_from: str
+    built_by: str
+    rebuilt_by: str
+    seconds: float
+
+
+class VerifiedRelease(TypedDict):
+    """Hold the answer of `invoke verify`; without `--rebuild` nothing was rebuilt."""
+
+    repository: str
+    release: str
+    digest: str
+    signer: str
+    created: str
+    proven: bool
+    attested: list[str]
+    needs_gpus: bool
+    evidence: list[EvidenceValue]
+    evidence_refused: list[str]
+    rebuilt: RebuiltValue | None
+
+
 class PulledHost(TypedDict):
     """Hold what one host has of a pull."""
 
@@ -789,6 +840,7 @@ ANSWERS: Mapping[str, Any] = {
     "publish": Publication,
     "evidence": EvidenceAnswer,
     "releases": Releases,
+    "verify": VerifiedRelease,
     "pull": Pulled,
     "audit": Audited,
     "prune": Pruned,

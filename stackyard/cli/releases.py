@@ -1,4 +1,4 @@
-"""Declare the commands about releases: publish, evidence, releases, pull, prune."""
+"""Declare the commands about releases: publish, evidence, releases, verify, pull, prune."""
 
 from typing import Annotated
 
@@ -6,7 +6,12 @@ from stackyard.cli.answer import Answer
 from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
 from stackyard.cli.option import Option, Repository, Signers
-from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
+from stackyard.cli.options.releases import (
+    EvidenceRequest,
+    PublishRequest,
+    PullRequest,
+    VerifyRequest,
+)
 
 
 @command
@@ -31,6 +36,14 @@ def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") 
     from stackyard.cli.steps import release
 
     return release.releases(terminal, from_, signers)
+
+
+@command
+def verify(terminal: Terminal, asked: VerifyRequest) -> Answer:
+    """Verify one release; with `--rebuild` build it again from scratch and compare every file."""
+    from stackyard.cli.steps import verify as steps
+
+    return steps.verify(terminal, asked)
 
 
 @command

@@ -15,6 +15,7 @@ from pathlib import Path
 from stackyard.release import parcel, publish, verify
 from stackyard.release import statement as release
 from stackyard.release.layer_source import LayerSource
+from stackyard.release.recipe_record import PACKAGES
 from stackyard.release.registry import Registry
 from stackyard.release.verify import Verified
 from stackyard.scan import oci
@@ -140,6 +141,7 @@ def _beside(registry: Registry, found: Verified, signers: Path) -> dict[str, byt
         title = blob.annotations.get(oci.TITLE, blob.digest[7:19])
         if not title.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ReleaseError(f"{title!r} cannot be a file's name")
-        if blob.media_type != release.STATEMENT:
+        # Packages are for a rebuild, which asks a registry; they are as long as the image.
+        if blob.media_type not in (release.STATEMENT, PACKAGES):
             files[title] = registry.blob(blob)
     return files

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from stackyard import __version__
-from stackyard.build import base_image, catalog, mirrors, recipe
+from stackyard.build import base_image, catalog, mirrors, packages, recipe
 from stackyard.build.catalog import ResolvedImage
 from stackyard.build.dockerfile import image_tag, render_files
 from stackyard.build.source.fork import Fork, fork_of
 from stackyard.build.source.naming import require_labels
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
-from stackyard.release import statement
-from stackyard.release.spool import Saved, Spool
+from stackyard.release import recipe_record, statement
+from stackyard.release.spool import Layer, Saved, Spool
 from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
 from stackyard.report import evidence
 from stackyard.report.records import path_of
@@ -171,6 +171,20 @@ def _require_current(
     project: Project, image: ResolvedImage, info: ImageInfo, tag: str, fork: Fork | None
 ) -> None:
     """Check that the image was built from the current definitions and locks."""
+    made = _plan(project, image, info, fork)
+    if info.labels.get(recipe.RECIPE_LABEL) != made.recipe:
+        stack, base = image.stack.name, image.base.name
+        raise ReleaseError(
+            f"{tag} was built from other definitions than these",
+            why="its release would say what is not so",
+            hint=f"invoke build {stack} --base {base}, then smoke it, then publish",
+        )
+
+
+def _plan(
+    project: Project, image: ResolvedImage, info: ImageInfo, fork: Fork | None
+) -> recipe.BuildPlan:
+    """Return the plan of an image by the current definitions and locks."""
     files = {
         path: (project.root / path).read_text(encoding="utf-8")
         for path in recipe.context_paths(image)
@@ -180,14 +194,7 @@ def _require_current(
         image, files, base_image=base_image.base_reference(image.base, image.common),
         base_digest=info.labels.get("stackyard.base.digest", ""),
     )  # fmt: skip
-    made = fork.plan(made) if fork else made
-    if info.labels.get(recipe.RECIPE_LABEL) != made.recipe:
-        stack, base = image.stack.name, image.base.name
-        raise ReleaseError(
-            f"{tag} was built from other definitions than these",
-            why="its release would say what is not so",
-            hint=f"invoke build {stack} --base {base}, then smoke it, then publish",
-        )
+    return fork.plan(made) if fork else made
 
 
 def _reports(root: Path, stack: str, base: str) -> Iterable[dict[str, Any]]:
@@ -251,6 +258,59 @@ def read(
     return Read(saved=saved, findings=findings, sizes=report, created=created,
                 installed=installed(merged), origin=_origin(project, found.image, merged),
                 attached=_attached(project, found, merged, report, created))  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuildable:
+    """Hold all from which others build an image again.
+
+    Attributes:
+        files: its recipe, and the index of its Debian packages.
+        packages: these packages, a file of the spool.
+    """
+
+    files: Sequence[Attached] = ()
+    packages: Layer | None = None
+
+    @property
+    def locks(self) -> dict[str, str]:
+        """Return the digest of the index, by its title."""
+        kind = recipe_record.INDEX
+        return {one.title: digest_of(one.data) for one in self.files if one.media_type == kind}
+
+
+def rebuildable(
+    project: Project, engine: Engine, store: Spool, found: Candidate, origin: Origin,
+    say: Callable[[str], None],
+) -> Rebuildable:  # fmt: skip
+    """Return what others need to build an image again; nothing where a release cannot carry it.
+
+    A release does not pass users' own source on. Of a pulled base nobody knows the packages of
+    build steps.
+    """
+    image = found.image
+    name = packages.packages_of(found.info.labels)
+    held = engine.image(name) if name else None
+    if held is None or image.base.bootstrap is None or found.subject.own:
+        return Rebuildable()
+    say(f"reading its Debian packages, {held.size / 1e6:.0f} MB")
+    saved = store.save(engine.saved(held.id), {"index": lambda number: packages.index_of})
+    made, base = _plan(project, image, found.info, None), image.base
+    recipe_ = base_image.base_recipe(base, image.common)
+    record = recipe_record.Record(
+        stack=image.stack.name, base_name=base.name, distribution=base.distribution,
+        base=recipe_, base_key=base_image.recipe_key(recipe_), dockerfile=made.dockerfile,
+        context=dict(sorted(made.context.items())),
+        builder={"stackyard": __version__, "uv": base_image.uv_version(),
+                 "commit": origin.revision},
+    )  # fmt: skip
+    files = [
+        Attached(title="recipe.json", media_type=recipe_record.RECIPE,
+                 data=recipe_record.record_text(record)),
+        Attached(title=packages.INDEX, media_type=recipe_record.INDEX,
+                 data=saved.read["index"][0].encode()),
+    ]  # fmt: skip
+    return Rebuildable(files=files, packages=saved.layers[0])
 
 
 def _origin(project: Project, image: ResolvedImage, merged: contents.Contents) -> Origin:

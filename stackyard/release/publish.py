@@ -21,6 +21,7 @@ from typing import Any
 
 from stackyard.release import attestation, statement, verify
 from stackyard.release.attestation import Attestation
+from stackyard.release.recipe_record import PACKAGES
 from stackyard.release.registry import Registry, manifest_descriptor
 from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
 from stackyard.release.statement import NOWHERE, Attached, Origin, Subject
@@ -56,6 +57,7 @@ class PublishPlan:
         evidence: verified evidence of this image.
         audit: what is known of vulnerabilities in it today.
         agent: the ssh agent that may hold the key.
+        packages: the Debian packages that it was built from, a file of the spool.
     """
 
     subject: Subject
@@ -72,6 +74,7 @@ class PublishPlan:
     evidence: Sequence[Vouched] = ()
     audit: Mapping[str, Any] | None = None
     agent: Agent = plain_signing.no_agent
+    packages: Layer | None = None
 
     @property
     def seen_on(self) -> list[str]:
@@ -135,16 +138,27 @@ def attach(
     annotations: Mapping[str, str] | None = None,
 ) -> tuple[list[Descriptor], int]:
     """Upload an artifact and attach it to an image; return its blobs and the bytes sent."""
-    notes = annotations or {}
     blobs = [oci.described(file.media_type, file.data, file.title) for file in files]
     sent = sum(bring(registry, blob, file.data) for blob, file in zip(blobs, files, strict=True))
-    kind = files[0].media_type
-    sent += bring(registry, oci.described(oci.EMPTY, oci.EMPTY_CONTENT), oci.EMPTY_CONTENT)
+    return blobs, sent + _refer(registry, blobs, image, annotations or {})
+
+
+def _refer(
+    registry: Registry, blobs: Sequence[Descriptor], image: Descriptor, notes: Mapping[str, str]
+) -> int:
+    """Attach an artifact of uploaded blobs to an image; return the bytes sent."""
+    kind = blobs[0].media_type
+    sent = bring(registry, oci.described(oci.EMPTY, oci.EMPTY_CONTENT), oci.EMPTY_CONTENT)
     data = oci.artifact_manifest(kind, blobs, image, notes)
     # The list under the fallback tag shows an artifact's annotations, as the API of referrers does.
     entry = replace(manifest_descriptor(data, kind), annotations=notes)
     registry.attach(entry, data, image.digest)
-    return blobs, sent
+    return sent
+
+
+def _packages_blob(layer: Layer) -> Descriptor:
+    return Descriptor(media_type=PACKAGES, digest=layer.digest, size=layer.size,
+                      annotations={oci.TITLE: "packages.tar.gz"})  # fmt: skip
 
 
 def evidence_file(found: Vouched) -> Attached:
@@ -181,11 +195,14 @@ class Publisher:
         manifest = oci.image_manifest(config, layers, notes)
         image = manifest_descriptor(manifest)
         before = self._named(wanted.subject, image)
-        self._upload(saved, config)
+        own = [_packages_blob(wanted.packages)] if wanted.packages else []
+        self._upload([*saved.layers, *([wanted.packages] if wanted.packages else [])])
+        self._bring(config, saved.config)
         self._registry.put_manifest(image.digest, manifest)
         self._say("attaching what belongs to it")
         attached = [self._attach(file, image) for file in self._files(wanted)]
-        self._require_there(image, manifest, [config, *layers])
+        self._sent += _refer(self._registry, own, image, {}) if own else 0
+        self._require_there(image, manifest, [config, *layers, *own])
         number = before or self._claim(wanted.subject, image)
         name = statement.revision_tag(wanted.subject, number)
         made: list[Attestation] = []
@@ -194,6 +211,7 @@ class Publisher:
             created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
             made = self._attest(saved, wanted, image, created)
             attached += [self._attach([one.file], image, one.annotations) for one in made]
+            attached += [own]
             self._seal(saved, wanted, image, name, attached, created)
         self._name(wanted.subject, number, image, manifest)
         return Published(
@@ -212,9 +230,9 @@ class Publisher:
                 return number
         return 0
 
-    def _upload(self, saved: Saved, config: Descriptor) -> None:
+    def _upload(self, layers: Sequence[Layer]) -> None:
         """Upload the missing blobs, several at the same time, largest first."""
-        unique = {layer.digest: layer for layer in saved.layers}
+        unique = {layer.digest: layer for layer in layers}
         total = sum(layer.size for layer in unique.values())
         started = time.monotonic()
         shown = [0.0]
@@ -249,7 +267,6 @@ class Publisher:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._registry.close()
                 raise
-        self._bring(config, saved.config)
 
     def _bring(self, blob: Descriptor, data: bytes) -> None:
         self._sent += bring(self._registry, blob, data)
@@ -374,6 +391,9 @@ class Publisher:
             except ReleaseError:
                 return False
         found, attested = verified.release, bool(verified.attested)
+        named = {value["digest"] for value in found.value["artifacts"]}
+        if wanted.packages is not None and wanted.packages.digest not in named:
+            return False
         said = found.name, found.proven, found.needs_gpus, found.value.get("seen_on", [])
         return attested and said == (
             name,

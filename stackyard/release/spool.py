@@ -14,6 +14,7 @@ import json
 import os
 import tarfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -118,7 +119,11 @@ class Spool:
         return layer_path(self._folder, layer.digest)
 
     def save(
-        self, stream: Iterator[bytes], readers: Mapping[str, Callable[[int], Reader]]
+        self,
+        stream: Iterator[bytes],
+        readers: Mapping[str, Callable[[int], Reader]],
+        *,
+        keep: bool = True,
     ) -> Saved:
         """Save an image from the stream of an engine's `save`.
 
@@ -126,6 +131,7 @@ class Spool:
             stream: the archive, in pieces.
             readers: functions, by name, that return the reader of a layer's tar; they are called
                 with the layer's position in the archive.
+            keep: compress and keep its layers; without, they have neither digest nor size.
 
         Raises:
             EngineError: the stream ended early, or is no image.
@@ -149,7 +155,8 @@ class Spool:
                         texts[name] = head + content.read()
                     else:
                         who = {key: make(len(found)) for key, make in readers.items()}
-                        found[name] = self._take(_after(head, content), head, member.size, who)
+                        take = self._take if keep else self._pass
+                        found[name] = take(_after(head, content), head, member.size, who)
             return _ordered(texts, found, links)
         except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
             raise EngineError("what the engine saved is no whole image", why=str(error)) from error
@@ -173,6 +180,16 @@ class Spool:
             raise EngineError("a layer is not the one that was kept", hint="the same command again")
         layer = known or made
         self._remember(mark, layer)
+        return layer, dict(zip(readers, answers, strict=True))
+
+    def _pass(
+        self, source: Readable, head: bytes, size: int, readers: Mapping[str, Reader]
+    ) -> tuple[Layer, dict[str, Any]]:
+        """Feed a layer to all readers, and keep nothing of it."""
+        packed = head.startswith(_GZIP_MAGIC)
+        every = [_unpacked(one) if packed else one for one in (_counted, *readers.values())]
+        plain, *answers = fan_out(source, every)
+        layer = Layer(diff_id=plain.sha256, unpacked=plain.size, digest="", size=0)
         return layer, dict(zip(readers, answers, strict=True))
 
     def _compress(self, source: IO[bytes]) -> Layer:
@@ -228,6 +245,12 @@ class Spool:
                 age = now - path.stat().st_mtime
                 if age > KEPT_DAYS * 86400 or (path.name.startswith(PART) and age > 86400):
                     path.unlink()
+
+
+def _counted(source: IO[bytes]) -> Digest:
+    found = Digest()
+    deque(found.of(chunks(source)), maxlen=0)
+    return found
 
 
 def _unpacked(reader: Reader) -> Reader:

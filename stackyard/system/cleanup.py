@@ -1,9 +1,9 @@
 """Report to a warden process what must be undone if this process dies.
 
 Owns the reports: `undoing` around everything that would be left behind (a run's containers, a
-temporary folder, a process group). The first of them starts the warden, which sees this process
-end by the end of its pipe, also after SIGKILL. It must not undo anything itself: the code that made
-a thing does, else `system.warden`.
+temporary folder, a process group, an image). The first of them starts the warden, which sees this
+process end by the end of its pipe, also after SIGKILL. It must not undo anything itself: the code
+that made a thing does, else `system.warden`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-RUN, PATH, GROUP = "run", "path", "group"
+RUN, PATH, GROUP, IMAGE = "run", "path", "group", "image"
 
 
 class Pipe(Protocol):

@@ -1,8 +1,8 @@
 """Outlive a command, and undo what the command could not undo itself.
 
 Owns only that: it reads from its standard input what must be undone, and when the input ends with
-something left on the list, it kills the process groups and removes the runs and paths. It must not
-decide anything: a command that ends in order has emptied the list before.
+something left on the list, it kills the process groups and removes runs, images and paths. It must
+not decide anything: a command that ends in order has emptied the list before.
 
     python -m stackyard.system.warden
 """
@@ -59,6 +59,14 @@ def remove_run(run: str) -> None:
             time.sleep(0.2)
 
 
+def remove_image(name: str) -> None:
+    """Remove an image's name, which its build may have given it a moment ago."""
+    from stackyard.system.engine import Engine
+
+    with Engine() as engine:
+        engine.remove_image(name)
+
+
 def remove_path(path: Path) -> None:
     """Remove a file, or a folder with everything in it that is on its own file system."""
     if not path.is_dir() or path.is_symlink():
@@ -74,9 +82,8 @@ def remove_path(path: Path) -> None:
 
 def undo(left: Iterable[tuple[str, str]]) -> None:
     """Undo everything; processes first, as they may still add to the rest."""
-    todo = sorted(
-        left, key=lambda entry: (cleanup.GROUP, cleanup.RUN, cleanup.PATH).index(entry[0])
-    )
+    order = (cleanup.GROUP, cleanup.RUN, cleanup.IMAGE, cleanup.PATH)
+    todo = sorted(left, key=lambda entry: order.index(entry[0]))
     for kind, value in todo:
         # One failure must not prevent the others.
         with contextlib.suppress(Exception):
@@ -84,6 +91,8 @@ def undo(left: Iterable[tuple[str, str]]) -> None:
                 end_group(value)
             elif kind == cleanup.RUN:
                 remove_run(value)
+            elif kind == cleanup.IMAGE:
+                remove_image(value)
             else:
                 remove_path(Path(value))
 

@@ -177,7 +177,7 @@ def registry(
         write_keys(folder, address)
         found = RealRegistry(container=name, host=f"{address}:5000", folder=folder)
         certs = CERTS / found.host
-        certs.mkdir(parents=True)
+        certs.mkdir(parents=True, exist_ok=True)  # a killed session leaves its own
         shutil.copy(folder / "ca.crt", certs / "ca.crt")
         login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         (folder / "docker").mkdir(exist_ok=True)

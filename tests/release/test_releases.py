@@ -12,6 +12,7 @@ import pytest
 from stackyard.definitions.project import ROOT
 from stackyard.release import statement as release
 from stackyard.release.parcel import PARTIAL
+from stackyard.release.recipe_record import PACKAGES
 from stackyard.scan import oci
 from tests.release import driver
 from tests.release.conftest import NAMES, STACKS
@@ -83,22 +84,26 @@ def release_claim(done):
 def test_what_lies_beside_an_image_is_what_the_statement_names(proven_release):
     site, stack, image, done = proven_release
     registry = site.asked()
-    kinds = {}
+    kinds, digests = {}, {}
     for entry in registry.referrers(done["digest"]):
         manifest = oci.read_manifest(registry.manifest(entry.digest))
         assert manifest.subject.digest == done["digest"]
         for layer in manifest.layers:
-            kinds[layer.annotations[oci.TITLE]] = registry.blob(layer)
+            title = layer.annotations[oci.TITLE]
+            digests[title] = layer.digest
+            assert registry.blob_size(layer.digest) == layer.size
+            if layer.media_type != PACKAGES:  # as long as an image
+                kinds[title] = registry.blob(layer)
     statement = json.loads(kinds["release.json"])
     named = {a["annotations"][oci.TITLE]: a["digest"] for a in statement["artifacts"]}
     assert named == {
-        title: oci.digest_of(data)
-        for title, data in kinds.items()
+        title: digest
+        for title, digest in digests.items()
         if not title.startswith(("release.json", "evidence-"))
     }
     attested = {f"{name}.sigstore.json" for name in ("provenance", "test-result", "sbom")}
     assert {"sbom.cdx.json", "smoke.json", "sizes.json", f"images/{stack}/cpu.lock",
-            *attested} <= set(named)  # fmt: skip
+            "recipe.json", "Packages", "packages.tar.gz", *attested} <= set(named)  # fmt: skip
     assert statement["audit"]["outcome"] == "not run"
     bill = json.loads(kinds["sbom.cdx.json"])
     assert "torch" in {component["name"] for component in bill["components"]}

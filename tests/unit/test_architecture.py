@@ -34,7 +34,8 @@ PURE = [
     "build.base_host_files", "build.catalog", "build.dockerfile",
     "build.locks.change", "build.locks.upstream", "build.recipe", "build.source.fit",
     "build.source.fork", "build.source.naming", "build.source.tree", "scan.contents",
-    "scan.installed", "scan.layer", "scan.layer_stream", "scan.mirror_traces", "scan.oci",
+    "scan.difference", "scan.installed", "scan.layer", "scan.layer_stream",
+    "scan.mirror_traces", "scan.oci",
     "scan.sbom", "scan.secrets.allowed", "scan.secrets.content", "scan.secrets.gate",
     "scan.secrets.parts", "scan.secrets.rules", "scan.secrets.tokens", "scan.sizes",
     "mesh.certificates", "mesh.example_copy", "mesh.hosts", "mesh.jobs", "mesh.mounts",
@@ -51,7 +52,8 @@ PURE = [
     "validate.prove.plan", "validate.record", "report.bench",
     "report.comparison", "report.comparison_view", "report.earlier", "report.evidence",
     "report.page", "report.prove", "report.prove_page", "report.records", "release.parcel",
-    "release.relay", "release.statement", "cli.option", "cli.options.images",
+    "release.recipe_record", "release.relay", "release.statement", "cli.option",
+    "cli.options.images",
     "cli.options.releases", "cli.options.runs", "cli.options.trainings", "cli.parser",
 ]  # fmt: skip
 

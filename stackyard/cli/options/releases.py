@@ -1,4 +1,4 @@
-"""Declare the requests of `invoke publish`, `evidence` and `pull`."""
+"""Declare the requests of `invoke publish`, `evidence`, `verify` and `pull`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -58,6 +58,21 @@ class EvidenceRequest:
         Option("the release, by tag or digest (the latest of its stack and base unless given)"),
     ] = ""
     to: Repository = ""
+    signers: Signers = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest:
+    """Ask whether a release is what it claims to be."""
+
+    release: Annotated[
+        str, Option("the release, by tag or digest (see `invoke releases`)", positional=True)
+    ]
+    rebuild: Annotated[
+        bool,
+        Option("build it from scratch out of what lies beside it, and compare every file"),
+    ] = False
+    from_: Repository = ""
     signers: Signers = ""
 
 

@@ -80,9 +80,11 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         require_clean(read.findings, found.tag)
         audited = audit.audited(project, found.image.base, read.installed, say)
         require_fixed(audited, found.tag)
+        beside = candidate.rebuildable(project, engine, store, found, read.origin, say)
         wanted = PublishPlan(
             subject=found.subject, info=found.info, created=read.created, proof=found.proof,
-            attached=read.attached, locks=candidate.lock_digests(project, found.image),
+            attached=[*read.attached, *beside.files], packages=beside.packages,
+            locks={**candidate.lock_digests(project, found.image), **beside.locks},
             key=path, builder=candidate.builder_of(engine),
             source=candidate.source_of(project.root), origin=read.origin,
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
@@ -114,6 +116,8 @@ def _reservations(wanted: PublishPlan, audited: Audit, done: Published) -> Itera
         yield "it was published as unproven: its statement says so"
     if wanted.needs_gpus and not wanted.seen_on:
         yield "it was published without evidence of GPUs: its statement says so"
+    if not wanted.packages:
+        yield "nobody can rebuild it: it carries no recipe and no Debian packages"
     for part in audited.parts:
         if part.why:
             yield f"vulnerabilities, {part.name}: {part.outcome}: {part.why}"

@@ -6,7 +6,12 @@ import pytest
 
 from stackyard.cli.command import JSON
 from stackyard.cli.options.images import BuildRequest, BundleRequest
-from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
+from stackyard.cli.options.releases import (
+    EvidenceRequest,
+    PublishRequest,
+    PullRequest,
+    VerifyRequest,
+)
 from stackyard.cli.options.runs import (
     DoctorRequest,
     ExportRequest,
@@ -134,6 +139,8 @@ LINES = [
     ("evidence FILE --add --release r --to p --signers s",
      EvidenceRequest(file="FILE", add=True, release="r", to="p", signers="s")),
     ("releases --from r/n --signers s", {"from_": "r/n", "signers": "s"}),
+    ("verify --rebuild r1 --from r/n --signers s",
+     VerifyRequest(release="r1", rebuild=True, from_="r/n", signers="s")),
     ("pull toy --base far --from r/n --release r1 --hosts h --signers s --via registry --mirror m"
      " --max-unavailable 1",
      PullRequest(stack="toy", base="far", from_="r/n", release="r1", hosts="h", signers="s",

@@ -11,6 +11,7 @@ import pytest
 from stackyard.build.source.naming import SOURCES_LABEL, Source, sources_text
 from stackyard.release import airgap, parcel, statement, verify
 from stackyard.release.layer_source import LayerSource
+from stackyard.release.recipe_record import PACKAGES
 from stackyard.release.spool import layer_path
 from stackyard.report import evidence
 from stackyard.scan import oci
@@ -408,6 +409,15 @@ def test_an_installer_leaves_nothing_in_the_folder_for_temporary_files(site, tmp
     (place / "release.json.sig").unlink()
     site.install(site.signers)
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_packages_for_a_rebuild_are_not_carried(tmp_path, monkeypatch):
+    site = Site(tmp_path, monkeypatch)
+    site.hold(title="packages.tar.gz", kind=PACKAGES)
+    assert sorted(path.name for path in site.write().iterdir()) == [
+        "release.json", "release.json.sig",
+    ]  # fmt: skip
+    assert not any(oci.digest_of(BILL) in asked for asked in site.held.asked)
 
 
 def test_users_own_source_gets_no_stacks_name(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 
 from stackyard.release import publish, statement, verify
 from stackyard.release.publish import Publisher, PublishPlan, require_clean
+from stackyard.release.recipe_record import PACKAGES
 from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
 from stackyard.release.statement import LOCK, REPORT, SBOM, Attached
 from stackyard.report import evidence, vouch
@@ -94,6 +95,29 @@ def test_what_lies_beside_it_is_named_in_the_statement(site):
     assert attested == ["provenance.sigstore.json", "sbom.sigstore.json"]
     # A kind each, each attestation, and the statement.
     assert len(site.registry.referrers(found.release.digest)) == 5
+
+
+def test_the_packages_it_was_built_from_travel_with_it_once(site):
+    data = b"packages" * 1000
+    layer = Layer(diff_id="", unpacked=9, digest=oci.digest_of(data), size=len(data))
+    site.spool.path(layer).write_bytes(data)
+    found = site.verified(site.publish(packages=layer).name)
+    (blob,) = [oci.read_descriptor(value) for value in found.release.value["artifacts"]
+               if value["mediaType"] == PACKAGES]  # fmt: skip
+    assert (site.held.blobs[blob.digest], blob.annotations[oci.TITLE]) == (data, "packages.tar.gz")
+    kinds = [entry.artifact_type for entry in site.registry.referrers(found.release.digest)]
+    assert kinds.count(PACKAGES) == 1
+    again = site.publish(packages=layer)
+    assert (again.again, again.sent) == (True, 0)
+
+
+def test_packages_that_came_later_are_signed_for_the_same_release(site):
+    name = site.publish().name
+    layer = Layer(diff_id="", unpacked=1, digest=oci.digest_of(b"x"), size=1)
+    site.spool.path(layer).write_bytes(b"x")
+    assert site.publish(packages=layer).name == name
+    named = {value["digest"] for value in site.verified(name).release.value["artifacts"]}
+    assert layer.digest in named
 
 
 def test_the_same_image_again_is_the_same_release_and_brings_nothing(site):

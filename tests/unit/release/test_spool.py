@@ -102,6 +102,17 @@ def test_a_layer_that_the_engine_holds_compressed_stays_as_it_is(tmp_path):
     assert found.read["one"] == [hashlib.sha256(layer).hexdigest() for layer in LAYERS]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_image_that_is_only_read_leaves_nothing(tmp_path, packed):
+    layers = [gzip.compress(layer, mtime=0) for layer in LAYERS] if packed else LAYERS
+    found = Spool(tmp_path).save(saved(layers), {"one": read_all}, keep=False)
+    assert [(layer.diff_id, layer.unpacked, layer.digest) for layer in found.layers] == [
+        (digest(layer), len(layer), "") for layer in LAYERS
+    ]
+    assert found.read["one"] == [hashlib.sha256(layer).hexdigest() for layer in LAYERS]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_layer_that_occurs_twice_is_a_link_in_the_archive(tmp_path):
     names = ["0/layer.tar", "1/layer.tar", "2/layer.tar"]
     ids = [digest(LAYERS[0]), digest(LAYERS[1]), digest(LAYERS[0])]

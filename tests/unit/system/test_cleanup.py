@@ -86,9 +86,10 @@ def test_processes_are_ended_before_what_they_make_is_removed(monkeypatch):
     done = []
     monkeypatch.setattr(warden, "end_group", done.append)
     monkeypatch.setattr(warden, "remove_run", done.append)
+    monkeypatch.setattr(warden, "remove_image", done.append)
     monkeypatch.setattr(warden, "remove_path", lambda path: done.append(str(path)))
-    warden.undo([("path", "/p"), ("run", "r"), ("group", "g")])
-    assert done == ["g", "r", "/p"]
+    warden.undo([("path", "/p"), ("image", "i"), ("run", "r"), ("group", "g")])
+    assert done == ["g", "r", "i", "/p"]
 
 
 def test_one_failure_keeps_nothing_else_from_being_undone(tmp_path, monkeypatch):
