@@ -45,6 +45,7 @@ SCALE = 2.0**32
 # A digest weights elements by their place, so that two that change places are seen.
 PLACES = 65521
 SEED = 20261123
+EXCHANGES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,7 @@ def partner(turn: int, me: int, count: int) -> int:
 def exchange(ranks: list[int], rank: int, size: int, device: torch.device) -> dict[int, float]:
     """Exchange data with each of the other ranks in turn; return GB/s in each direction.
 
-    Of three exchanges the fastest counts; the first one waits for a late partner.
+    The fastest exchange counts; the first one waits for a late partner.
     """
     found = {}
     mine = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -249,7 +250,7 @@ def exchange(ranks: list[int], rank: int, size: int, device: torch.device) -> di
         if peer == rank:
             continue
         times = []
-        for _ in range(4):
+        for _ in range(1 + EXCHANGES):
             started = now(device)
             wanted = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, other, peer)]
             for work in dist.batch_isend_irecv(wanted if rank < peer else wanted[::-1]):

@@ -25,7 +25,7 @@ SIGNAL = signal.SIGRTMIN + 5
 ANSWER_SECONDS = 2.0
 RAS_SECONDS = 6.0
 RAS_BYTES = 16 * 1024
-FRAMES = 40
+FRAMES = 100  # as many as faulthandler writes
 # Prefixes of the flight recorder's pipe and file, in the folder of the ranks.
 PIPE, FLIGHT = "flight-pipe-", "flight-"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

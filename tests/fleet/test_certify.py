@@ -166,12 +166,16 @@ def test_of_many_hosts_one_that_corrupts_and_one_that_hangs_are_named(many):
 
 @pytest.mark.repeat
 @pytest.mark.bounded
-def test_a_slow_link_is_named(eight):
-    with slow_link(eight, "n02", "n05"):
-        value, seconds = certify(eight, code=1, hang=20)
+@pytest.mark.parametrize(
+    ("hosts", "one", "other"), [("four", "n01", "n02"), ("eight", "n02", "n05")]
+)
+def test_a_slow_link_is_named(request, hosts, one, other):
+    yard = request.getfixturevalue(hosts)
+    with slow_link(yard, one, other):
+        value, seconds = certify(yard, code=1, hang=20)
     shown(value, seconds)
-    assert set(bad(value)) == {"n02 - n05"}
-    assert "exchange" in bad(value)["n02 - n05"]
+    assert set(bad(value)) == {f"{one} - {other}"}
+    assert "exchange" in bad(value)[f"{one} - {other}"]
     assert in_few_rounds(value)
 
 

@@ -40,7 +40,7 @@ class Bounds:
 
 BOUNDS = {
     "cuda": Bounds(suspicious=0.95, bad=0.8, link=0.8),
-    "cpu": Bounds(suspicious=0.6, bad=0.3, link=0.1),
+    "cpu": Bounds(suspicious=0.6, bad=0.3, link=0.05),
 }
 
 
