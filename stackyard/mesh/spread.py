@@ -135,5 +135,6 @@ def require_shared(fleet: Fleet) -> None:
         raise UsageError(
             f"{fleet.source} has no folder {nodes.SHARED} that the hosts share",
             why="ranks of a smoke read data and checkpoints that others of them wrote",
-            hint=f"folders: {{{nodes.SHARED}: {{path: /mnt/me, shared: true}}}} (docs/howto/hosts.md)",
+            hint=f"folders: {{{nodes.SHARED}: {{path: /mnt/me, shared: true}}}}"
+            " (docs/howto/hosts.md)",
         )
