@@ -28,13 +28,13 @@ def engine(allow_own_servers):
         with server.accept()[0] as link:
             link.recv(65536)
             link.sendall(answer)
+            link.shutdown(socket.SHUT_WR)
+            while link.recv(65536):  # a connection closed on what was not read is reset
+                continue
 
     def start(answer: bytes):
-        thread = threading.Thread(target=serve, args=(answer,), daemon=True)
-        thread.start()
-        wrapped = api.exec_start("id", socket=True)
-        thread.join()
-        return wrapped
+        threading.Thread(target=serve, args=(answer,), daemon=True).start()
+        return api.exec_start("id", socket=True)
 
     yield start
     api.close()
