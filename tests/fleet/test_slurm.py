@@ -161,7 +161,13 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
         return [int(number) for number in re.findall(r"num_updates=(\d+),", log)]
 
     number = slurm_client.submit(folder)
-    wait(lambda: max(updates(_log(folder, number)), default=0) > 20, 120)
+    wait(
+        lambda: (
+            slurm_client.status(number).ended or max(updates(_log(folder, number)), default=0) > 20
+        ),
+        240,
+    )
+    assert not slurm_client.status(number).ended, _log(folder, number)[-3000:]
     running.on("ctl", "scancel", "--signal=TERM", number)
     found, log = finished(number)
     assert (found.state, found.slurm) == ("failed", "FAILED")
