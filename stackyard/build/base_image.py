@@ -115,7 +115,8 @@ def ensure_base(
     """
     reference = base_reference(base, common)
     found = engine.image(reference)
-    if found is not None and not (fresh and base.bootstrap is not None) and whole(engine, found):
+    again = fresh and base.bootstrap is not None
+    if found is not None and not again and whole(engine, base, found):
         return found
     if base.host is not None:
         raise NothingToRunOn(
@@ -129,7 +130,7 @@ def ensure_base(
     key = base_key(base, common)[:12]
     with exclusive(f"base-{key}", lambda: say("another command is making the base: waiting")):
         found = before = engine.image(reference)
-        if found is None or fresh or not whole(engine, found):
+        if found is None or fresh or not whole(engine, base, found):
             _make_newest(engine, base, common, caller, say)
             _keep_the_same(engine, before, reference)
             # The readable names are what a Dockerfile built by hand takes.
@@ -141,9 +142,9 @@ def ensure_base(
     return found
 
 
-def whole(engine: Engine, base: ImageInfo) -> bool:
-    """Return whether the engine holds a base's packages, too, where the base has some."""
-    name = packages.packages_of(base.labels)
+def whole(engine: Engine, base: Base, held: ImageInfo) -> bool:
+    """Return whether the engine holds a bootstrapped base's packages, too."""
+    name = packages.packages_of(held.labels) if base.bootstrap is not None else ""
     return not name or engine.image(name) is not None
 
 

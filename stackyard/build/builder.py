@@ -282,7 +282,7 @@ class Builder:
             reference = base_image.base_reference(base, image.common)
             info = self._engine.image(reference)
             made_again = self._fresh and base.bootstrap is not None
-            if info is None or made_again or not base_image.whole(self._engine, info):
+            if info is None or made_again or not base_image.whole(self._engine, base, info):
                 info = self._make_foundation(image)
             self._foundations[base.name] = (info, reference)
         return self._foundations[base.name]

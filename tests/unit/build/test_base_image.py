@@ -274,6 +274,12 @@ def test_a_base_whose_packages_are_gone_is_made_again(making):
     assert len(ran) == 2 and name in engine.named
 
 
+def test_a_pulled_base_needs_no_packages_whatever_its_labels(making):
+    engine, base = Making(), samples.pulled()
+    engine.import_tar(None, base.reference, [f"LABEL {packages.LABEL}=sha256:{'0' * 64}"])
+    assert ensure(engine, base) is engine.image(base.reference)
+
+
 def test_a_base_of_other_packages_takes_the_place_of_one_with_the_same_files(making):
     """Its build steps would install others, as when only the compiler is a newer one."""
     engine, (_, _, archive) = Making(), making
