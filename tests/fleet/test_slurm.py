@@ -161,19 +161,19 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
         return [int(number) for number in re.findall(r"num_updates=(\d+),", log)]
 
     number = slurm_client.submit(folder)
-    wait(
-        lambda: (
-            slurm_client.status(number).ended or max(updates(_log(folder, number)), default=0) > 20
-        ),
-        240,
-    )
+
+    def on_its_way():
+        over = slurm_client.status(number).ended
+        return over or max(updates(_log(folder, number)), default=0) > 20
+
+    wait(on_its_way, 240)
     assert not slurm_client.status(number).ended, _log(folder, number)[-3000:]
     running.on("ctl", "scancel", "--signal=TERM", number)
     found, log = finished(number)
     assert (found.state, found.slurm) == ("failed", "FAILED")
     last = {int(update) for update in re.findall(r"stopped by SIGTERM after update (\d+)", log)}
     assert len(last) == 1 and "stackyard: node1: stopped by a signal" in log, log[-3000:]
-    found, log = finished(slurm_client.submit(folder), 120)
+    found, log = finished(slurm_client.submit(folder), 300)
     assert (found.state, found.code) == ("done", 0), log[-3000:]
     assert (min(updates(log)), max(updates(log))) == (last.pop() + 1, 120)
 
