@@ -230,14 +230,14 @@ def described(archive: tarfile.TarFile) -> Iterator[tuple[str, tuple[object, ...
         if member.isreg():
             data = archive.extractfile(member)
             found = hashlib.sha256(data.read()).digest()
-            digests[name] = ("file", member.mode, member.mtime, found)
+            digests[name] = ("file", member.mode & 0o7777, member.mtime, found)
             yield name, digests[name]
         elif member.islnk():
             yield name, digests[member.linkname.strip("/").removeprefix("./")]
         elif member.issym():
             yield name, ("link", member.linkname)
         elif name:
-            yield name, ("folder", member.mode)
+            yield name, ("folder", member.mode & 0o7777)
 
 
 def read(root: Path) -> Iterator[tuple[str, tuple[object, ...]]]:
