@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stackyard.release import attestation
 from stackyard.release import statement as release
+from stackyard.release.recipe_record import PACKAGES
 from stackyard.release.registry import Registry
 from stackyard.release.statement import Release
 from stackyard.report import evidence, vouch
@@ -121,10 +122,11 @@ def _attested(registry: Registry, read: Release, line: str) -> tuple[str, ...]:
     )
 
 
-def _weight(found: Verified) -> tuple[bool, bool, str]:
+def _weight(found: Verified) -> tuple[bool, bool, bool, str]:
     """Return the sort key of a statement among those of one image: its claims, then its age."""
     said = found.release
-    return said.proven, said.seen_on_gpus, said.created
+    carries = any(one["mediaType"] == PACKAGES for one in said.value.get("artifacts", []))
+    return said.proven, said.seen_on_gpus, carries, said.created
 
 
 def _some(tags: list[str]) -> str:
