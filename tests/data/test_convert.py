@@ -3,6 +3,7 @@
 import pytest
 
 from stackyard.data import container, conversion
+from stackyard.definitions import examples
 from stackyard.definitions.project import ROOT
 
 CLOSE = 1e-5
@@ -147,8 +148,8 @@ def test_megatron(box, make, place, convert, tokens, difference, layout):
     templates.mkdir()
     for path in (ROOT / "images" / "megatron" / "templates").iterdir():
         (templates / path.name).write_bytes(path.read_bytes())
-    record = ROOT / "stackyard" / "inside" / "stackyard_record.py"
-    (templates / record.name).write_bytes(record.read_bytes())
+    for name in examples.BESIDE:
+        (templates / name).write_bytes((ROOT / "stackyard" / "inside" / name).read_bytes())
     env = {"PYTHONPATH": str(templates), "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
     sizes = ["--layers=2", "--hidden=64", "--heads=4", "--lr=0.005", "--decay-updates=20",
              "--dropout=0", "--precision=no", f"--save={folder}/save", "--save-every=20",
@@ -191,8 +192,8 @@ def test_accelerate(box, place, convert, tokens, difference, stage):
     folder.mkdir()
     for path in (ROOT / "images" / "accelerate" / "templates").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    record = ROOT / "stackyard" / "inside" / "stackyard_record.py"
-    (folder / record.name).write_bytes(record.read_bytes())
+    for name in examples.BESIDE:
+        (folder / name).write_bytes((ROOT / "stackyard" / "inside" / name).read_bytes())
     (folder / "accelerate.yaml").write_text(
         "{compute_environment: LOCAL_MACHINE, distributed_type: DEEPSPEED, use_cpu: true,"
         " mixed_precision: 'no', num_machines: 1, num_processes: 2, machine_rank: 0,"

@@ -23,8 +23,8 @@ def program(stack, name, folder, **given):
     for file, data in smoke.workload_files(ROOT / "images" / stack / "smoke").items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(data)
-    record = ROOT / "stackyard" / "inside" / "stackyard_record.py"
-    shutil.copy(record, folder)
+    for name in examples.BESIDE:
+        shutil.copy(ROOT / "stackyard" / "inside" / name, folder)
     words = [word.replace("/srv/smoke", str(folder)) for word in job.program]
     return [*(["python3"] if words[0].endswith(".py") else []), *words], dict(job.env)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stackyard.build import packages
 from stackyard.mesh.node import NODE_PROGRAM
 from tests.shared import until
 
@@ -11,8 +12,10 @@ pytestmark = pytest.mark.engine
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def test_the_labels_are_the_plans(built):
-    assert dict(built.info.labels) == dict(built.plan.labels)
+def test_the_labels_are_the_plans_and_the_packages_of_its_base(built):
+    found = dict(built.info.labels)
+    assert packages.reference(found.pop(packages.LABEL)) == built.plan.packages
+    assert found == dict(built.plan.labels)
 
 
 def test_the_image_is_known_by_the_plans_name(built):
