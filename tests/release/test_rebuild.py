@@ -240,6 +240,7 @@ def test_a_release_is_built_again_elsewhere_and_no_file_differs(site, locked, ne
     assert versions["m4"].endswith("+newer1") and versions["tini"].endswith("+newer1")
 
 
+@pytest.mark.repeat
 def test_planted_differences_are_named_with_their_package(site, locked, newer, tmp_path):
     name = release(site, record(PLANTED), locked)
     with elsewhere(site, tmp_path, newer) as there:
@@ -256,6 +257,7 @@ def test_planted_differences_are_named_with_their_package(site, locked, newer, t
     }
 
 
+@pytest.mark.repeat
 def test_an_image_of_newer_packages_is_not_the_released_one(site, locked, newer, tmp_path):
     """Whoever releases one image and other packages is found out, package by package."""
     name = released_with_others(site, locked, newer, tmp_path)
@@ -298,6 +300,7 @@ def released_with_others(site: Site, locked: Path, newer: Path, folder: Path) ->
         return Publisher(registry, store, print).publish(saved, wanted).name
 
 
+@pytest.mark.repeat
 def test_packages_that_nobody_has_any_more_are_one_error(site, locked, newer, tmp_path):
     name = release(site, record("&& : nowhere"), locked, PACKAGES)
     with elsewhere(site, tmp_path, newer) as there:
