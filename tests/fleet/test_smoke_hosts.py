@@ -62,6 +62,7 @@ def test_hosts_with_different_images_are_refused_before_anything_starts(two):
     assert (two.left(), shared(two)) == ({}, [])
 
 
+@repeat
 def test_a_bench_over_hosts_measures_one_rank_and_one_on_each(two):
     words = ("--gpus", "0", "--rounds", "1", "--sides", "ddp", "--json")
     done = two.invoke("bench", "accelerate", *words, seconds=600)

@@ -17,7 +17,7 @@ UPDATES = 120
 repeat = pytest.mark.repeat
 # Everything is cut over the ranks: parameters, gradients and optimizer state, or the layers.
 TRAININGS = [
-    pytest.param("accelerate", "gpt2-zero-3", (), id="zero-3"),
+    pytest.param("accelerate", "gpt2-zero-3", (), id="zero-3", marks=repeat),
     pytest.param("accelerate", "gpt2-zero-2", (), id="zero-2", marks=repeat),
     pytest.param("fairseq", "gpt2-fsdp", ("--", "--use-sharded-state"), id="fsdp"),
     pytest.param("megatron", "gpt2-345m-tp", (), id="megatron", marks=repeat),

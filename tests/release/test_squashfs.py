@@ -172,6 +172,7 @@ def moving(submit, cluster):
     return number
 
 
+@pytest.mark.repeat
 def test_a_cancelled_job_leaves_neither_process_nor_mount(submit, cluster):
     cancelled(cluster, moving(submit, cluster))
     assert left(cluster) == []
