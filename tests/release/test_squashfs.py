@@ -18,7 +18,7 @@ import pytest
 from stackyard.build.base_image import base_reference
 from stackyard.schedulers import slurm, slurm_client
 from stackyard.schedulers.slurm_site import SlurmSite
-from tests.fleet.emulated import docker
+from tests.fleet.emulated import docker, owned
 from tests.fleet.images import build_image
 from tests.fleet.slurm_cluster import LABEL, NODES, running_cluster, wait
 from tests.fleet.slurm_smoke import (
@@ -196,7 +196,7 @@ def _inside(cluster, node: str, line: str) -> str:
 
 def test_the_file_holds_what_a_container_sees(released, tmp_path):
     _, path, image = released
-    container = docker("create", image)
+    container = docker("create", *owned(), image)
     try:
         with (
             subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export,
