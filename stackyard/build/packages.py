@@ -9,6 +9,7 @@ are wanted: `build.base_image` does.
 from __future__ import annotations
 
 import re
+import shlex
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,20 +27,6 @@ if TYPE_CHECKING:
 INDEX, RELEASE = "Packages", "Release"
 # On a base: the digest of its index.
 LABEL = "stackyard.packages"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_PUBLIC = """\
-Types: deb
-URIs: http://deb.debian.org/debian
-Suites: {suite} {suite}-updates
-Components: main
-Signed-By: {keyring}
-
-Types: deb
-URIs: http://deb.debian.org/debian-security
-Suites: {suite}-security
-Components: main
-Signed-By: {keyring}
-"""
 _URI = re.compile(r"^'[^']*' ([^_\s]+)_([^_\s]+)_[^_\s]+\.deb ", re.MULTILINE)
 _FIELD = re.compile(r"^(Package|Version|Architecture|Filename|Size|SHA256): (.*)$", re.MULTILINE)
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~_-]*")
@@ -89,13 +76,31 @@ def prepare(folder: Path, sources: bytes) -> None:
     """Write into a folder all that `apt_command` reads there."""
     for name in ("sources", "apt/lists/partial", "apt/cache/archives/partial"):
         (folder / name).mkdir(parents=True)
-    (folder / "sources" / "caller.sources").write_bytes(sources)
+    # apt reads the form from the name: one line an entry, or paragraphs.
+    form = "list" if sources.lstrip().startswith(b"deb ") else "sources"
+    (folder / "sources" / f"caller.{form}").write_bytes(sources)
 
 
 def sources_of(suite: str, caller: CallerSettings) -> bytes:
-    """Return the caller's apt sources; Debian's public ones if there are none."""
-    public = _PUBLIC.format(suite=suite, keyring=KEYRING)
-    return caller.secrets.get("apt.sources") or public.encode()
+    """Return the caller's apt sources; mmdebstrap's own for the suite if there are none.
+
+    Raises:
+        StackyardError: mmdebstrap does not know the suite.
+    """
+    if own := caller.secrets.get("apt.sources"):
+        return own
+    with cleanup.folder("apt") as folder:
+        out = folder / "default.list"
+        process.run(
+            [
+                "mmdebstrap", "--quiet", "--mode=root", "--variant=custom", "--format=null",
+                "--skip=update,cleanup,download,extract,essential,install",
+                f'--setup-hook=cat "$1/etc/apt/sources.list" > {shlex.quote(str(out))}',
+                suite, "/dev/null",
+            ],
+            timeout=60,
+        )  # fmt: skip
+        return out.read_bytes()
 
 
 def collect(

@@ -97,13 +97,12 @@ def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp
 
 
 def test_an_interrupted_bench_leaves_nothing_but_what_it_saw(engine):
-    before = set(engine.runs())
     words = [INVOKE, "bench", "fairseq", "--gpus", "0", "--rounds", "1"]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         for line in running.stderr:
             if "ours-1-1 x 2: update" in line:  # stock is done, two trainings are under way
                 break
-        mine = set(engine.runs()) - before
+        mine = {run for run, owner in engine.runs().items() if f" {running.pid} " in owner}
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
         assert running.wait(30) == 130

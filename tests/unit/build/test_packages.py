@@ -1,6 +1,7 @@
 """Debian packages in a folder: locked by version and hash, and no others beside them."""
 
 import io
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -56,12 +57,26 @@ def test_apt_has_sources_lists_and_architecture_of_its_own():
     } <= set(words)
 
 
-def test_without_sources_of_the_callers_they_are_debians_own():
-    text = packages.sources_of("bookworm", CallerSettings(secrets={}, wheel_folders=(), proxies={}))
-    assert text.count(b"Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n") == 2
-    assert b"Suites: bookworm bookworm-updates\n" in text and b"bookworm-security" in text
+def test_sources_of_the_callers_are_taken_as_they_are():
     own = CallerSettings(secrets={"apt.sources": b"own"}, wheel_folders=(), proxies={})
     assert packages.sources_of("bookworm", own) == b"own"
+
+
+@pytest.mark.skipif(not shutil.which("mmdebstrap"), reason="mmdebstrap knows Debian's archive")
+def test_without_sources_of_the_callers_they_are_those_of_mmdebstrap():
+    text = packages.sources_of("bookworm", CallerSettings(secrets={}, wheel_folders=(), proxies={}))
+    lines = [re.sub(r"\[.*?\] |https?://[^ ]*", "", line) for line in text.decode().split("\n")]
+    wanted = ["bookworm", "bookworm-updates", "bookworm-security"]
+    assert [line.split() for line in lines if line] == [["deb", suite, "main"] for suite in wanted]
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    (b"deb [trusted=yes] file:/a ./\n", "caller.list"),
+    (b"Types: deb\nURIs: file:/a\n", "caller.sources"),
+])  # fmt: skip
+def test_apt_is_told_the_form_of_its_sources_by_their_name(tmp_path, text, name):
+    packages.prepare(tmp_path, text)
+    assert (tmp_path / "sources" / name).read_bytes() == text
 
 
 @needs_apt

@@ -211,6 +211,16 @@ def test_a_manifest_lies_under_its_name(held, asked):
     assert held.manifests["name"] == b"{}"
 
 
+def test_a_blob_that_another_publisher_uploads_may_be_unknown_for_a_moment(held, asked):
+    unknown = reply(400, b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN"}]}')
+    first(held, unknown)
+    asked.put_manifest("name", b"{}")
+    assert held.manifests["name"] == b"{}"
+    first(held, reply(400, b'{"errors":[{"code":"MANIFEST_INVALID"}]}'))
+    refused(lambda: asked.put_manifest("name", b"[]"), "400")
+    assert held.manifests["name"] == b"{}"
+
+
 @pytest.mark.parametrize("api", [True, False])
 def test_what_is_attached_lies_beside_what_was_there(held, asked, api):
     held.api = api
