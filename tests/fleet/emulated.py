@@ -211,10 +211,17 @@ class Yard:
         rest = list(words)
         at = rest.index("--") if "--" in rest else len(rest)
         rest[at:at] = ["--hosts", self.inventory]
-        done = subprocess.run(
-            [ROOT / ".venv/bin/invoke", *rest], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=seconds, check=False, **more,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [ROOT / ".venv/bin/invoke", *rest], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=seconds, check=False, **more,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            said = [part.decode()[-3000:] for part in (error.stdout, error.stderr) if part]
+            ranks = {name: host.run("ps", "axfo", "pid,stat,wchan:20,args")[-9000:]
+                     for name, host in self.hosts.items()}  # fmt: skip
+            shown = "\n".join([*said, *(f"{name}:\n{text}" for name, text in ranks.items())])
+            raise AssertionError(f"invoke {' '.join(rest)}: {seconds} s: {shown}") from error
         if check and done.returncode:
             said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
             raise AssertionError(f"invoke {' '.join(rest)} ended with {done.returncode}: {said}")

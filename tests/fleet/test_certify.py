@@ -131,14 +131,14 @@ def shown(value, seconds):
 
 
 def test_good_hosts_pass_and_a_later_certification_meets_their_fingerprint(four):
-    value, seconds = certify(four)
+    value, seconds = certify(four.only("n00", "n01", "n02"))
     shown(value, seconds)
     assert (value["outcome"], bad(value), len(value["rounds"])) == ("passed", {}, 2)
-    assert len(value["links"]) == 6 and not any(link["slow"] for link in value["links"])
+    assert len(value["links"]) == 3 and not any(link["slow"] for link in value["links"])
     (one,) = value["fingerprints"].values()
-    assert one["compared_with"] == "4 of 4 of its model" and len(one["bits"]) == 20
+    assert one["compared_with"] == "3 of 3 of its model" and len(one["bits"]) == 20
     page = (ROOT / "reports/certify/certify.html").read_text()
-    assert all(f">{name}<" in page for name in four.hosts)
+    assert all(f">{name}<" in page for name in ("n00", "n01", "n02"))
     earlier = four.folder / "earlier.json"
     earlier.write_text(json.dumps(value))
     again, _ = certify(four.only("n00", "n01"), "--against", str(earlier))
@@ -239,10 +239,10 @@ repeat = pytest.mark.repeat
 @pytest.mark.parametrize(
     ("launcher", "more"),
     [
-        ("torchrun", ()),
+        pytest.param("torchrun", (), marks=repeat),
         pytest.param("deepspeed", (), marks=repeat),
         pytest.param("accelerate", ("--set", "zero_stage=0"), marks=repeat),
-        pytest.param("plain", (), marks=repeat),
+        ("plain", ()),
     ],
 )
 def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, more):

@@ -94,7 +94,9 @@ def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind
         assert "machine_rank: this run's own values are used" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.repeat)]
+)
 def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
     words = ("/shared/ds.py", "--deepspeed", "--deepspeed_config", "/shared/ds.json")
     done = run(two, "--launcher", launcher, "--", *words)
@@ -121,7 +123,9 @@ def test_an_hf_trainer_script(two, more):
 
 
 @pytest.mark.parametrize(
-    "launcher", ["torchrun", "deepspeed", pytest.param("plain", marks=pytest.mark.repeat)]
+    "launcher",
+    [pytest.param(name, marks=pytest.mark.repeat) for name in ("torchrun", "plain")]
+    + ["deepspeed"],
 )
 def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     two, launcher, monkeypatch

@@ -27,13 +27,14 @@ def launched(stack, example, more, ranks, *marks):
 
 
 # Every launcher of the 2021 notes, each way it starts; all but one way of each are repetition.
-# lm-ddp and llama-zero2 train over hosts in other tests here, too; smokes play deepspeed's and
-# accelerate's launchers on two nodes.
+# lm-ddp and llama-zero2 train over hosts in other tests here, too, and by deepspeed's launcher and
+# accelerate's users' own programs (test_own_settings); smokes play both on two nodes.
 repeat = pytest.mark.repeat
 LAUNCHERS = (
     launched("fairseq", "gpt2-fsdp", TWO, 2, repeat),  # torchrun, static rendezvous; fully sharded
     launched("fairseq", "lm-ddp", (), 3, repeat),  # torchrun, c10d rendezvous
-    launched("megatron", "gpt-tp", ("--include", "study:0@train:0"), 2),  # deepspeed, hostfile, -i
+    # deepspeed, hostfile, -i
+    launched("megatron", "gpt-tp", ("--include", "study:0@train:0"), 2, repeat),
     launched("megatron", "gpt-pp", ("--exclude", "depot"), 2, repeat),  # deepspeed, -e
     launched("megatron", "gpt-no-ssh", ("--include", "study@depot"), 2, repeat),  # --no_ssh
     launched("megatron", "gpt-3d", (*TWO, "--per-node", "4"), 8, repeat),  # 3D over hosts
@@ -194,7 +195,7 @@ def test_a_lost_host_costs_a_restart_on_those_that_are_left(meshes):
     """A host's node is killed while it trains; the run goes on with the other, and ends well."""
     name, two = f"again-{secrets.token_hex(3)}", meshes.only("study", "train")
     words = ["run", "fairseq", "--gpus", "0", "--example", "lm-ddp", "--hosts", two.inventory,
-             "--name", name, "--set", "updates=200", "--restarts", "1",
+             "--name", name, "--set", "updates=120", "--restarts", "1",
              "--save", f"/shared/{name}"]  # fmt: skip
     child = subprocess.Popen(
         [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
@@ -204,7 +205,7 @@ def test_a_lost_host_costs_a_restart_on_those_that_are_left(meshes):
     with child:
         for line in child.stdout:
             said.append(line)
-            if "num_updates=100," in line and not any("starting again" in old for old in said):
+            if "num_updates=60," in line and not any("starting again" in old for old in said):
                 meshes.hosts["train"].run("docker", "kill", f"stackyard-{name}-train")
     text = "".join(said)
     assert child.returncode == 0, text[-3000:]

@@ -106,6 +106,7 @@ def test_a_job_trains_over_two_nodes_of_the_images_own_file_system(cluster, subm
     assert left == "", "files of the job stayed on the node"
 
 
+@pytest.mark.repeat  # Slurm's own containers are cancelled below, runs of the command line are, too
 def test_a_cancelled_job_leaves_no_process_on_any_node(cluster, submit):
     _, running, _ = cluster
     number, _ = training_job(submit)
@@ -127,6 +128,7 @@ def words(cluster, monkeypatch):
     return ["--nodes", "2", "--gpus", "0", "--site", str(site), "--out"]
 
 
+@pytest.mark.repeat  # the example of the next test trains to its end, too
 @in_one_cluster
 def test_an_exported_example_trains_over_two_nodes(cluster, words):
     _, running, _ = cluster
@@ -151,7 +153,7 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
     folder, save = running.shared / "stopped", running.shared / "checkpoints"
     save.mkdir(mode=0o777)
     save.chmod(0o777)
-    words = [*words, str(folder), "--example", "lm-ddp", "--set", "updates=120,log_every=1",
+    words = [*words, str(folder), "--example", "lm-ddp", "--set", "updates=60,log_every=1",
              "--save", str(save)]  # fmt: skip
     subprocess.run([ROOT / ".venv/bin/invoke", "export", "slurm", "fairseq", *words], cwd=ROOT,
                    check=True, capture_output=True, timeout=120)  # fmt: skip
@@ -164,7 +166,7 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
 
     def on_its_way():
         over = slurm_client.status(number).ended
-        return over or max(updates(_log(folder, number)), default=0) > 20
+        return over or max(updates(_log(folder, number)), default=0) > 10
 
     wait(on_its_way, 240)
     assert not slurm_client.status(number).ended, _log(folder, number)[-3000:]
@@ -175,7 +177,7 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
     assert len(last) == 1 and "stackyard: node1: stopped by a signal" in log, log[-3000:]
     found, log = finished(slurm_client.submit(folder), 300)
     assert (found.state, found.code) == ("done", 0), log[-3000:]
-    assert (min(updates(log)), max(updates(log))) == (last.pop() + 1, 120)
+    assert (min(updates(log)), max(updates(log))) == (last.pop() + 1, 60)
 
 
 def _log(folder, number):

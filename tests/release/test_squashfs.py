@@ -58,6 +58,12 @@ def there(host) -> list[str]:
     return host.run("sh", "-c", f"ls -A {FOLDER} 2> /dev/null; true").split()
 
 
+def hashes(host) -> set[str]:
+    """The SHA-256 of every file in the folder."""
+    return {f"sha256:{host.run('sha256sum', f'{FOLDER}/{name}').split()[0]}"
+            for name in there(host)}  # fmt: skip
+
+
 def test_one_file_comes_to_hosts_without_an_engine(bare):
     layers = [*random_layers(2, 4), tar({"etc/note": b"1"}), tar({"etc/.wh.note": b""})]
     with loaded(layers, env=["A=b"]) as image:
@@ -70,7 +76,7 @@ def test_one_file_comes_to_hosts_without_an_engine(bare):
     assert file["path"] == f"{FOLDER}/{done.name}.sqsh"
     for host in bare.yard.hosts.values():
         assert there(host) == [f"{done.name}.sqsh"]
-        assert f"sha256:{host.run('sha256sum', file['path']).split()[0]}" == file["sha256"]
+        assert hashes(host) == {file["sha256"]}
     bare.require_nothing_left()
     before = bare.registry.sent()
     again = bare.pull("accelerate", *AS_FILE, FOLDER)
@@ -90,7 +96,9 @@ def test_a_pull_that_is_killed_leaves_no_file_and_the_next_brings_it(bare):
     os.killpg(running.pid, signal.SIGKILL)
     running.wait(60)
     bare.require_nothing_left(parcels=False)
-    assert [there(host) for host in hosts] == [[], []]
+    # The first host, which the file reaches over no slow link, may have all of it; none has a part.
+    early = {host.name: hashes(host) for host in hosts}
+    assert set() in early.values()
     for host in hosts:
         unshape(host.container)
     pulled = bare.pull("accelerate", *AS_FILE, FOLDER)
@@ -98,8 +106,8 @@ def test_a_pull_that_is_killed_leaves_no_file_and_the_next_brings_it(bare):
     assert pulled["moved_bytes"] < 2 * pulled["squashfs"]["bytes"], "it went on where it was"
     for host in hosts:
         assert there(host) == [f"{done.name}.sqsh"]
-        found = host.run("sha256sum", pulled["squashfs"]["path"]).split()[0]
-        assert f"sha256:{found}" == pulled["squashfs"]["sha256"]
+        assert hashes(host) == {pulled["squashfs"]["sha256"]}
+        assert early[host.name] <= hashes(host)
     bare.require_nothing_left()
 
 
@@ -178,6 +186,7 @@ def test_a_cancelled_job_leaves_neither_process_nor_mount(submit, cluster):
     assert left(cluster) == []
 
 
+@pytest.mark.repeat
 def test_a_job_that_is_killed_leaves_neither_process_nor_mount(submit, cluster):
     number = moving(submit, cluster)
     (line,) = [line for line in cluster.processes(["node2"]) if "unshare --user" in line]

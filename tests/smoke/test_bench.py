@@ -83,14 +83,13 @@ def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp
     side = "    what: all fused parts\n"
     assert side in path.read_text()
     path.write_text(path.read_text().replace(side, f"{side}    args: [--no-such-thing]\n"))
-    done = invoke("bench", "fairseq", "--gpus", "0", "--rounds", "2", "--json", folder=tree)
+    done = invoke("bench", "fairseq", "--gpus", "0", "--rounds", "1", "--json", folder=tree)
     assert done.returncode == 1, done.stderr[-3000:]
     (report,) = json.loads(done.stdout)["reports"]
-    assert [(run["label"], run["failed"]) for run in report["runs"] if run["round"] == 1] == [
+    assert [(run["label"], run["failed"]) for run in report["runs"]] == [
         ("stock-1-1.1", False), ("stock-1-1.2", False), ("ours-1-1.1", True),
         ("ours-1-1.2", True), ("stock-2-1", False), ("ours-2-1", True),
     ]  # fmt: skip
-    assert {run["side"] for run in report["runs"] if run["round"] == 2} == {"stock"}
     assert "unrecognized arguments: --no-such-thing" in report["last_lines"]["ours-2-1"]
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
     assert outcomes["trained"] == "failed"
