@@ -106,6 +106,7 @@ def test_fairseq(box, make, place, convert, tokens, difference, name):
     assert difference(model, given, own) < CLOSE
 
 
+@pytest.mark.repeat  # test_fairseq converts what was trained with this tokenizer, too
 def test_a_tokenizer_comes_along_with_its_own_numbers(box, make, place, convert, material):
     folder = place / "convert-tokenizer"
     folder.mkdir()

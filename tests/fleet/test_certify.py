@@ -242,7 +242,7 @@ repeat = pytest.mark.repeat
         pytest.param("torchrun", (), marks=repeat),
         pytest.param("deepspeed", (), marks=repeat),
         pytest.param("accelerate", ("--set", "zero_stage=0"), marks=repeat),
-        ("plain", ()),
+        pytest.param("plain", (), marks=repeat),
     ],
 )
 def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, more):

@@ -24,6 +24,7 @@ def overlay(yard):
             host.run("docker", "swarm", "leave", "--force", check=False)
 
 
+@pytest.mark.repeat  # which network is taken is shown in tests/unit/mesh
 def test_a_training_runs_over_an_overlay_network(yard, overlay):
     two = yard.only("study", "train")
     up = two.invoke("up", "fairseq", "--gpus", "0", "--network", overlay, "--json")

@@ -332,6 +332,7 @@ def test_the_submitters_environment_stays_outside(cluster, submit_toy):
 
 
 @in_one_cluster
+@pytest.mark.repeat  # a killed rank ends the job with its node named, too
 def test_a_lost_node_ends_the_job_and_is_named(cluster, submit_toy):
     """The last one: the cluster has a node less afterwards."""
     _, running, _ = cluster

@@ -53,8 +53,16 @@ def planned(project: Project, engine: Engine, done: builder.Built) -> Built:
     return Built(image=done.image, info=done.info, plan=made)
 
 
-# Every stack of the catalog; tests of one image run together, so one node runs at a time.
-@pytest.fixture(scope="session", params=sorted(PROJECT.definitions.stacks))
+# Every stack of the catalog; tests of one image run together, so one node runs at a time. All are
+# rendered from one template and smoked in the main job: what is in those after the first is
+# repetition.
+STACKS = [
+    pytest.param(stack, marks=pytest.mark.repeat if number else ())
+    for number, stack in enumerate(sorted(PROJECT.definitions.stacks))
+]
+
+
+@pytest.fixture(scope="session", params=STACKS)
 def built(
     request: pytest.FixtureRequest,
     project: Project,
@@ -112,15 +120,18 @@ def allowed(project: Project) -> Allowed:
 
 @pytest.fixture(scope="session")
 def all_saved(
+    request: pytest.FixtureRequest,
     stack_images: Mapping[str, builder.Built],
     caller: Caller,
     allowed: Allowed,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, SavedImage]:
-    """Every stack's image as it is saved, by id: four fifths of their bytes they share."""
+    """The images that tests ask for as they are saved, by id: they share four fifths of it."""
+    tests = [test for test in request.session.items if "saved" in test.fixturenames]
+    asked = {test.callspec.params["built"] for test in tests if isinstance(test, pytest.Function)}
     path = tmp_path_factory.mktemp("saved") / "images.tar"
     try:
-        save(path, *(done.info.id for done in stack_images.values()))
+        save(path, *(stack_images[stack].info.id for stack in sorted(asked)))
         return read_saved(path, caller, allowed)
     finally:
         path.unlink(missing_ok=True)

@@ -134,7 +134,7 @@ def whole_images(host) -> list[str]:
 
 
 # Without power, without a network; below, without whoever pulls.
-@pytest.mark.parametrize("number", once(2))
+@pytest.mark.parametrize("number", once())
 def test_a_pull_that_is_cut(site, number):
     chance = random.Random(SEED + 100 + number)
     with small_image(4, 18) as image:  # layers that engines are given before the rest is there
@@ -171,9 +171,13 @@ PHASES = {
     "the parcel comes": "find /root/.cache/stackyard/pull -size +1M | grep .",
     "the engine takes a part": "pgrep -f 'docker.*[l]oad'",
 }
+ONCE = ("the parcel comes", "the engine takes a part")
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param(name, marks=() if name in ONCE else pytest.mark.repeat) for name in PHASES],
+)
 def test_hosts_keep_nothing_of_a_pull_that_is_killed_when(site, phase):
     with small_image(3, 12) as image:
         driver.publish(site.place, image, site.key, site.folder / "spool")

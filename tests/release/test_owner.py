@@ -184,7 +184,14 @@ def start(tmp_path):
         host.close()
 
 
-CUTS = ("closed", "silent", signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
+CUTS = [
+    "silent",
+    signal.SIGKILL,
+    *(
+        pytest.param(how, marks=pytest.mark.repeat)
+        for how in ("closed", signal.SIGHUP, signal.SIGSTOP)
+    ),
+]
 
 
 @pytest.mark.parametrize("how", CUTS)

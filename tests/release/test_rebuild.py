@@ -222,6 +222,7 @@ def site(make_site, tmp_path_factory):
     found.forget()
 
 
+@pytest.mark.repeat  # a second build has the same bytes in tests/images, too
 def test_a_release_is_built_again_elsewhere_and_no_file_differs(site, locked, newer, tmp_path):
     name = release(site, record(), locked)
     with elsewhere(site, tmp_path, newer) as there:

@@ -114,6 +114,7 @@ def test_what_lies_beside_an_image_is_what_the_statement_names(proven_release):
         assert made["subject"][0]["digest"]["sha256"] == done["digest"].removeprefix("sha256:")
 
 
+@pytest.mark.repeat  # tests/unit/cli/test_evidence.py has it with a registry in memory
 def test_evidence_is_refused_unsigned_then_attached_and_shown_with_who_vouches(
     proven_release, tmp_path
 ):
@@ -191,7 +192,7 @@ def test_an_older_release_is_had_by_its_name(site, small):
         assert site.images(host)["stackyard/accelerate:cpu"] == image
 
 
-@pytest.mark.parametrize("via", ["registry", "mirror"])
+@pytest.mark.parametrize("via", ["registry", pytest.param("mirror", marks=pytest.mark.repeat)])
 def test_hosts_pull_by_themselves_where_that_is_asked_for(site, small, via):
     done, image = small()
     words = ["--mirror", site.registry.host] if via == "mirror" else ["--via", "registry"]

@@ -161,6 +161,7 @@ def left(cluster) -> list[str]:
     return [*cluster.processes(), *mounts, *filter(None, tops)]
 
 
+@pytest.mark.repeat  # the file is pulled and read below; other file systems train in test_slurm
 def test_a_release_trains_over_two_slurm_nodes_without_docker(submit, cluster):
     for words in ("command -v docker", "python3 -c 'import torch'"):
         assert cluster.on("node1", "sh", "-c", f"{words} && echo there", check=False) == ""

@@ -186,7 +186,7 @@ def test_every_layout_has_the_same_losses(trained, stack):
 
 
 @pytest.mark.parametrize(
-    "stack", ["accelerate", pytest.param("megatron", marks=pytest.mark.repeat)]
+    "stack", [pytest.param(name, marks=pytest.mark.repeat) for name in ("accelerate", "megatron")]
 )
 def test_checkpoints_that_nodes_do_not_share_are_named_when_they_are_taken_up(
     meshes, trained, stack
