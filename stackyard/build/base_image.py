@@ -240,7 +240,7 @@ def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
             # Its temporary files go into our folder, which is removed in every case.
             env={"SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)},
             timeout=1200,
-            on_line=say,
+            on_line=lambda line: say(process.ToolLine(line)),
         )
 
 

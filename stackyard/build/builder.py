@@ -10,6 +10,7 @@ Over 300 lines: one class whose builds share a lock and what was made once.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
     from stackyard.build.source.fork import Fork
 
 Say = Callable[[str, str], None]
+
+# Steps that take seconds to minutes, by the stage of the Dockerfile; wheels have one each.
+_STAGES = {
+    "torch": "installing torch",
+    "packages": "installing packages",
+    "compiler": "installing a compiler",
+    "system": "installing system packages",
+    "image": "finishing the image",
+}
+_STEP = re.compile(rf"\[(?P<stage>{'|'.join(_STAGES)}|wheel-[\w.-]+) \d+/\d+\] RUN ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +93,7 @@ class Builder:
         self._tools: dict[str, str] = {}
         self._foundations: dict[str, tuple[ImageInfo, str]] = {}
         self._callers: dict[str, mirrors.CallerSettings] = {}
+        self._announced: set[str] = set()
 
     def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
         """Build several stacks on one base at the same time; return them in the order given.
@@ -192,9 +204,18 @@ class Builder:
         say = self._say
         return buildkit.build(
             made, client, tools, caller,
-            lambda step: say(made.stack, short(step)), offline=self._offline is not None,
+            lambda step: say(made.stack, self._step(step)), offline=self._offline is not None,
             fresh=self._fresh,
         )  # fmt: skip
+
+    def _step(self, step: str) -> str:
+        """Return a step as it is shown: in words once, as BuildKit names it for all else.
+
+        A step that several stacks share runs once, though each of their builds names it.
+        """
+        words = "" if step in self._announced else step_words(step)
+        self._announced.add(step)
+        return words or process.ToolLine(short(step))
 
     def _ensure_tools(self, image: ResolvedImage) -> str:
         name = image.base.name
@@ -331,7 +352,16 @@ def require_lock(image: ResolvedImage) -> None:
 
 def short(step: str) -> str:
     """Return a build step without its mounts, to be shown in one line."""
-    return " ".join(word for word in step.split() if not word.startswith("--mount="))
+    return " ".join(word for word in step.split() if not word.startswith("--mount="))[:100]
+
+
+def step_words(step: str) -> str:
+    """Return what a step of a stack's Dockerfile does; empty where it is BuildKit's own affair."""
+    found = _STEP.match(step)
+    if not found:
+        return ""
+    stage = found["stage"]
+    return _STAGES.get(stage) or f"building the wheel of {stage.removeprefix('wheel-')}"
 
 
 def cannot_have(project: Project, base_name: str, error: StackyardError) -> NothingToRunOn:

@@ -199,7 +199,7 @@ class Progress:
             number, name = step.groups()
             if number not in self._names:
                 self._names[number] = name
-                self._on_step(name[:100])
+                self._on_step(name)
             return
         wrong = _ERROR.match(line)
         if wrong and not self._failed:

@@ -134,7 +134,11 @@ class Command(Task[Callable[..., Answer]]):
     def __call__(self, context: Context, *, json: bool = False, **typed: Any) -> Any:
         """Run it, and leave with its exit code unless that is 0."""
         given = self.asked(typed)
-        code = run(lambda terminal: self.function(terminal, **given), as_json=json)
+        code = run(
+            lambda terminal: self.function(terminal, **given),
+            as_json=json,
+            verbose=bool(typed.get("verbose")),
+        )
         if code:
             raise Exit(code=code)
 
@@ -144,7 +148,7 @@ def command(function: Callable[..., Answer]) -> Command:
     return Command(function)
 
 
-def run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
+def run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool = False) -> int:
     """Run one command, print its errors and JSON, and return its exit code.
 
     SIGTERM and SIGHUP end a command as Ctrl-C does: by unwinding, so that everything of it is
@@ -152,18 +156,18 @@ def run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
     SIGTERM a training on hosts may save. A closed output pipe (`| head`) ends it the same way.
     """
     try:
-        return _run(function, as_json=as_json)
+        return _run(function, as_json=as_json, verbose=verbose)
     except BrokenPipeError:
         if not reader_gone():
             raise
         return READER_GONE
 
 
-def _run(function: Callable[[Terminal], Answer], *, as_json: bool) -> int:
+def _run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool) -> int:
     from stackyard.system import cleanup, process
 
     previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
-    terminal = Terminal(json=as_json)
+    terminal = Terminal(json=as_json, verbose=verbose)
     try:
         with cleanup.guarded(process.Warden), terminal:
             result, code = function(terminal)

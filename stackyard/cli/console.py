@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from stackyard.system.process import ToolLine
+
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
@@ -36,8 +38,11 @@ def spark(values: Sequence[float], width: int = 16) -> str:
 class Terminal:
     """Show one command's progress; a context manager, so that the live block always closes."""
 
-    def __init__(self, *, json: bool = False, live: bool | None = None) -> None:
+    def __init__(
+        self, *, json: bool = False, live: bool | None = None, verbose: bool = False
+    ) -> None:
         self.json = json
+        self.verbose = verbose
         # The last lines shown of a training, from which its failure is explained.
         self.tail = ""
         self._started = time.monotonic()
@@ -45,6 +50,11 @@ class Terminal:
         self._live = sys.stderr.isatty() if live is None else live
         self._tasks: dict[str, Any] = {}
         self._curves: dict[tuple[str, str], list[float]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the command began."""
+        return time.monotonic() - self._started
 
     def __enter__(self) -> Terminal:
         return self
@@ -73,19 +83,19 @@ class Terminal:
         )
 
     def say(self, stack: str, text: str) -> None:
-        """Show one event of a stack: a build step or a phase."""
+        """Show one event of a stack: a build step or a phase; lines of tools only if verbose."""
+        if isinstance(text, ToolLine) and not self.verbose:
+            return
         with self._lock:
             if self._live:
                 self._show(stack, text[:90])
             else:
-                seconds = time.monotonic() - self._started
-                print(f"[{seconds:7.1f} s] {stack}: {text}", file=sys.stderr, flush=True)
+                print(f"[{self.seconds:7.1f} s] {stack}: {text}", file=sys.stderr, flush=True)
 
     def done(self, stack: str, text: str) -> None:
         """Print a line that stays, when a stack has finished something."""
         with self._lock:
-            seconds = time.monotonic() - self._started
-            line = f"[{seconds:7.1f} s] {stack}: {text}"
+            line = f"[{self.seconds:7.1f} s] {stack}: {text}"
             if self._tasks:
                 self._progress.console.print(line, markup=False)
             else:
@@ -99,9 +109,8 @@ class Terminal:
             if self._live:
                 self._show(stack, f"{label}  loss {loss:.3f} {spark(curve)}", step, total)
             elif step % 10 == 0 or step == total:
-                seconds = time.monotonic() - self._started
-                text = f"[{seconds:7.1f} s] {stack}: {label}: update {step}/{total} loss {loss:.4f}"
-                print(text, file=sys.stderr, flush=True)
+                text = f"{label}: update {step}/{total} loss {loss:.4f}"
+                print(f"[{self.seconds:7.1f} s] {stack}: {text}", file=sys.stderr, flush=True)
 
     def _show(self, stack: str, text: str, step: int = 0, total: int | None = None) -> None:
         self._progress.start()

@@ -8,7 +8,7 @@ from typing import Annotated
 from stackyard.cli.answer import Answer
 from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
-from stackyard.cli.option import Base, Image, Option, Stack, Stacks
+from stackyard.cli.option import Base, Image, Option, Stack, Stacks, Verbose
 from stackyard.cli.options.images import BuildRequest, BundleRequest
 
 
@@ -57,6 +57,7 @@ def build(terminal: Terminal, asked: BuildRequest) -> Answer:
 def base(
     terminal: Terminal,
     name: Annotated[str, Option("a base's name (see `invoke list`)", positional=True)],
+    verbose: Verbose = False,
 ) -> Answer:
     """Make or pull a base; does nothing when the base is current.
 

@@ -59,6 +59,8 @@ Site = Annotated[
 ]
 Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]
 Overlays = Annotated[tuple[str, ...], Option(_OVERLAY, "[PACKAGE=]PATH[:PLACE]")]
+# The command gives it to its terminal (cli/command.py).
+Verbose = Annotated[bool, Option("show every line of the tools that build images")]
 Junit = Annotated[str, Option(_JUNIT, "FILE")]
 Repository = Annotated[str, Option(_REPOSITORY, "REPOSITORY")]
 Signers = Annotated[str, Option(_SIGNERS, "FILE")]

@@ -433,16 +433,6 @@ def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
     return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
 
 
-def source_of(root: Path) -> dict[str, str]:
-    """Return the project's commit and whether changes are uncommitted; empty without git."""
-    try:
-        commit = process.run(["git", "-C", str(root), "rev-parse", "HEAD"], timeout=20).output
-        changed = process.run(["git", "-C", str(root), "status", "--porcelain"], timeout=60).output
-    except StackyardError:
-        return {}
-    return {"commit": commit.strip(), "dirty": "yes" if changed.strip() else "no"}
-
-
 def builder_of(engine: Engine) -> dict[str, str]:
     """Return the versions of the tools that make a release."""
     return {"stackyard": __version__, "engine": engine.version}

@@ -11,7 +11,7 @@ from typing import Any, Final
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Failure
 from stackyard.gpu import transport
-from stackyard.report import page, records
+from stackyard.report import chart, page, records
 from stackyard.report.shapes import (
     BenchGpus,
     BenchReport,
@@ -201,8 +201,10 @@ def render_page(value: Mapping[str, Any]) -> str:
         "rows": rows(value),
         "at_once": min(value["counts"]) * 2 <= value["available"],
         "checks": [page.check_row(check) for check in value["checks"]],
-        "chart": page.chart(curves(value)),
-        "speeds": page.chart(curves(value, "windows", value["warm"])),
+        "chart": chart.line_chart(curves(value), page.LOSS),
+        "speeds": chart.line_chart(
+            curves(value, "windows", value["warm"]), f"{value['unit']} a second"
+        ),
     }
     return template.render("bench.html.j2", values)
 

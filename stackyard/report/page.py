@@ -1,37 +1,35 @@
 """Render a report as one self-contained page: checks, phases, and the loss curves drawn.
 
-Owns the geometry of the drawing; the words come from the report, the look from the template.
+Owns what a page shows in which words. `report.chart` computes the drawings; the look is the
+template's.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from stackyard.report import chart
 from stackyard.report.comparison_view import comparison_lines, curve_rows
 from stackyard.report.records import figure
 from stackyard.system import template
 
-WIDTH, HEIGHT = 760, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 34
-# Okabe and Ito's palette: most colour-blind readers can distinguish its colours.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LOSS = "loss, nats a token"
+GAP = "difference of losses"
 
 
 def render_page(report: Mapping[str, Any]) -> str:
     """Return the page of one smoke report."""
     curves = {name: _numbers(points) for name, points in report["curves"].items()}
-    total = sum(phase["seconds"] for phase in report["phases"]) or 1.0
+    marks = kill_and_resume(report["checks"])
     values: dict[str, object] = {
         "report": report,
         "checks": [{"figure": figure(check), **check_row(check)} for check in report["checks"]],
-        "phases": [
-            {**phase, "percent": round(100 * phase["seconds"] / total, 2)}
-            for phase in report["phases"]
-        ],
-        "chart": chart(curves),
+        "phases": chart.timeline(report["phases"]),
+        "chart": chart.line_chart(curves, LOSS, marks),
+        "gaps": _gaps(report["checks"], curves, marks),
         "gpus": report.get("gpus", {}),
         "against": report.get("against", {}),
         "against_rows": curve_rows(report["against"]) if "against" in report else [],
@@ -45,22 +43,91 @@ def render_page(report: Mapping[str, Any]) -> str:
     return template.render("report.html.j2", values)
 
 
+def kill_and_resume(checks: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """Return the updates at which a smoke's training was killed and went on."""
+    found = next((c["measured"] for c in checks if c["name"] == "resume_equal"), None) or {}
+    words = {"resumed_from": "goes on from update", "killed_after": "killed after update"}
+    return [(int(found[key]), f"{said} {found[key]}")
+            for key, said in words.items() if isinstance(found.get(key), int)]  # fmt: skip
+
+
+def _gaps(
+    checks: Iterable[Mapping[str, Any]],
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    marks: Sequence[tuple[int, str]],
+) -> dict[str, Any] | None:
+    """Return the drawing of differences that checks bound; None where nothing was compared."""
+    against: dict[str, str] = {}
+    bounds = []
+    for check in checks:
+        measured, expected = check["measured"], check["expected"]
+        if check["name"] == "parity" and measured:
+            against |= {name: entry["against"] for name, entry in measured.items()}
+        elif check["name"] == "resume_equal" and measured:
+            against[f"{measured['layout']}, resumed"] = measured["layout"]
+        else:
+            continue
+        match expected["largest_difference"]:
+            case {"at_most": bound}:
+                bounds.append(bound)
+    known = {name: other for name, other in against.items() if {name, other} <= set(curves)}
+    if not known or not bounds:
+        return None
+    return chart.difference_chart(curves, known, min(bounds), GAP, marks)
+
+
 def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a check as a page shows it: its figures as text, and bounds in words."""
-    texts = {key: json.dumps(_in_words(check[key]), indent=1, ensure_ascii=False)
-             for key in ("measured", "expected")}  # fmt: skip
-    return {"why": "", **check, **texts}
+    """Return a check as a page shows it: each measured figure with what was expected beside it."""
+    expected = dict(_leaves(check["expected"]))
+    said = "" if () not in expected else str(expected.pop(()))
+    used, rows = set(), []
+    for path, value in _leaves(check["measured"]):
+        bound = _bound_of(path, expected)
+        used.add(bound)
+        beside = _in_words(expected[bound]) if bound is not None else ""
+        rows.append({"name": ", ".join(path), "measured": _in_words(value), "expected": beside})
+    rows += [
+        {"name": ", ".join(path), "measured": "", "expected": _in_words(value)}
+        for path, value in expected.items() if path not in used
+    ]  # fmt: skip
+    return {"why": "", **check, "rows": rows, "said": said}
 
 
-def _in_words(value: Any) -> Any:
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values of nested mappings with their paths; a bound is one value."""
+    if isinstance(value, Mapping) and not set(value) & {"at_most", "at_least"}:
+        for name, one in value.items():
+            yield from _leaves(one, (*path, str(name)))
+    elif value is not None:
+        yield path, value
+
+
+def _bound_of(path: tuple[str, ...], expected: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Return the path of what is expected of a figure: its own, its end, or its beginning."""
+    fits = [
+        (len(one), one) for one in expected
+        if path[-len(one):] == one or path[: len(one)] == one
+    ]  # fmt: skip
+    return max(fits)[1] if fits else None
+
+
+def _in_words(value: Any) -> str:
     match value:
         case {"at_most": limit}:
-            return f"at most {limit:g}"
+            return f"at most {limit:,g}"
         case {"at_least": limit}:
-            return f"at least {limit:g}"
-        case dict():
-            return {name: _in_words(one) for name, one in value.items()}
-    return value
+            return f"at least {limit:,g}"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.6g}"
+        case str():
+            return value
+        case list() if all(isinstance(one, str | int | float) for one in value):
+            return ", ".join(map(_in_words, value))
+    return json.dumps(value, ensure_ascii=False)
 
 
 def speeds(gpus: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -93,62 +160,3 @@ def _short(word: str) -> str:
 def _numbers(points: Sequence[Sequence[Any]]) -> list[tuple[int, float]]:
     found = [(int(step), float(loss)) for step, loss in points]
     return [(step, loss) for step, loss in found if math.isfinite(loss)]
-
-
-def chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, Any]:
-    """Return coordinates of axes, ticks and lines, in the units of the drawing.
-
-    Curves that lie on each other are the expected case: each is drawn thinner than the one
-    before, so that all stay visible.
-    """
-    steps = [step for points in curves.values() for step, _ in points]
-    losses = [loss for points in curves.values() for _, loss in points]
-    last = max(steps, default=1)
-    low, high = _range(losses)
-
-    def x(step: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * step / last, 1)
-
-    def y(loss: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low), 1)
-
-    lines = []
-    for number, (name, points) in enumerate(curves.items()):
-        lines.append(
-            {
-                "name": name,
-                "colour": COLOURS[number % len(COLOURS)],
-                "width": round(max(1.4, 6 - 1.3 * number), 1),
-                "points": " ".join(f"{x(step)},{y(loss)}" for step, loss in points),
-            }
-        )
-    return {
-        "width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT,
-        "top": TOP, "bottom": HEIGHT - BOTTOM, "lines": lines,
-        "x_ticks": [{"at": x(v), "label": str(v)} for v in _whole_ticks(last)],
-        "y_ticks": [{"at": y(v), "label": f"{v:g}"} for v in _ticks(low, high)],
-    }  # fmt: skip
-
-
-def _range(losses: Sequence[float]) -> tuple[float, float]:
-    if not losses:
-        return 0.0, 1.0
-    low, high = min(losses), max(losses)
-    margin = (high - low) * 0.06 or 0.5
-    return max(0.0, low - margin) if low >= 0 else low - margin, high + margin
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    step = _nice((high - low) / 5)
-    first = math.ceil(low / step)
-    return [round(n * step, 10) for n in range(first, math.floor(high / step) + 1)]
-
-
-def _whole_ticks(last: int) -> list[int]:
-    step = max(1, int(_nice(last / 6)))
-    return list(range(0, last + 1, step))
-
-
-def _nice(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
-    return float(next(power * n for n in (1, 2, 5, 10) if power * n >= rough))

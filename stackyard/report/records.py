@@ -83,8 +83,8 @@ def smoke_report(
         "checks": [check_value(check) for check in outcome.checks],
         "diagnoses": _diagnoses(outcome, failures),
         "phases": [
-            {"name": "have the image", "seconds": round(build_seconds, 2)},
-            *[phase_value(phase) for phase in outcome.phases],
+            {"name": "have the image", "seconds": round(build_seconds, 2), "at": 0.0},
+            *[phase_value(phase, build_seconds) for phase in outcome.phases],
         ],
         "curves": {
             name: [[step, as_json(loss)] for step, loss in sorted(training.losses.items())]
@@ -204,9 +204,9 @@ def _source(source: Source) -> shapes.SourceValue:
     }
 
 
-def phase_value(phase: Phase) -> shapes.PhaseValue:
-    """Return a phase as data."""
-    return {"name": phase.name, "seconds": phase.seconds}
+def phase_value(phase: Phase, after: float = 0.0) -> shapes.PhaseValue:
+    """Return a phase as data, of a whole that began `after` seconds."""
+    return {"name": phase.name, "seconds": phase.seconds, "at": round(phase.at + after, 2)}
 
 
 def check_value(check: Check) -> shapes.CheckValue:

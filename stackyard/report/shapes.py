@@ -82,7 +82,29 @@ class CheckValue(_CheckValueParts):
     expected: Any
 
 
-class PhaseValue(TypedDict):
+class MadeValue(TypedDict):
+    """Hold what made a report.
+
+    Attributes:
+        command: as typed, without values of variables and without folders.
+        version: of Stackyard.
+        commit: of the project; empty without git.
+        dirty: whether the project had uncommitted changes.
+    """
+
+    command: str
+    version: str
+    commit: str
+    dirty: bool
+
+
+class _PhaseParts(TypedDict, total=False):
+    """Hold what older reports lack: when a phase began, in seconds after the run's start."""
+
+    at: float
+
+
+class PhaseValue(_PhaseParts):
     """Hold one timed part of a run."""
 
     name: str
@@ -283,6 +305,7 @@ class SmokeParts(TypedDict, total=False):
         against: after `invoke smoke --against`.
     """
 
+    made: MadeValue
     ranks: str
     hosts: HostsValue
     gpus: GpusValue
@@ -427,6 +450,7 @@ class PlayedValue(_PlayedValueParts):
 class _BenchReportParts(TypedDict, total=False):
     """Hold what older benches lack, and what only those over hosts have."""
 
+    made: MadeValue
     available: int
     hosts: HostsValue
 
@@ -660,7 +684,13 @@ class CertifiedImage(TypedDict):
     tag: str
 
 
-class CertifyReport(TypedDict):
+class _CertifyParts(TypedDict, total=False):
+    """Hold what older certifications lack."""
+
+    made: MadeValue
+
+
+class CertifyReport(_CertifyParts):
     """Hold the record of one certification of hosts.
 
     Attributes:

@@ -22,11 +22,10 @@ from stackyard.definitions.spec import Smoke
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import node_names
 from stackyard.mesh.spread import Spread
-from stackyard.report import page, records, vouch
+from stackyard.report import page, pages, records, vouch
 from stackyard.report.shapes import HostsValue, HostValue, SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
-from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run, smoke
 from stackyard.validate.gpu_hosts import HostGpus
 from stackyard.validate.gpu_run import GpuPlan
@@ -208,6 +207,7 @@ def hosts_value(spread: Spread) -> HostsValue:
 
 def _keep(project: Project, value: SmokeReport, built: Built, watcher: smoke.SmokeWatcher) -> None:
     """Write a record with its page and evidence, and say that the smoke is over."""
+    value["made"] = pages.made_by(project.root)
     write_reports(project.root, value)
     vouch.write(project.root, value, built.info.layers, Path.home())
     watcher.over(value["outcome"], value["seconds"])
@@ -227,7 +227,5 @@ def recorded_curve(root: Path, stack: str) -> dict[int, float]:
 
 def write_reports(root: Path, value: Mapping[str, Any]) -> None:
     """Write the JSON record and the page, each as a whole."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    files = {records.path_of_report(value, "json"): text}
-    files[records.path_of_report(value, "html")] = page.render_page(value)
-    replace_texts(root, files)
+    path = records.path_of_report(value, "json")
+    pages.write(root, value, path, page.render_page(value))

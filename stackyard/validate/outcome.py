@@ -58,10 +58,15 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Hold one timed part of a smoke."""
+    """Hold one timed part of a smoke.
+
+    Attributes:
+        at: when it began, in seconds after the start of the whole.
+    """
 
     name: str
     seconds: float
+    at: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

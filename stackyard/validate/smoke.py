@@ -44,14 +44,22 @@ class SmokeWatcher:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-@contextlib.contextmanager
-def timed(phases: list[Phase], name: str) -> Iterator[None]:
-    """Time the block, and add it to the phases however it ends."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        phases.append(Phase(name=name, seconds=round(time.monotonic() - started, 2)))
+@dataclass
+class Phases:
+    """Gather timed phases, counted from the first look at the clock."""
+
+    found: list[Phase] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time the block, and add it to the phases however it ends."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds, at = time.monotonic() - began, began - self.started
+            self.found.append(Phase(name=name, seconds=round(seconds, 2), at=round(at, 2)))
 
 
 class Stopped(StackyardError):
@@ -63,7 +71,7 @@ class _Progress:
     """Gather an Observation while phases run."""
 
     watcher: SmokeWatcher
-    phases: list[Phase] = field(default_factory=list)
+    phases: Phases = field(default_factory=Phases)
     trainings: dict[str, Training] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -71,7 +79,7 @@ class _Progress:
         if self.watcher.stop.is_set():
             raise Stopped("the smoke was stopped")
         self.watcher.phase(name)
-        with timed(self.phases, name):
+        with self.phases.timed(name):
             yield
 
 
@@ -208,7 +216,7 @@ def smoke_in(
     return Outcome(
         run=run,
         checks=judge.judge(smoke, seen),
-        phases=tuple(progress.phases),
+        phases=tuple(progress.phases.found),
         observation=seen,
     )
 
@@ -218,9 +226,9 @@ def _broken(seen: Observation, why: str, progress: _Progress) -> Observation:
 
 
 def _try_mesh(running: nodes.Mesh, seen: Observation, progress: _Progress) -> Observation:
-    with progress.phase("reach"):
+    with progress.phase("log in between nodes"):
         reach = nodes.wait_reachable(running)
-    with progress.phase("refuse"):
+    with progress.phase("try what is refused"):
         refusals = nodes.try_refusals(running, now=int(time.time()))
     sessions = {
         (source, target): nodes.session_environment(answer["environment"])

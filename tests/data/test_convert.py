@@ -77,7 +77,7 @@ def tokens(box):
     return written
 
 
-def once(names, first):
+def once(names, first=None):
     """Names of cases; all but one are repetition."""
     return [pytest.param(n, marks=() if n == first else pytest.mark.repeat) for n in names]
 
@@ -187,7 +187,7 @@ def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, 
         convert("megatron", folder)
 
 
-@pytest.mark.parametrize("stage", once([0, 3], 0))
+@pytest.mark.parametrize("stage", once([0, 3]))
 def test_accelerate(box, place, convert, tokens, difference, stage):
     folder = place / f"convert-accelerate-{stage}"
     folder.mkdir()

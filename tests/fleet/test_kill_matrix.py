@@ -41,6 +41,7 @@ NAMED = {
 }
 
 
+@pytest.mark.repeat  # one cell of the matrix is above
 def test_a_lost_container_ends_its_run_and_no_other_on_the_same_hosts(yard):
     """The hosts' own run trains on while its neighbour loses a container and is removed."""
     other = f"other-{secrets.token_hex(3)}"

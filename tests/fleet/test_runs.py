@@ -191,6 +191,7 @@ def test_ctrl_c_of_a_run_with_a_mesh_of_its_own_leaves_nothing(meshes):
     assert not any(name in line for host in meshes.hosts.values() for line in host.containers())
 
 
+@pytest.mark.repeat  # restarts are in test_stop, lost containers in the kill matrix
 def test_a_lost_host_costs_a_restart_on_those_that_are_left(meshes):
     """A host's node is killed while it trains; the run goes on with the other, and ends well."""
     name, two = f"again-{secrets.token_hex(3)}", meshes.only("study", "train")

@@ -85,6 +85,7 @@ def test_a_training_that_was_stopped_ends_at_the_loss_of_one_that_was_not(
     assert losses(resumed)[UPDATES] == pytest.approx(losses(whole)[UPDATES], abs=1e-3)
 
 
+@pytest.mark.repeat  # a run without a standing mesh saves above
 def test_a_stopped_training_of_a_standing_mesh_saves_and_now_does_not_wait(two):
     name = f"stop-{secrets.token_hex(3)}"
     mesh = ("--gpus", "0", "--name", name)

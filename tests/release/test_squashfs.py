@@ -204,6 +204,7 @@ def _inside(cluster, node: str, line: str) -> str:
     return text.split()[2]
 
 
+@pytest.mark.repeat  # hosts pull the file and read it above
 def test_the_file_holds_what_a_container_sees(released, tmp_path):
     _, path, image = released
     container = docker("create", *owned(), image)

@@ -77,6 +77,7 @@ def test_an_unknown_side_is_refused_before_anything_is_started():
     assert "did you mean 'layer'?" in done.stderr
 
 
+@pytest.mark.repeat  # tests/unit/validate/test_bench.py judges failed trainings
 def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp_path):
     tree = copy_tree(tmp_path)
     path = tree / "images" / "fairseq" / "bench.yml"

@@ -42,9 +42,8 @@ TEMPLATES = {
     ("accelerate", "gpt2-zero-3"): ("updates=60", 1),
     ("accelerate", "mt5-zero-3"): ("", 1),
 }
-# Those that every run of the tests sees; of fairseq's it is `lm-fsdp` on a user's own corpus.
+# Every run of the tests sees fairseq's `lm-fsdp` on a user's own corpus; these are taken up again.
 FIRST = {"megatron": "gpt2-345m-tp", "accelerate": "gpt2-zero-3"}
-ONCE = ("accelerate", FIRST["accelerate"])
 
 
 RESUMED = f"""
@@ -154,7 +153,7 @@ def losses(text):
     [
         pytest.param(
             stack, name, id=f"{stack}/{name}",
-            marks=() if (stack, name) == ONCE else pytest.mark.repeat,
+            marks=pytest.mark.repeat,
         )
         for stack, name in TEMPLATES
     ],

@@ -14,7 +14,10 @@ from stackyard.validate import judge
 from stackyard.validate.outcome import Observation, Outcome, Phase
 from tests.unit import samples
 
-PHASES = (Phase(name="start nodes", seconds=0.5), Phase(name="reach", seconds=0.25))
+PHASES = (
+    Phase(name="start nodes", seconds=0.5),
+    Phase(name="log in between nodes", seconds=0.25, at=0.5),
+)
 FAILURES = (
     samples.failure(
         id="oom",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import Base, Option, Stacks
+from stackyard.cli.option import Base, Option, Stacks, Verbose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class BuildRequest:
     tag: Annotated[
         str, Option("with --source: the image's name (stackyard/STACK:BASE-src-COMMIT)")
     ] = ""
+    verbose: Verbose = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import HOSTS, Base, Image, Junit, Option, Stacks
+from stackyard.cli.option import HOSTS, Base, Image, Junit, Option, Stacks, Verbose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class SmokeRequest:
     hosts: Annotated[str, Option(f"train over hosts instead of on this machine: {HOSTS}")] = ""
     image: Image = ""
     junit: Junit = ""
+    verbose: Verbose = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class BenchRequest:
         str, Option(f"train over hosts, with as many GPUs on each, instead of here: {HOSTS}")
     ] = ""
     image: Image = ""
+    verbose: Verbose = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ Over 300 lines: both places of a bench, this machine and hosts, share its report
 from __future__ import annotations
 
 import datetime
-import json
 import secrets
 import statistics
 import time
@@ -34,12 +33,11 @@ from stackyard.mesh import nodes
 from stackyard.mesh.hosts import node_names
 from stackyard.mesh.runs import reached
 from stackyard.mesh.spread import Spread
-from stackyard.report import records, smokes, vouch
+from stackyard.report import pages, records, smokes, vouch
 from stackyard.report.bench import bench_report, headings, render_page, rows
 from stackyard.report.shapes import BenchGpus, BenchReport, HostsValue
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
-from stackyard.system.files import replace_texts
 from stackyard.validate import gpu_run
 from stackyard.validate.bench import play
 from stackyard.validate.bench.judge import judge
@@ -226,9 +224,9 @@ def _bench_one(
         )
         if hosts := place.hosts():
             value["hosts"] = hosts
-        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        page = {records.path_of_report(value, "html"): render_page(value)}
-        replace_texts(project.root, {records.path_of_report(value, "json"): text, **page})
+        value["made"] = pages.made_by(project.root)
+        path = records.path_of_report(value, "json")
+        pages.write(project.root, value, path, render_page(value))
         vouch.write(project.root, value, built.info.layers, Path.home())
         return value
 

@@ -7,7 +7,6 @@ Owns the meaning of its arguments, what is left out with a reason, and its outpu
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,9 +27,9 @@ from stackyard.mesh.preflight import Muster, muster
 from stackyard.mesh.runs import Reached, reached
 from stackyard.mesh.standing import Standing
 from stackyard.report import certify as report
+from stackyard.report import pages
 from stackyard.report.shapes import CertifyReport
 from stackyard.system.errors import UsageError, shown
-from stackyard.system.files import replace_texts
 from stackyard.validate.certify.play import Yard
 from stackyard.validate.certify.search import Certified
 from stackyard.validate.certify.search import certify as search
@@ -66,13 +65,10 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
         image=seen.image, tag=wanted.tag, run=wanted.run, hosts=asked.hosts,
         started=started.isoformat(timespec="seconds"), seconds=time.monotonic() - clock,
     )  # fmt: skip
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    page = report.path_of(wanted.run, "html")
-    replace_texts(
-        project.root,
-        {report.path_of(wanted.run, "json"): text, page: report.render_page(value)},
-    )
-    _show(terminal, value, page)
+    value["made"] = pages.made_by(project.root)
+    path = report.path_of(wanted.run, "json")
+    pages.write(project.root, value, path, report.render_page(value))
+    _show(terminal, value, report.path_of(wanted.run, "html"))
     return value, EXIT_CODES[value["outcome"]]
 
 

@@ -27,7 +27,7 @@ from stackyard.release.layer_source import LayerSource
 from stackyard.release.publish import Published, Publisher, PublishPlan, require_clean
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
-from stackyard.report import vouch
+from stackyard.report import pages, vouch
 from stackyard.scan import oci
 from stackyard.scan.audit import Audit, require_fixed
 from stackyard.scan.sizes import size_lines
@@ -86,7 +86,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
             attached=[*read.attached, *beside.files], packages=beside.packages,
             locks={**candidate.lock_digests(project, found.image), **beside.locks},
             key=path, builder=candidate.builder_of(engine),
-            source=candidate.source_of(project.root), origin=read.origin,
+            source=pages.revision(project.root), origin=read.origin,
             needs_gpus=candidate.needs_gpus(found.image), evidence=vouched,
             agent=plain_signing.agent_at(os.environ.get("SSH_AUTH_SOCK", "")),
             audit=audited.value(),

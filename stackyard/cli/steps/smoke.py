@@ -5,6 +5,7 @@ Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stackyard.build import host
@@ -18,7 +19,7 @@ from stackyard.cli.steps import compare, diagnose, smoke_hosts
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
-from stackyard.report import junit, records, smokes, vouch
+from stackyard.report import junit, pages, records, smokes, vouch
 from stackyard.report.shapes import SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
@@ -64,7 +65,30 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     if asked.junit:
         junit.write(Path(asked.junit), reports)
     answer = records.together(reports)
+    for line in last_lines(reports, terminal.seconds, chosen.device):
+        terminal.text(line)
     return answer, EXIT_CODES[answer["outcome"]] or code
+
+
+def last_lines(reports: Sequence[SmokeReport], seconds: float, device: str) -> list[str]:
+    """Return a smoke's verdict with its time and page, and what to type next."""
+    passed = [value for value in reports if value["outcome"] == "passed"]
+    failed = next((value for value in reports if value["outcome"] == "failed"), None)
+    shown = failed or (reports[0] if len(reports) == 1 else None)
+    page = records.path_of_report(shown, "html") if shown else pages.INDEX
+    minutes, rest = divmod(round(seconds), 60)
+    time = f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    stack = reports[0]["stack"]
+    following = {
+        "cpu": "invoke smoke --gpus 2 on a host with GPUs, or invoke run"
+        f" {stack} --hosts hosts.yml -- PROGRAM on several hosts",
+        "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
+    }[device]
+    return [
+        f"{len(passed)} of {len(reports)} {'stacks' if len(reports) > 1 else 'stack'} passed in"
+        f" {time}; page: {page}",
+        *([f"next: {following}"] if len(passed) == len(reports) else []),
+    ]
 
 
 def _smoke_here(

@@ -22,7 +22,6 @@ from stackyard.validate import smoke, training
 from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke
 from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.gpu_run import GpuRun, GpuWatch
-from stackyard.validate.outcome import Phase
 from stackyard.validate.training_log import TrainingPlan
 
 NODE = "node1"
@@ -48,12 +47,12 @@ class BenchWatcher:
 @dataclass
 class _Phases:
     watcher: BenchWatcher
-    found: list[Phase] = field(default_factory=list)
+    kept: smoke.Phases = field(default_factory=smoke.Phases)
 
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
         self.watcher.phase(name)
-        with smoke.timed(self.found, name):
+        with self.kept.timed(name):
             yield
 
 
@@ -131,7 +130,7 @@ def bench_in(
             # Step by step: earlier results stay, also if the engine refuses in the middle.
             for more in _play_all(running, plan, seen, phases, gpu):
                 seen = more
-                watcher.so_far(replace(seen, phases=tuple(phases.found)))
+                watcher.so_far(replace(seen, phases=tuple(phases.kept.found)))
         except (MeshError, EngineError) as error:
             seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
         if gpu and seen.played:
@@ -139,7 +138,7 @@ def bench_in(
                 seen = replace(seen, gpu=gpu.freed(None))
         with phases.one("remove the node"):
             stack.close()
-    return replace(seen, phases=tuple(phases.found))
+    return replace(seen, phases=tuple(phases.kept.found))
 
 
 def _play_all(

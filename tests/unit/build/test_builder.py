@@ -13,6 +13,7 @@ from stackyard.cli.steps import images
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Fact
+from stackyard.system import process
 from stackyard.system.errors import EngineError, NothingToRunOn, UsageError
 from stackyard.system.image import ImageInfo
 from tests.unit import samples
@@ -336,3 +337,28 @@ def test_a_base_is_not_pulled_where_there_is_no_room_for_it(tmp_path, monkeypatc
     with pytest.raises(EngineError, match=r"8\.5 GiB are missing"):
         images.make_base(pulled_project(tmp_path), engine, "gpu", lambda *_: None)
     assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("[torch 1/1] RUN --mount=type=cache,target=/c uv pip install", "installing torch"),
+        ("[image 2/3] RUN ldconfig", "finishing the image"),
+        ("[wheel-deepspeed 1/1] RUN build", "building the wheel of deepspeed"),
+        ("[internal] load metadata for docker.io/stackyard/base:cpu", ""),
+        ("[base 1/1] FROM docker.io/stackyard/base:cpu", ""),
+        ("[image 3/3] COPY --from=text / /", ""),
+    ],
+)
+def test_steps_that_take_long_are_named_in_words(step, words):
+    assert builder.step_words(step) == words
+
+
+def test_a_step_that_stacks_share_is_named_once_and_buildkits_own_lines_are_a_tools(project):
+    builds = make(project, None)
+    first, again = (builds._step("[torch 1/1] RUN uv pip install") for _ in range(2))
+    own = builds._step("[internal] load remote build context")
+    assert first == "installing torch" and not isinstance(first, process.ToolLine)
+    assert isinstance(again, process.ToolLine) and again == "[torch 1/1] RUN uv pip install"
+    assert isinstance(own, process.ToolLine)
+    assert len(builds._step("[a 1/1] RUN --mount=type=cache,target=/c " + "x" * 500)) == 100

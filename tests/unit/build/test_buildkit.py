@@ -205,11 +205,6 @@ def test_a_build_that_reached_no_step_says_so():
     assert (found.failed_step(), found.last_lines(), steps) == ("no step was reached", "", [])
 
 
-def test_a_very_long_step_is_cut():
-    _, steps = progress("#5 [a 1/1] RUN " + "x" * 500)
-    assert len(steps[0]) == 100
-
-
 # The whole
 
 

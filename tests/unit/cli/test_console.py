@@ -9,6 +9,7 @@ from rich.console import Console
 
 from stackyard.cli import console, tables
 from stackyard.report import records
+from stackyard.system.process import ToolLine
 from tests.unit import reports
 
 
@@ -58,6 +59,13 @@ def test_without_a_terminal_every_event_is_one_line_on_standard_error(capsys):
     assert [line.split("] ", 1)[1] for line in err.splitlines()] == [
         "toy: starting [nodes]", "toy: all [done]",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_lines_of_tools_are_shown_on_request_only(capsys, verbose):
+    with console.Terminal(live=False, verbose=verbose) as terminal:
+        terminal.say("toy", ToolLine("I: extracting archives..."))
+    assert ("I: extracting archives..." in capsys.readouterr().err) == verbose
 
 
 def test_without_a_terminal_every_tenth_update_and_the_last_is_a_line(capsys):
@@ -120,7 +128,7 @@ def test_phases_of_one_and_of_several_stacks_are_shown():
     other = {**one, "stack": "ball", "phases": one["phases"][:1]}
     assert "0.50" in drawn(tables.phase_table([one]))
     text = drawn(tables.phase_table([one, other]))
-    assert "ball" in text and text.count("have the image") == 2 and text.count("reach") == 1
+    assert "ball" in text and text.count("have the image") == 2 and text.count("log in") == 1
 
 
 def test_no_report_is_an_empty_table():

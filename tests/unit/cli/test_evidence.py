@@ -15,7 +15,7 @@ from stackyard.release import candidate, publish
 from stackyard.release import spool as spools
 from stackyard.release.spool import Layer, Saved, Spool
 from stackyard.release.statement import Subject
-from stackyard.report import evidence, vouch
+from stackyard.report import evidence, pages, vouch
 from stackyard.scan import oci
 from stackyard.scan.audit import IndexAnswer, Vulnerability, judge
 from stackyard.scan.contents import merge
@@ -91,9 +91,10 @@ class Site:
         monkeypatch.setattr(audit, "audited", lambda *_: self.audit)
         for name, value in {
             "_require_current": lambda *_: None, "subject_of": lambda image: subject,
-            "read": self.read, "lock_digests": lambda *_: {}, "source_of": lambda root: {},
+            "read": self.read, "lock_digests": lambda *_: {},
         }.items():  # fmt: skip
             monkeypatch.setattr(candidate, name, value)
+        monkeypatch.setattr(pages, "revision", lambda root: {})
 
     def read(self, project, engine, store, found, say):
         layers = tuple(Layer(**said) for said in Engine.found.said)

@@ -68,7 +68,7 @@ LINES = [
     ("lock", {**NO_CHECK, "base": ""}),
     ("lock toy --base cpu --check", {"stack": "toy", "base": "cpu", "check": True}),
     ("outdated toy --base far", {"stack": "toy", "base": "far"}),
-    ("base far", "far"),
+    ("base far", {"name": "far", "verbose": False}),
     ("audit toy --base far --image i", {"stack": "toy", "base": "far", "image": "i"}),
     ("bundle toy --base far --out b.tar", BundleRequest(stack="toy", base="far", out="b.tar")),
     ("bundle --images --from r/n --release r1 --signers s",

@@ -15,6 +15,29 @@ from tests.unit import reports
 from tests.unit.report.test_junit import PROOFS
 
 
+def ended(*outcomes, device="cpu", seconds=83.4):
+    made = [
+        {**reports.good(), "stack": f"toy{n}", "outcome": one} for n, one in enumerate(outcomes)
+    ]
+    return smoke.last_lines(made, seconds, device)
+
+
+def test_the_last_lines_say_the_verdict_the_page_and_what_to_type_next():
+    assert (
+        ended("passed")[0] == "1 of 1 stack passed in 1 min 23 s; page: reports/toy0/cpu/smoke.html"
+    )
+    verdict, following = ended("passed", "passed", seconds=59.6)
+    assert verdict == "2 of 2 stacks passed in 1 min 0 s; page: reports/index.html"
+    assert following.startswith("next: invoke smoke --gpus 2")
+    assert ended("passed", device="cuda")[1] == "next: invoke publish toy0 --to REGISTRY/NAME"
+
+
+def test_the_last_line_of_a_failure_names_the_failed_page():
+    assert ended("passed", "failed", seconds=5.0) == [
+        "1 of 2 stacks passed in 5 s; page: reports/toy1/cpu/smoke.html"
+    ]
+
+
 @pytest.mark.parametrize(
     ("gpus", "nodes", "kind", "what", "hint"),
     [

@@ -9,6 +9,7 @@ from stackyard.build.builder import Built
 from stackyard.build.catalog import resolve
 from stackyard.cli.console import Terminal
 from stackyard.cli.steps import bench
+from stackyard.report import pages
 from stackyard.system.errors import EngineError
 from tests.unit import benches, reports, samples
 
@@ -29,6 +30,7 @@ def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error,
 
     monkeypatch.setenv("HOME", str(tmp_path))  # no key of the developer's signs what is made up
     monkeypatch.setattr(bench, "load_peaks", lambda root: ())
+    monkeypatch.setattr(pages, "revision", lambda root: {})
     image = resolve(samples.definitions(), "toy", "cpu")
     built = Built(image=image, tag="toy:cpu", info=reports.INFO, seconds=0.0, made=False)
     project = SimpleNamespace(root=tmp_path, definitions=samples.definitions())

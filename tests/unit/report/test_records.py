@@ -38,9 +38,9 @@ def test_a_good_smoke_is_said_in_full():
     assert (found["seconds"], found["build_seconds"]) == (12.35, 0.0)
     assert found["nodes"] == ["node1", "node2"]
     assert found["phases"] == [
-        {"name": "have the image", "seconds": 0.0},
-        {"name": "start nodes", "seconds": 0.5},
-        {"name": "reach", "seconds": 0.25},
+        {"name": "have the image", "seconds": 0.0, "at": 0.0},
+        {"name": "start nodes", "seconds": 0.5, "at": 0.0},
+        {"name": "log in between nodes", "seconds": 0.25, "at": 0.5},
     ]
     assert [check["outcome"] for check in found["checks"]] == ["passed"] * 7
     assert found["commands"]["two"] == ["torchrun", "train.py"]
