@@ -33,6 +33,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import NothingToRunOn, StackyardError
 from stackyard.system.image import ImageInfo
 from stackyard.system.lockfile import exclusive
+from stackyard.system.stream import ToolLine
 
 if TYPE_CHECKING:
     from stackyard.build.bundle import BundleIndex
@@ -240,7 +241,7 @@ def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
             # Its temporary files go into our folder, which is removed in every case.
             env={"SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)},
             timeout=1200,
-            on_line=lambda line: say(process.ToolLine(line)),
+            on_line=lambda line: say(ToolLine(line)),
         )
 
 

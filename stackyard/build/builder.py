@@ -30,6 +30,7 @@ from stackyard.system import process
 from stackyard.system.engine import Engine
 from stackyard.system.errors import NothingToRunOn, StackyardError, UsageError
 from stackyard.system.image import ImageInfo
+from stackyard.system.stream import ToolLine
 
 if TYPE_CHECKING:
     from stackyard.build import buildkit, bundle, mirrors
@@ -215,7 +216,7 @@ class Builder:
         """
         words = "" if step in self._announced else step_words(step)
         self._announced.add(step)
-        return words or process.ToolLine(short(step))
+        return words or ToolLine(short(step))
 
     def _ensure_tools(self, image: ResolvedImage) -> str:
         name = image.base.name

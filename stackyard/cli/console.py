@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stackyard.system.process import ToolLine
+from stackyard.system.stream import ToolLine
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -21,12 +21,6 @@ from stackyard.system.errors import CommandError, StackyardError
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 
 
-class ToolLine(str):
-    """Mark text as a line of another program: people see it with --verbose, or on failure."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Finished:
     """Hold a finished command's exit code and output (both streams, in order)."""

@@ -1,6 +1,7 @@
 """Exchange bytes and lines with a command in a container.
 
-Owns docker's stream format. It uses sockets that `system.engine` opened, not the docker SDK.
+Owns docker's stream format, and the mark of lines that other programs print. It uses sockets that
+`system.engine` opened, not the docker SDK.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+
+class ToolLine(str):
+    """Mark text as a line of another program: people see it with --verbose, or on failure."""
+
+    __slots__ = ()
 
 
 class Conversation:

@@ -13,9 +13,9 @@ from stackyard.cli.steps import images
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Fact
-from stackyard.system import process
 from stackyard.system.errors import EngineError, NothingToRunOn, UsageError
 from stackyard.system.image import ImageInfo
+from stackyard.system.stream import ToolLine
 from tests.unit import samples
 from tests.unit.build.test_bundle import locks, write_bundle
 from tests.unit.standins import StandIns
@@ -358,7 +358,7 @@ def test_a_step_that_stacks_share_is_named_once_and_buildkits_own_lines_are_a_to
     builds = make(project, None)
     first, again = (builds._step("[torch 1/1] RUN uv pip install") for _ in range(2))
     own = builds._step("[internal] load remote build context")
-    assert first == "installing torch" and not isinstance(first, process.ToolLine)
-    assert isinstance(again, process.ToolLine) and again == "[torch 1/1] RUN uv pip install"
-    assert isinstance(own, process.ToolLine)
+    assert first == "installing torch" and not isinstance(first, ToolLine)
+    assert isinstance(again, ToolLine) and again == "[torch 1/1] RUN uv pip install"
+    assert isinstance(own, ToolLine)
     assert len(builds._step("[a 1/1] RUN --mount=type=cache,target=/c " + "x" * 500)) == 100

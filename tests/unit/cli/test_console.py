@@ -9,7 +9,7 @@ from rich.console import Console
 
 from stackyard.cli import console, tables
 from stackyard.report import records
-from stackyard.system.process import ToolLine
+from stackyard.system.stream import ToolLine
 from tests.unit import reports
 
 
