@@ -200,8 +200,8 @@ def render_page(value: Mapping[str, Any]) -> str:
         "headings": headings(value),
         "rows": rows(value),
         "at_once": min(value["counts"]) * 2 <= value["available"],
-        "checks": [page.check_row(check) for check in value["checks"]],
-        "chart": chart.line_chart(curves(value), page.LOSS),
+        "checks": page.check_rows(value["checks"]),
+        "chart": chart.line_chart(curves(value), "loss, as the stack logs it"),
         "speeds": chart.line_chart(
             curves(value, "windows", value["warm"]), f"{value['unit']} a second"
         ),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 WIDTH, HEIGHT = 760, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 30, 34
+LEFT, RIGHT, TOP, BOTTOM = 90, 24, 30, 34
 # Okabe and Ito's palette: most colour-blind readers can distinguish its colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 # A label takes this much room beside its mark, in units of the drawing.
@@ -60,7 +60,7 @@ def difference_chart(
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (top - level) / (top - least + 1), 1)
 
     every = max(1, round((top - least) / 6))
-    ticks = [{"at": y(10.0**n), "label": f"{10.0**n:g}"} for n in range(least, top + 1, every)]
+    ticks = [{"at": y(10.0**n), "label": f"1e{n}"} for n in range(least, top + 1, every)]
     drawn = _drawn(gaps, title, marks, y, [{"at": y(0), "label": "0"}, *ticks])
     return {**drawn, "bound": {"at": y(bound), "label": f"at most {bound:g}"}}
 
@@ -94,14 +94,15 @@ def timeline(phases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _drawn(
     curves: Curves, title: str, marks: Marks, y: Any, y_ticks: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    last = max((step for points in curves.values() for step, _ in points), default=1)
+    steps = [step for points in curves.values() for step, _ in points]
+    last = max([1, *steps, *(step for step, _ in marks)])
 
     def x(step: float) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * step / last, 1)
 
     lines = [
         {"name": name, "colour": COLOURS[number % len(COLOURS)],
-         "width": round(max(1.4, 6 - 1.3 * number), 1),
+         "width": round(max(1.2, 7 * 0.55**number), 1),
          "points": " ".join(f"{x(step)},{y(value)}" for step, value in points)}
         for number, (name, points) in enumerate(curves.items())
     ]  # fmt: skip
@@ -113,7 +114,7 @@ def _drawn(
         "marks": [
             {"at": x(step), "label": label, "row": number,
              "left": x(step) + _LABEL > WIDTH - RIGHT}
-            for number, (step, label) in enumerate(marks) if step <= last
+            for number, (step, label) in enumerate(marks)
         ],
     }  # fmt: skip
 

@@ -26,7 +26,7 @@ def render_page(report: Mapping[str, Any]) -> str:
     marks = kill_and_resume(report["checks"])
     values: dict[str, object] = {
         "report": report,
-        "checks": [{"figure": figure(check), **check_row(check)} for check in report["checks"]],
+        "checks": check_rows(report["checks"]),
         "phases": chart.timeline(report["phases"]),
         "chart": chart.line_chart(curves, LOSS, marks),
         "gaps": _gaps(report["checks"], curves, marks),
@@ -76,6 +76,11 @@ def _gaps(
     return chart.difference_chart(curves, known, min(bounds), GAP, marks)
 
 
+def check_rows(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return checks as a page shows them, each with its most important figure."""
+    return [{"figure": figure(check), **check_row(check)} for check in checks]
+
+
 def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
     """Return a check as a page shows it: each measured figure with what was expected beside it."""
     expected = dict(_leaves(check["expected"]))
@@ -90,7 +95,11 @@ def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
         {"name": ", ".join(path), "measured": "", "expected": _in_words(value)}
         for path, value in expected.items() if path not in used
     ]  # fmt: skip
-    return {"why": "", **check, "rows": rows, "said": said}
+    bounds = [
+        f"{path[-1]} {_in_words(value)}"
+        for path, value in _leaves(check["expected"]) if path and isinstance(value, Mapping)
+    ]  # fmt: skip
+    return {"why": "", **check, "rows": rows, "said": said, "bounds": ", ".join(bounds)}
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -277,6 +277,12 @@ _FIGURES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "throughput": lambda measured: f"{measured['gpt2_small_tokens_s']:,.0f} tokens/s",
     "memory": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
     "fused": _fused_figure,
+    "trained": lambda measured: f"{measured['trainings']} trainings",
+    "own_device": lambda measured: f"{len(measured)} trainings",
+    "same_loss": lambda measured: _largest(
+        [one["end"] for one in measured.values() if "end" in one]
+    ),
+    "freed": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
 }
 
 

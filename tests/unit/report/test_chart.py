@@ -59,9 +59,10 @@ def test_large_numbers_have_separators():
 
 def test_marks_stand_at_their_update_and_their_words_inside_the_drawing():
     curve = [(1, 3.0), (40, 1.0)]
-    found = line_chart({"a": curve}, "loss", [(21, "resumed"), (40, "killed"), (41, "never")])
+    found = line_chart({"a": curve}, "loss", [(21, "resumed"), (45, "killed")])
     resumed, killed = found["marks"]
     assert found["left"] < resumed["at"] < killed["at"] == found["right"]
+    assert found["x_ticks"][-1]["label"] == "40"
     assert (resumed["left"], killed["left"]) == (False, True)
 
 
