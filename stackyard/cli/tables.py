@@ -12,7 +12,7 @@ from rich.table import Table
 
 from stackyard.gpu.doctor import Finding
 from stackyard.report.comparison_view import curve_rows
-from stackyard.report.records import figure
+from stackyard.report.figures import figure
 
 STYLES = {"passed": "bold green", "failed": "bold red", "not run": "bold yellow"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stackyard.report import chart
 from stackyard.report.comparison_view import comparison_lines, curve_rows
-from stackyard.report.records import figure
+from stackyard.report.figures import figure
 from stackyard.system import template
 
 LOSS = "loss, nats a token"

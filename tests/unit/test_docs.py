@@ -19,7 +19,7 @@ from stackyard.definitions.document import parse_document
 from stackyard.definitions.project import ROOT
 from stackyard.definitions.read.files import read_stack
 from stackyard.mesh import hosts
-from stackyard.report import records
+from stackyard.report import figures
 from tests import tutorials
 from tests.unit.lines import type_line
 from tests.unit.test_architecture import ROOMS
@@ -180,7 +180,7 @@ def test_ratios_count_pauses_that_a_median_hides():
 def test_the_page_of_checks_names_all_of_them():
     page = (DOCS / "reference" / "checks.md").read_text(encoding="utf-8")
     smoke, bench = (re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("## Bench"))
-    assert smoke == list(records._FIGURES)
+    assert smoke == list(figures.SMOKE)
     reports = [json.loads(path.read_text()) for path in (DOCS / "reports").rglob("bench*.json")]
     assert set(bench) == {check["name"] for report in reports for check in report["checks"]}
 

@@ -11,7 +11,7 @@ import pytest
 from stackyard.build.catalog import resolve
 from stackyard.build.source.naming import DESPITE_LABEL, SOURCES_LABEL, sources_text
 from stackyard.definitions.project import ROOT
-from stackyard.report import records, smokes
+from stackyard.report import figures, records, smokes
 from stackyard.report.page import render_page
 from stackyard.validate.checks import Check
 from tests.unit import machines, reports, samples
@@ -172,19 +172,19 @@ def test_no_report_at_all_is_no_pass():
 )
 def test_each_check_has_one_figure_that_says_most(name, figure):
     (check,) = [check for check in reports.good()["checks"] if check["name"] == name]
-    assert records.figure(check) == figure
+    assert figures.figure(check) == figure
 
 
 @pytest.mark.parametrize("name", reports.BROKEN)
 def test_a_figure_of_any_check_is_text(name):
     for check in reports.BROKEN[name]()["checks"]:
-        assert isinstance(records.figure(check), str)
+        assert isinstance(figures.figure(check), str)
         if check["outcome"] == "not run":
-            assert records.figure(check) == ""
+            assert figures.figure(check) == ""
 
 
 def test_a_check_that_nobody_knows_has_no_figure():
-    assert records.figure({"name": "weather", "measured": {"rain": 1}}) == ""
+    assert figures.figure({"name": "weather", "measured": {"rain": 1}}) == ""
 
 
 def test_the_figures_of_gpu_runs_are_those_of_the_reports():
@@ -225,9 +225,9 @@ def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
 
 def test_the_figure_of_fused_parts_names_those_that_ran_anywhere():
     measured = {"one": {"rank 0": {"b": "ran", "a": "off"}}, "two": {"rank 0": {"a": "ran"}}}
-    assert records.figure({"name": "fused", "measured": measured}) == "a, b ran"
+    assert figures.figure({"name": "fused", "measured": measured}) == "a, b ran"
     nothing = {"one": {"rank 0": {}}}
-    assert records.figure({"name": "fused", "measured": nothing}) == "nothing ran"
+    assert figures.figure({"name": "fused", "measured": nothing}) == "nothing ran"
 
 
 def test_the_hosts_of_a_run_are_told_with_their_links_image_and_gpus():

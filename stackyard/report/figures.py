@@ -1,0 +1,77 @@
+"""Choose the figure of a check that tables and pages show first.
+
+Pure: it reads a check as it stands in a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Figures = dict[str, Callable[[Mapping[str, Any]], str]]
+
+
+def figure(check: Mapping[str, Any]) -> str:
+    """Return a check's most important figure; empty if nothing was measured."""
+    measured = check["measured"]
+    read = (SMOKE | BENCH).get(check["name"])
+    if not measured or read is None:
+        return ""
+    return read(measured)
+
+
+def _mesh_figure(measured: Mapping[str, Any]) -> str:
+    return f"{len(measured['logins'])} logins, {len(measured['refused'])} refused"
+
+
+def _loss_figure(measured: Mapping[str, Any]) -> str:
+    last = list(measured.values())[-1]
+    numbers = [last["first"], last["last"]]
+    if not all(isinstance(number, float) for number in numbers):
+        return ""
+    return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
+
+
+def _transport_figure(measured: Mapping[str, Any]) -> str:
+    found = {via for entry in measured.values() for p in entry["transports"].values() for via in p}
+    return ", ".join(sorted(found))
+
+
+def _parity_figure(measured: Mapping[str, Any]) -> str:
+    return _largest([layout["largest_difference"] for layout in measured.values()])
+
+
+def _largest(gaps: Sequence[float | str]) -> str:
+    numbers = [gap for gap in gaps if isinstance(gap, float)]
+    return f"max {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
+
+
+def _fused_figure(measured: Mapping[str, Any]) -> str:
+    """Name the parts that ran anywhere."""
+    ranks = [parts for training in measured.values() for parts in training.values()]
+    ran = {name for parts in ranks for name, state in parts.items() if state == "ran"}
+    return f"{', '.join(sorted(ran)) or 'nothing'} ran"
+
+
+SMOKE: Figures = {
+    "mesh": _mesh_figure,
+    "world_size": lambda measured: f"{len(measured)} trainings",
+    "loss_falls": _loss_figure,
+    "ranks_agree": lambda measured: f"{sum(m['compared'] for m in measured.values())} hashes",
+    "parity": _parity_figure,
+    "resume_equal": lambda measured: _largest([measured["largest_difference"]]),
+    "no_strays": lambda measured: f"{measured['processes_left']} left",
+    "transport": _transport_figure,
+    "bandwidth": lambda measured: f"{measured['busbw_gb_s'].get('1 GiB', 0):.1f} GB/s",
+    "throughput": lambda measured: f"{measured['gpt2_small_tokens_s']:,.0f} tokens/s",
+    "memory": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+    "fused": _fused_figure,
+}
+BENCH: Figures = {
+    "trained": lambda measured: f"{measured['trainings']} trainings",
+    "own_device": lambda measured: f"{len(measured)} trainings",
+    "same_loss": lambda measured: _largest(
+        [one["end"] for one in measured.values() if "end" in one]
+    ),
+    "freed": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+}
