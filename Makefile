@@ -1,6 +1,6 @@
 # Aliases for a fresh machine; everything else is `invoke`.
 .DEFAULT_GOAL := help
-.PHONY: help environment smoke test test-all check docs figures
+.PHONY: help environment smoke test test-all check docs figures recordings
 
 VENV := .venv
 
@@ -30,3 +30,6 @@ docs: environment ## the pages of docs/ and of committed reports as a site in bu
 
 figures: environment ## figures of committed reports into README.md and the tables of docs
 	scripts/gpu-figures
+
+recordings: environment ## run the recorded commands again, and draw them in docs/recordings
+	scripts/record-session

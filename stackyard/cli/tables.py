@@ -121,7 +121,7 @@ def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
         return table
     table.add_section()
     totals = [f"{sum(p['seconds'] for p in report['phases']):.1f}" for report in reports]
-    table.add_row(*(cell for total in totals for cell in ("all", total)))
+    table.add_row(*(cell for total in totals for cell in ("total", total)))
     return table
 
 

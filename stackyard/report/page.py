@@ -22,13 +22,13 @@ GAP = "difference of losses"
 
 def render_page(report: Mapping[str, Any]) -> str:
     """Return the page of one smoke report."""
-    curves = {name: _numbers(points) for name, points in report["curves"].items()}
+    curves = _curves(report)
     marks = kill_and_resume(report["checks"])
     values: dict[str, object] = {
         "report": report,
         "checks": check_rows(report["checks"]),
         "phases": chart.timeline(report["phases"]),
-        "chart": chart.line_chart(curves, LOSS, marks),
+        "chart": losses(report),
         "gaps": _gaps(report["checks"], curves, marks),
         "gpus": report.get("gpus", {}),
         "against": report.get("against", {}),
@@ -41,6 +41,15 @@ def render_page(report: Mapping[str, Any]) -> str:
         },
     }
     return template.render("report.html.j2", values)
+
+
+def losses(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the drawing of a smoke's losses by update."""
+    return chart.line_chart(_curves(report), LOSS, kill_and_resume(report["checks"]))
+
+
+def _curves(report: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    return {name: _numbers(points) for name, points in report["curves"].items()}
 
 
 def kill_and_resume(checks: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:

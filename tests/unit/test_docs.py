@@ -227,11 +227,13 @@ def test_every_command_and_option_that_a_page_names_exists(name):
 
 
 def test_every_recorded_command_exists():
-    for path in DOCS.glob("*.svg"):
-        said = html.unescape(re.sub(r"<[^>]+>", "", path.read_text(encoding="utf-8")))
-        recorded = re.findall(r"^\s*\$\s*(invoke .*)$", said.replace("\xa0", " "), re.MULTILINE)
-        assert [line for line in recorded if unknown(line)] == []
-        assert recorded or path.name != "hosts.svg"
+    recordings = runpy.run_path(str(ROOT / "scripts" / "record-session"))["RECORDINGS"]
+    there = {path.stem for path in (DOCS / "recordings").iterdir()}
+    assert there == {*recordings, "loss"}
+    for name, command in recordings.items():
+        text = (DOCS / "recordings" / f"{name}.svg").read_text(encoding="utf-8")
+        said = html.unescape(re.sub(r"<[^>]+>", "", text)).replace("\xa0", " ")
+        assert f"$ {command}" in said and unknown(command) == []
 
 
 def test_a_command_that_does_not_exist_is_seen():

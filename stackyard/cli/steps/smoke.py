@@ -80,8 +80,8 @@ def last_lines(reports: Sequence[SmokeReport], seconds: float, device: str) -> l
     time = f"{minutes} min {rest} s" if minutes else f"{rest} s"
     stack = reports[0]["stack"]
     following = {
-        "cpu": "invoke smoke --gpus 2 on a host with GPUs, or invoke run"
-        f" {stack} --hosts hosts.yml -- PROGRAM on several hosts",
+        "cpu": "invoke smoke --gpus 2 (GPUs);"
+        f" invoke run {stack} --hosts hosts.yml -- PROGRAM (several hosts)",
         "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
     }[device]
     return [
