@@ -28,8 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files backwards with ORDER=reversed: no test may need another file's.
 
-    First of all hooks, so that pytest still groups tests by the fixtures they share.
+    First of all hooks, so that pytest still groups tests by the fixtures they share. Repetition
+    may take longer than the limit of other tests: it builds whole images and trains on many hosts.
     """
+    for item in items:
+        if item.get_closest_marker("repeat") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(5400))
     if os.environ.get("ORDER") == "reversed":
         files = list(dict.fromkeys(item.path for item in items))
         items.sort(key=lambda item: -files.index(item.path))
