@@ -79,7 +79,7 @@ def rebuilt(
     tree = copy_tree(folder)
     with (rename_stack(tree, "megatron", name) / f"{BASE}.lock").open("a") as lock:
         lock.write(f"# Again, at {time.time_ns()}.\n")
-    command = [ROOT / ".venv" / "bin" / "invoke", "build", name, "--base", BASE]
+    command = [ROOT / ".venv/bin/invoke", "build", name, "--base", BASE, "--verbose"]
 
     def start(output: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
