@@ -297,6 +297,14 @@ def put_files(engine: Engine, container: str, node: str, files: Mapping[str, byt
         raise EngineError(f"{node} did not take its files", why=done.output)
 
 
+def _ended(running: Mesh) -> str:
+    """Return a node whose container has ended; empty if all run."""
+    for node, container in running.containers.items():
+        if not running.engines[node].running(container):
+            return node
+    return ""
+
+
 def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     """Log in between nodes (`certificates.pairs`); return what every login answered, by node.
 
@@ -309,7 +317,7 @@ def wait_reachable(running: Mesh) -> dict[str, dict[str, Any]]:
     for source, target in certificates.pairs(running.plan.nodes):
         wanted.setdefault(source, []).append(target)
     try:
-        running.talk.wait_joined(running.plan.nodes)
+        running.talk.wait_joined(running.plan.nodes, ended=lambda: _ended(running))
         running.talk.expect(running.lease)
     except MeshError as error:
         logs = {n: running.engines[n].container_log(c) for n, c in running.containers.items()}

@@ -135,14 +135,27 @@ class Talk:
         except queue.Empty:
             return None
 
-    def wait_joined(self, names: Sequence[str], seconds: float = JOIN_SECONDS) -> None:
+    def wait_joined(
+        self,
+        names: Sequence[str],
+        seconds: float = JOIN_SECONDS,
+        ended: Callable[[], str] = lambda: "",
+    ) -> None:
         """Wait until the supervisor has logged in to every node.
+
+        Args:
+            ended: asked each second for the node whose container has ended; empty if none has.
 
         Raises:
             MeshError: a login failed or took too long; names the node and gives the reason.
         """
         end = time.monotonic() + seconds
+        look = time.monotonic() + 1
         while time.monotonic() < end:
+            if time.monotonic() > look:
+                look = time.monotonic() + 1
+                if node := ended():
+                    raise MeshError(f"{node} is not running: its container has ended")
             try:
                 state = self.ask("state", "state")
             except MeshError as error:

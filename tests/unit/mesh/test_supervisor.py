@@ -68,6 +68,15 @@ def test_nodes_that_do_not_join_in_time_are_named(monkeypatch):
         Talk({"joined": ["a"]}).wait_joined(NAMES, 5)
 
 
+def test_a_node_whose_container_ended_is_named_long_before_the_limit(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(supervisor.time, "sleep", lambda seconds: None)
+    with pytest.raises(MeshError, match=r"^b is not running: its container has ended$"):
+        Talk({"joined": ["a"]}).wait_joined(NAMES, 50, lambda: "b")
+    assert next(now) < 10
+
+
 class Line:
     """A conversation with node 1: what is sent is kept; it says what it is told to."""
 

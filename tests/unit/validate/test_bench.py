@@ -494,7 +494,7 @@ class Refusing(Node):
         super().__init__(dict.fromkeys(labels, 0))
         self.prepared, self._most = [], most
 
-    def wait_joined(self, names):
+    def wait_joined(self, names, ended):
         pass
 
     def expect(self, seconds):
