@@ -229,9 +229,15 @@ def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
         "mmdebstrap", "--variant=apt", "--mode=auto", f"--include={','.join(recipe.packages)}",
         "--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Languages none",
         "--dpkgopt=force-unsafe-io",
+        # _CLEAN does it. By then apt's configuration is gone, so mmdebstrap's own cleaning would be
+        # of this machine's package lists, or fail without root.
+        "--skip=cleanup/apt",
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.exclude),
     ]  # fmt: skip
     with cleanup.folder("hooks") as folder:
+        _let_others_read(locked)
+        for one in (folder, locked.parent, out.parent):
+            one.chmod(one.stat().st_mode | 0o011)
         # The folder is used here, but not left in the image.
         command.append(f"--customize-hook={_script(folder / 'clean', _CLEAN)}")
         command.append(f"--customize-hook={_script(folder / 'blank', _BLANK_SOURCES)}")
@@ -243,6 +249,16 @@ def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
             timeout=1200,
             on_line=lambda line: say(ToolLine(line)),
         )
+
+
+def _let_others_read(folder: Path) -> None:
+    """Let other users read a folder of packages.
+
+    Without root, mmdebstrap works in a user namespace, whose root is another user here.
+    """
+    folder.chmod(folder.stat().st_mode | 0o055)
+    for path in folder.iterdir():
+        path.chmod(path.stat().st_mode | 0o044)
 
 
 def _script(path: Path, text: str) -> Path:

@@ -95,6 +95,7 @@ class Builder:
         self._foundations: dict[str, tuple[ImageInfo, str]] = {}
         self._callers: dict[str, mirrors.CallerSettings] = {}
         self._announced: set[str] = set()
+        self._refused: dict[str, StackyardError] = {}
 
     def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
         """Build several stacks on one base at the same time; return them in the order given.
@@ -300,6 +301,8 @@ class Builder:
 
     def _foundation(self, image: ResolvedImage) -> tuple[ImageInfo, str]:
         base = image.base
+        if base.name in self._refused:
+            raise self._refused[base.name]
         if base.name not in self._foundations:
             reference = base_image.base_reference(base, image.common)
             info = self._engine.image(reference)
@@ -326,9 +329,12 @@ class Builder:
             tools.result()
             return info
         except StackyardError as error:
+            # The other stacks need not try again what takes a minute to fail.
+            self._refused[base.name] = error
             if base.bootstrap is not None or base.host is not None:
                 raise
-            raise cannot_have(self._project, base.name, error) from error
+            told = self._refused[base.name] = cannot_have(self._project, base.name, error)
+            raise told from error
 
 
 def require_lock(image: ResolvedImage) -> None:

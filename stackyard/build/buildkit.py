@@ -23,6 +23,10 @@ from stackyard.system.errors import BuildError, CommandError, EngineError, Stack
 Step = Callable[[str], None]
 _STEP = re.compile(r"^#(\d+) (\[[^\]]+\] .*)$")
 _ERROR = re.compile(r"^#(\d+) ERROR: (.*)$")
+# BuildKit says it now and then where steps wait for each other on a busy machine
+# (moby/buildkit#990, #1822). The next try finds what was made.
+_PASSING = "flightcontrol: exceeded retry timeout"
+_TRIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,7 @@ def build(
     with _secret_files(caller) as folder:
         words = arguments(plan, client, tools, caller, folder, offline=offline, fresh=fresh)
         made = folder / "image-id"
-        _run(plan, [*words[:-1], "--iidfile", str(made), words[-1]], caller, Progress(on_step))
+        _run(plan, [*words[:-1], "--iidfile", str(made), words[-1]], caller, on_step)
         return made.read_text(encoding="utf-8").strip()
 
 
@@ -152,25 +156,30 @@ def export(
     """
     with _secret_files(caller) as folder:
         words = arguments(plan, client, tools, caller, folder, offline=offline, out=out)
-        _run(plan, words, caller, Progress(lambda step: None))
+        _run(plan, words, caller, lambda step: None)
 
 
-def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, progress: Progress) -> None:
-    try:
-        process.run(
-            words,
-            env={"DOCKER_BUILDKIT": "1", **caller.proxies},
-            stdin=pack({**{p: t.encode() for p, t in plan.context.items()}, **plan.blobs}),
-            timeout=3600,
-            on_line=progress.line,
-        )
-    except CommandError as error:
-        raise BuildError(
-            f"{plan.tag} could not be built: {progress.failed_step()}",
-            why=progress.last_lines() or error.why,
-            hint=f"correct what the lines above name, then: invoke build {plan.stack}"
-            f" --base {plan.base}",
-        ) from error
+def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, on_step: Step) -> None:
+    for left in reversed(range(_TRIES)):
+        progress = Progress(on_step)
+        try:
+            process.run(
+                words,
+                env={"DOCKER_BUILDKIT": "1", **caller.proxies},
+                stdin=pack({**{p: t.encode() for p, t in plan.context.items()}, **plan.blobs}),
+                timeout=3600,
+                on_line=progress.line,
+            )
+            return
+        except CommandError as error:
+            if left and _PASSING in error.why:
+                continue
+            raise BuildError(
+                f"{plan.tag} could not be built: {progress.failed_step()}",
+                why=progress.last_lines() or error.why,
+                hint=f"correct what the lines above name, then: invoke build {plan.stack}"
+                f" --base {plan.base}",
+            ) from error
 
 
 @contextlib.contextmanager

@@ -123,7 +123,9 @@ def built(made: Record, locked: Path) -> Iterator[tuple[Engine, str, str]]:
         names = [f"{run}-{kind}" for kind in ("image", "base", "packages")]
         image, base, held = names
         try:
+            lists = sorted(Path("/var/lib/apt/lists").iterdir())
             base_image.make_base(engine, made.base, locked, base, print, held=held)
+            assert sorted(Path("/var/lib/apt/lists").iterdir()) == lists
             tools = base_image.ensure_tools(engine, caller(), made.pins)
             plan = made.plan(tag=image, base_image=base, packages=held)
             plan = dataclasses.replace(plan, labels=dict([owned()[1].split("=", 1)]))

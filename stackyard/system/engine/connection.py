@@ -43,6 +43,19 @@ def space_hint(text: str) -> str:
     )
 
 
+def _no_engine_hint(why: str) -> str:
+    """Return what to do where no engine answers, by the reason."""
+    if "Permission denied" in why:
+        return (
+            "let this user use it: sudo usermod -aG docker $USER and log in again, or run rootless"
+            " Docker (docs/howto/engine.md)"
+        )
+    return (
+        "start one (`invoke engine` installs and starts one on Debian and Ubuntu as root), or"
+        " point DOCKER_HOST at one"
+    )
+
+
 def _connect(address: str, seconds: int) -> Any:
     # Both ask for the engine's version first, so that anything else at the address fails here.
     if not address:
@@ -65,9 +78,27 @@ class Connection:
                 why=str(error),
                 hint=f"see that it runs, and that this user may use it ({socket})"
                 if socket
-                else "start one (`invoke engine` installs and starts one on Debian and Ubuntu"
-                " as root), or point DOCKER_HOST at one",
+                else _no_engine_hint(str(error)),
             ) from error
+        self._require_docker()
+
+    def _require_docker(self) -> None:
+        """Refuse podman, whose service for docker clients has no BuildKit.
+
+        Raises:
+            EngineError: the engine is podman.
+        """
+        with translated("asking for its version"):
+            parts = self._client.version().get("Components") or ()
+        podman = next((part for part in parts if part.get("Name") == "Podman Engine"), None)
+        if podman:
+            self.close()
+            raise EngineError(
+                f"the engine is podman {podman.get('Version', '')}, not Docker",
+                why="images are built with BuildKit, which podman's service does not have",
+                hint="install Docker (as root: invoke engine; as another user: rootless Docker,"
+                " docs/howto/engine.md), and point DOCKER_HOST at it",
+            )
 
     def close(self) -> None:
         """Close the connection."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import os
 import tarfile
 from pathlib import Path
 
@@ -253,6 +254,35 @@ def test_a_base_is_made_from_packages_that_were_locked_before(making):
     assert source.startswith("deb [trusted=yes] copy:/") and source.endswith("/packages ./")
     assert "debian" not in " ".join(ran[0])
     assert found.labels[packages.LABEL].startswith("sha256:")
+
+
+def test_without_root_mmdebstraps_own_user_can_enter_folders_and_read_packages(making, monkeypatch):
+    """Its user namespace gives root another number; folders of ours are made for us alone."""
+    modes = []
+
+    def run(argv, **_):
+        *words, _, out, source = argv
+        hooks = [Path(w.partition("=")[2]) for w in words if "customize-hook" in w]
+        locked = Path(source.split()[2].removeprefix("copy:"))
+        entered = {Path(out).parent, locked.parent, *(one.parent for one in hooks)}
+        read = {locked, *locked.iterdir(), *hooks}
+        modes.extend(path.stat().st_mode & 0o011 for path in entered)
+        modes.extend(0o011 if path.stat().st_mode & 0o044 == 0o044 else 0 for path in read)
+        Path(out).write_text("root")
+
+    monkeypatch.setattr(base_image.process, "run", run)
+    before = os.umask(0o027)
+    try:
+        ensure(Making(), samples.base())
+    finally:
+        os.umask(before)
+    assert len(modes) >= 6 and set(modes) == {0o011}
+
+
+def test_mmdebstrap_does_not_clean_this_machines_package_lists(making):
+    _, ran, _ = making
+    ensure(Making(), samples.base())
+    assert "--skip=cleanup/apt" in ran[0]
 
 
 def test_the_engine_holds_a_bases_packages_under_their_index_and_a_readable_name(making):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.build import base_host, base_image, builder, host, mirrors
+from stackyard.build import base_host, base_image, builder, catalog, host, mirrors
 from stackyard.build import recipe as plan
 from stackyard.cli.steps import images
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Fact
-from stackyard.system.errors import EngineError, NothingToRunOn, UsageError
+from stackyard.system.errors import EngineError, NothingToRunOn, StackyardError, UsageError
 from stackyard.system.image import ImageInfo
 from stackyard.system.stream import ToolLine
 from tests.unit import samples
@@ -247,6 +247,24 @@ def test_a_base_out_of_files_is_made_when_asked_for(project, monkeypatch):
     made = images.make_base(project, engine, "far", lambda *_: None)
     assert (made["reference"], made["image"], made["made"]) == (BASE, f"id of {BASE}", True)
     assert images.make_base(project, engine, "far", lambda *_: None)["made"] is False
+
+
+def test_a_base_that_cannot_be_made_is_tried_once_for_all_stacks(project, monkeypatch):
+    tried = []
+
+    def refuse(*given, **more):
+        tried.append(given)
+        raise StackyardError("mmdebstrap failed")
+
+    monkeypatch.setattr(base_image, "ensure_base", refuse)
+    monkeypatch.setattr(builder.Builder, "_ensure_tools", lambda *_: "tools")
+    monkeypatch.setattr(builder.Builder, "_require_space", lambda *_: None)
+    monkeypatch.setattr(builder.Builder, "_caller", lambda *_: None)
+    builds, image = make(project, Holding()), catalog.resolve(project.definitions, "toy", "cpu")
+    for _ in range(3):
+        with pytest.raises(StackyardError, match="mmdebstrap failed"):
+            builds._foundation(image)
+    assert len(tried) == 1
 
 
 def test_an_unknown_base_is_named_with_the_nearest(project):

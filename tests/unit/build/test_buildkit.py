@@ -240,6 +240,26 @@ def failing(*lines):
     return run
 
 
+@pytest.mark.parametrize(("failures", "tried"), [(1, 2), (2, 3), (3, 3)])
+def test_a_build_is_tried_again_where_buildkit_only_waited_too_long(monkeypatch, failures, tried):
+    asked, waited = [], "failed to compute cache key: flightcontrol: exceeded retry timeout"
+
+    def run(argv, *, on_line, **_):
+        asked.append(argv)
+        if len(asked) <= failures:
+            raise CommandError("docker failed", code=1, why=waited)
+        Path(argv[argv.index("--iidfile") + 1]).write_text("sha256:abc\n")
+
+    monkeypatch.setattr(buildkit.process, "run", run)
+    wanted = (made(), Client(path="docker", buildx=True), "t", NOBODY, lambda step: None)
+    if failures < 3:
+        assert buildkit.build(*wanted) == "sha256:abc"
+    else:
+        with pytest.raises(BuildError):
+            buildkit.build(*wanted)
+    assert len(asked) == tried
+
+
 @pytest.mark.parametrize(
     ("lines", "step", "why"),
     [
