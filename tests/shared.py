@@ -90,7 +90,7 @@ def rebuilt(
     with path.open("w") as output, start(subprocess.PIPE) as first:
         # BuildKit shows a step that is for several to the first of them.
         for line in first.stdout:
-            if "[packages 1/" in line:
+            if "installing packages" in line:
                 break
         others = [start(output), start(output)]
         until(lambda: path.read_text().count("load remote build context") == len(others))

@@ -59,7 +59,7 @@ def test_a_tree_of_200_mb_reaches_all_hosts_once_from_here(mesh, tree):
     )
     moved = {(copy["source"], copy["target"]): copy for copy in said["copies"]}
     assert set(moved) == {("here", "study"), ("study", "train"), ("study", "depot")}
-    assert all(copy["files"] == 400 and copy["bytes"] > 200 * MB for copy in moved.values())
+    assert all(copy["files"] == 400 and copy["bytes"] > 200 * MB for copy in moved.values()), moved
     wanted = digest(tree)
     assert {digest_on(host, "/data/code") for host in mesh.hosts.values()} == {wanted}
     listed = mesh.hosts["depot"].run(
