@@ -6,10 +6,12 @@ silently keep every tensor whole.
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -82,3 +84,14 @@ def save(accelerator: Accelerator, final: Path) -> None:
     if accelerator.is_main_process:
         partial.rename(final)
     accelerator.wait_for_everyone()
+
+
+def leave() -> NoReturn:
+    """End the process at once, without the interpreter's own end.
+
+    With DDP and with ZeRO, threads of gloo outlive the groups (seen with torch 2.13). One that
+    takes the interpreter's lock while the interpreter ends aborts a training that has passed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

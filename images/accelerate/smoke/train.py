@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from engine import CLIP, assert_zero, build_accelerator, save, whole_parameters
+from engine import CLIP, assert_zero, build_accelerator, leave, save, whole_parameters
 from stackyard_record import Recorder
 from torch.utils.data import DataLoader
 from workload import GLOBAL_BATCH, Blocks, build_model, build_optimizer, build_scheduler
@@ -108,11 +108,11 @@ def main() -> None:
     )
     progress = Progress()
     train(options, accelerator, recorder, progress)
-    # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
-    # the interpreter's exit, they sometimes abort it after the training.
+    # The engine holds process groups and is part of reference cycles.
     accelerator.free_memory()
     accelerator.end_training()
     recorder.end(progress.step)
+    leave()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import contextlib
 import gc
 import json
 import math
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -306,10 +308,13 @@ def main() -> None:
         save_model(accelerator, model, options.save / "model")
         recorder.end(progress.step)
     del model
-    # The engine holds process groups and gloo's threads, and is part of reference cycles: left to
-    # the interpreter's exit, they sometimes abort it after the training.
+    # The engine holds process groups and is part of reference cycles: free them first. gloo's
+    # threads can outlive their groups; left to the interpreter's own end, they sometimes abort it.
     accelerator.free_memory()
     accelerator.end_training()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
