@@ -6,6 +6,7 @@ silently keep every tensor whole.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -87,11 +88,12 @@ def save(accelerator: Accelerator, final: Path) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process at once, without the interpreter's own end.
+    """Run what is registered for the exit, then end the process without the interpreter's own end.
 
     With DDP and with ZeRO, threads of gloo outlive the groups (seen with torch 2.13). One that
     takes the interpreter's lock while the interpreter ends aborts a training that has passed.
     """
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -8,6 +8,7 @@ SIGTERM it saves and ends. At the end the whole model is in --save/model.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import gc
 import json
@@ -312,6 +313,7 @@ def main() -> None:
     # threads can outlive their groups; left to the interpreter's own end, they sometimes abort it.
     accelerator.free_memory()
     accelerator.end_training()
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
