@@ -84,8 +84,8 @@ authentic() {
 
 # Follow the plan on the input: check each layer once it has arrived, and load checked layers.
 keep() {
-    stages='' giver='' part=''
-    trap 'trap "" HUP INT TERM PIPE; kill $giver 2> /dev/null; for one in $stages; do drop "$one"; done
+    stages='' giver='' part='' step=''
+    trap 'trap "" HUP INT TERM PIPE; settle; for one in $stages; do drop "$one"; done
         rm -f ${part:+"$part"}' EXIT
     trap 'exit 1' HUP INT TERM PIPE
     while read -r step a b c d; do
@@ -138,6 +138,17 @@ until_there() { until measure "$into"; [ "$size" -ge "$1" ]; do [ -d "$keys" ] &
 # Wait for the background `give` and return its exit code. A shell in `wait` handles signals at
 # once.
 given() { giver=$!; wait "$giver"; }
+
+# End the background `give`. An engine finishes what it has read even when its client is gone: the image
+# of a stage would appear after it was dropped. So wait for a stage, a minute at most.
+settle() {
+    [ -n "$giver" ] || return 0
+    tries=0
+    while [ "$step" = stage ] && look_up "$giver" && [ -n "$born" ] && [ $tries -lt 240 ]; do
+        tries=$((tries + 1)); sleep 0.25
+    done
+    kill "$giver" 2> /dev/null
+}
 
 # Load the archive on the input into the engine. Never returns.
 give() {

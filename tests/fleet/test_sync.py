@@ -14,6 +14,8 @@ MB = 10**6
 @pytest.fixture(scope="module")
 def mesh(three):
     three.invoke("up", "fairseq", "--gpus", "0", "--name", "copies")
+    for name, host in three.hosts.items():  # the volume of /data outlives clusters, others' too
+        host.run("docker", "exec", f"stackyard-copies-{name}", "rm", "-rf", "/data/code")
     yield three
     three.invoke("down", "--name", "copies")
 

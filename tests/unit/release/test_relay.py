@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,27 @@ def test_an_engine_is_given_layers_early_and_the_last_with_the_image(host, monke
     stages = [stage.image for stage in host.parcel.stages()]
     dropped = Path(f"{host.given}-dropped").read_text().split()
     assert sorted(dropped) == sorted(stages) and len(stages) == 2
+
+
+ENGINE_THAT_FINISHES = """#!/bin/sh
+shift 2
+case $1 in
+load) cat > /dev/null; { sleep 0.5; echo made >> "$GIVEN-said"; } & kill $PPID; wait ;;
+rmi) echo dropped >> "$GIVEN-said" ;;
+esac
+"""
+
+
+def test_a_stage_that_the_engine_finishes_after_the_cut_is_dropped(host, monkeypatch):
+    """An engine goes on with what it has read when its client is gone."""
+    monkeypatch.setattr(parcel, "STAGE_BYTES", 1)
+    host.program("docker", ENGINE_THAT_FINISHES)
+    assert host.keep(in_parts=True)[0] == 1
+    said = Path(f"{host.given}-said")
+    end = time.monotonic() + 10
+    while "made" not in said.read_text() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert said.read_text().split() == ["made", "dropped"]
 
 
 @pytest.mark.parametrize("number", range(3))
