@@ -33,7 +33,7 @@ STAND_INS = {
     "sshd": '[ -e "$4" ] && exec sleep 600',
     "ssh": 'echo "$@" >> "$HOME/ssh"; exec sleep 600',
     "ssh-keygen": "echo somebody",
-    "docker": 'echo "$@" >> "$HOME/docker"; if [ "$3" = load ]; then exec sleep 600; fi',
+    "docker": 'echo "$@" >> "$HOME/docker"; if [ "$3" = load ]; then exec sleep 3; fi',
 }
 # A command of the start is one step; the test lets it go on, or cuts before it.
 STEPPING = r"""
