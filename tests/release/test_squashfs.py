@@ -70,8 +70,7 @@ def test_one_file_comes_to_hosts_without_an_engine(bare):
         done = driver.publish(bare.place, image, bare.key, bare.cache / "spool")
     pulled = bare.pull("accelerate", *AS_FILE, FOLDER)
     file = pulled["squashfs"]
-    states = {name: mark["state"] for name, mark in pulled["hosts"].items()}
-    assert states == {name: "held" if early[name] else "pulled" for name in early}, pulled
+    assert {mark["state"] for mark in pulled["hosts"].values()} == {"pulled"}, pulled
     assert pulled["from_registry_bytes"] == sum(layer.size for layer in done.layers)
     assert pulled["moved_bytes"] == 2 * file["bytes"]
     assert file["path"] == f"{FOLDER}/{done.name}.sqsh"
