@@ -100,7 +100,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && python3 /mnt/apply_fixes.py /mnt/fixes.json --stage installed \
         --root "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
         --only deepspeed-fused-copies deepspeed-fused-norms deepspeed-numpy-layer-seed deepspeed-pipeline-grad-clip deepspeed-zero3-hooks \
-    && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch.utils.serialization torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.datasets.helpers megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
+    && warm deepspeed.launcher.runner deepspeed.launcher.launch deepspeed.runtime.pipe.engine deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer deepspeed.ops.op_builder.all_ops setuptools._distutils.compilers.C.cygwin setuptools._distutils.compilers.C.unix setuptools._distutils.compilers.C.zos torch.utils.serialization torch.utils.tensorboard torch.profiler._cupti_monitor megatron.core.datasets.gpt_dataset megatron.core.datasets.helpers megatron.core.models.gpt.gpt_layer_specs megatron.core.datasets.blended_megatron_dataset_builder
 # Real text, and a node that waits for its mesh: sshd is configured, no key of any kind is inside.
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,from=text,source=/text,target=/mnt/text \

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version as installed_version
@@ -25,7 +25,7 @@ import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stackyard.build import dockerfile, packages
-from stackyard.build.recipe import BaseRecipe
+from stackyard.build.recipe import BASE_LABEL, BaseContent, BaseRecipe
 from stackyard.definitions.spec import Base, Common
 from stackyard.system import cleanup, process
 from stackyard.system.chunks import digest_of_file
@@ -94,6 +94,19 @@ def base_reference(base: Base, common: Common) -> str:
     if base.bootstrap is None:
         return base.image
     return f"{base.reference}-{base_key(base, common)[:12]}"
+
+
+def content(base: Base, common: Common, held: ImageInfo) -> BaseContent:
+    """Return what decides the content of a base that the engine holds."""
+    digest = held.id if base.pulled else held.chain
+    return content_by(base, common, {**held.labels, BASE_LABEL: digest})
+
+
+def content_by(base: Base, common: Common, labels: Mapping[str, str]) -> BaseContent:
+    """Return what decided the content of a base, by the labels of an image that is built on it."""
+    key = base_key(base, common) if base.bootstrap is not None else ""
+    held = packages.packages_of(labels) if key else ""
+    return BaseContent(digest=labels.get(BASE_LABEL, ""), packages=held, key=key)
 
 
 def ensure_base(
@@ -182,7 +195,7 @@ def make_base(
         if holding is not None:
             holding.result()
         say("importing the base")
-        changes = ['CMD ["/bin/bash"]', f"LABEL {packages.LABEL}={digest}"]
+        changes = ['CMD ["/bin/bash"]', f"LABEL {packages.PACKAGES_LABEL}={digest}"]
         engine.import_tar(root, reference, changes)
 
 

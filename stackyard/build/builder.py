@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from stackyard.build import base_image, catalog, dockerfile
 from stackyard.build import recipe as plan
 from stackyard.build.catalog import ResolvedImage
-from stackyard.build.packages import packages_of
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base
@@ -174,9 +173,8 @@ class Builder:
             for path in plan.context_paths(image)
         }
         files = fork.files(image, files) if fork else files
-        made = plan.make_plan(image, files, base_image=reference, base_digest=base_info.id)
-        if image.base.bootstrap is not None:
-            made = replace(made, packages=packages_of(base_info.labels))
+        content = base_image.content(image.base, image.common, base_info)
+        made = plan.make_plan(image, files, base_image=reference, content=content)
         return fork.plan(made) if fork else made
 
     def _means(self, image: ResolvedImage) -> tuple[Client, str, mirrors.CallerSettings]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from stackyard.build.recipe import PACKAGES_LABEL
 from stackyard.system import cleanup, process
 from stackyard.system.chunks import digest_of_file
 from stackyard.system.engine import Engine
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from stackyard.build.mirrors import CallerSettings
 
 INDEX, RELEASE = "Packages", "Release"
-# On a base: the digest of its index.
-LABEL = "stackyard.packages"
 _URI = re.compile(r"^'[^']*' ([^_\s]+)_([^_\s]+)_[^_\s]+\.deb ", re.MULTILINE)
 _FIELD = re.compile(r"^(Package|Version|Architecture|Filename|Size|SHA256): (.*)$", re.MULTILINE)
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~_-]*")
@@ -274,7 +273,7 @@ def reference(digest: str) -> str:
 
 def packages_of(labels: Mapping[str, str]) -> str:
     """Return the name of the image with a base's packages; empty for a base without a label."""
-    return reference(labels[LABEL]) if labels.get(LABEL) else ""
+    return reference(labels[PACKAGES_LABEL]) if labels.get(PACKAGES_LABEL) else ""
 
 
 def hold(engine: Engine, folder: Path, name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from stackyard.build import dockerfile
 from stackyard.build.catalog import ResolvedImage
@@ -23,6 +23,9 @@ INSIDE = (
     "stackyard/inside/sshd_config",
 )
 RECIPE_LABEL = "stackyard.recipe"
+BASE_LABEL = "stackyard.base.digest"
+# On a base, and so on what is built on it: the digest of the index of its Debian packages.
+PACKAGES_LABEL = "stackyard.packages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,22 @@ class BaseRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaseContent:
+    """Hold what decides the content of a base, on whatever machine it was made or pulled.
+
+    Attributes:
+        digest: of its layers; of a pulled base, of its configuration.
+        packages: image with the Debian packages that build steps install, which follows from the
+            base; empty where they use package sources.
+        key: content address of what a bootstrapped base is made from; empty for all others.
+    """
+
+    digest: str
+    packages: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Hold everything that an engine needs to build one image, except the caller's settings.
 
@@ -52,8 +71,7 @@ class BuildPlan:
         context: file contents by path inside the build context.
         recipe: hash of everything that decides the image's content.
         blobs: binary files of the context, by path; the recipe has their digests.
-        packages: image with the Debian packages that build steps install, which follows from the
-            base; empty where they use package sources.
+        packages: the base's, see `BaseContent`.
     """
 
     stack: str
@@ -74,21 +92,21 @@ def context_paths(image: ResolvedImage) -> tuple[str, ...]:
 
 
 def make_plan(
-    image: ResolvedImage, files: Mapping[str, str], *, base_image: str, base_digest: str
+    image: ResolvedImage, files: Mapping[str, str], *, base_image: str, content: BaseContent
 ) -> BuildPlan:
     """Assemble the plan.
 
     Args:
         files: contents of `context_paths(image)`.
         base_image: the reference after FROM.
-        base_digest: the content address of that image.
+        content: what that image holds.
     """
     stack, base = image.stack.name, image.base.name
     context = {**files, **dockerfile.render_files(image)}
     path = dockerfile.dockerfile_path(stack, base)
-    told = _labels(image, base_digest)
-    decided = {"base": base_digest, "uv": dockerfile.UV_VERSION, "files": sorted(context.items()),
-               "labels": sorted(told.items())}  # fmt: skip
+    told = _labels(image, content.digest)
+    decided = {"base": asdict(content), "uv": dockerfile.UV_VERSION,
+               "files": sorted(context.items()), "labels": sorted(told.items())}  # fmt: skip
     recipe = "sha256:" + hashlib.sha256(json.dumps(decided).encode()).hexdigest()
     return BuildPlan(
         stack=stack,
@@ -99,6 +117,7 @@ def make_plan(
         context=context,
         labels={RECIPE_LABEL: recipe, **told},
         recipe=recipe,
+        packages=content.packages,
     )
 
 
@@ -114,6 +133,6 @@ def _labels(image: ResolvedImage, base_digest: str) -> dict[str, str]:
         "org.opencontainers.image.base.digest": image.base.digest or base_digest,
         "stackyard.stack": image.stack.name,
         "stackyard.base": image.base.name,
-        "stackyard.base.digest": base_digest,
+        BASE_LABEL: base_digest,
         "stackyard.fixes": ",".join(fix.id for fix in image.fixes),
     }

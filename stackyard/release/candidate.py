@@ -192,7 +192,7 @@ def _plan(
     files = fork.files(image, files) if fork else files
     made = recipe.make_plan(
         image, files, base_image=base_image.base_reference(image.base, image.common),
-        base_digest=info.labels.get("stackyard.base.digest", ""),
+        content=base_image.content_by(image.base, image.common, info.labels),
     )  # fmt: skip
     return fork.plan(made) if fork else made
 

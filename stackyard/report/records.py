@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from stackyard.build.catalog import ResolvedImage
+from stackyard.build.recipe import BASE_LABEL, PACKAGES_LABEL
 from stackyard.build.source.naming import Source, despite_of, sources_of
 from stackyard.definitions.spec import Failure
 from stackyard.gpu.placement import Gpu
@@ -180,6 +181,8 @@ def image_value(
 def _image_parts(info: ImageInfo, installed: Mapping[str, Mapping[str, str]]) -> shapes.ImageParts:
     """Return what was found in an image, and the sources and left-out fixes of users' own code."""
     found: shapes.ImageParts = {}
+    if digest := info.labels.get(BASE_LABEL):
+        found["base"] = {"digest": digest, "packages": info.labels.get(PACKAGES_LABEL, "")}
     if installed:
         found["installed"] = {kind: dict(installed[kind]) for kind in installed}
     if sources := sources_of(info.labels):

@@ -38,13 +38,28 @@ class SourceValue(TypedDict):
     short: str
 
 
+class BaseValue(TypedDict):
+    """Hold what decides the content of the base of an image.
+
+    Attributes:
+        digest: of its layers (OCI's ChainID); of a pulled base, of its configuration.
+        packages: of the index of its Debian packages; empty where it has none.
+    """
+
+    digest: str
+    packages: str
+
+
 class ImageParts(TypedDict, total=False):
     """Hold what only some images have: those that were looked into, those of users' own code.
 
     Attributes:
+        base: what the recipe counts of it; older reports lack this.
         installed: versions by name, as found in node 1, of `python` and `debian`.
         despite: fixes that were left out.
     """
+
+    base: BaseValue
 
     installed: dict[str, dict[str, str]]
     sources: list[SourceValue]

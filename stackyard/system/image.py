@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,18 @@ class ImageInfo:
     size: int
     layers: tuple[str, ...]
     digests: tuple[str, ...] = ()
+
+    @property
+    def chain(self) -> str:
+        """Return the ChainID of its layers, as OCI's image specification defines it.
+
+        An image's id has the time of its making, too; this follows from the files alone.
+        """
+        chain = ""
+        for layer in self.layers:
+            pair = f"{chain} {layer}".encode()
+            chain = f"sha256:{hashlib.sha256(pair).hexdigest()}" if chain else layer
+        return chain
 
     @property
     def environment(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from testinfra.host import Host
@@ -14,7 +14,6 @@ from testinfra.host import Host
 from stackyard.build import base_image, builder, mirrors
 from stackyard.build import recipe as plan
 from stackyard.build.catalog import ResolvedImage
-from stackyard.build.packages import packages_of
 from stackyard.definitions.project import INSIDE, Project, load_project
 from stackyard.mesh import certificates, nodes
 from stackyard.scan.mirror_traces import Caller, make_caller
@@ -48,8 +47,8 @@ def planned(project: Project, engine: Engine, done: builder.Built) -> Built:
     assert base is not None
     paths = plan.context_paths(done.image)
     files = {path: (project.root / path).read_text(encoding="utf-8") for path in paths}
-    made = plan.make_plan(done.image, files, base_image=reference, base_digest=base.id)
-    made = replace(made, packages=packages_of(base.labels))
+    content = base_image.content(done.image.base, done.image.common, base)
+    made = plan.make_plan(done.image, files, base_image=reference, content=content)
     return Built(image=done.image, info=done.info, plan=made)
 
 

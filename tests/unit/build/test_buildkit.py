@@ -18,7 +18,9 @@ NOBODY = CallerSettings(secrets={}, wheel_folders=(), proxies={})
 def made():
     image = resolve(samples.definitions(), "toy", "cpu")
     files = dict.fromkeys(recipe.context_paths(image), "text")
-    return recipe.make_plan(image, files, base_image="base:1", base_digest="sha256:1")
+    return recipe.make_plan(
+        image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:1")
+    )
 
 
 # The client

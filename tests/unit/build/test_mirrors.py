@@ -156,7 +156,9 @@ def test_the_fixture_holds_every_secret(guarded):
 def build_plan():
     image = resolve(samples.definitions(), "toy", "cpu")
     files = dict.fromkeys(recipe.context_paths(image), "")
-    return recipe.make_plan(image, files, base_image="base:1", base_digest="sha256:1")
+    return recipe.make_plan(
+        image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:1")
+    )
 
 
 def test_no_secret_is_in_the_arguments_of_a_build(guarded):

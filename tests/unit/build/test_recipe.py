@@ -17,11 +17,14 @@ def image(**changes):
     return resolve(samples.definitions(**changes), "toy", "cpu")
 
 
-def made(found=None, *, digest=DIGEST, change=None, **changes):
+def made(found=None, *, digest=DIGEST, packages="", key="", change=None, **changes):
     found = found or image(**changes)
     files = {path: f"text of {path}" for path in recipe.context_paths(found)}
     return recipe.make_plan(
-        found, {**files, **(change or {})}, base_image="base:1", base_digest=digest
+        found,
+        {**files, **(change or {})},
+        base_image="base:1",
+        content=recipe.BaseContent(digest=digest, packages=packages, key=key),
     )
 
 
@@ -82,6 +85,8 @@ def test_the_same_definitions_give_the_same_recipe():
     "changes",
     [
         {"digest": "sha256:other"},
+        {"packages": "stackyard/packages:other"},
+        {"key": "other"},
         {"change": {"stackyard/inside/build.sh": "another"}},
         {"change": {"images/toy/cpu.lock": "another"}},
         # Only what the image says of itself: its version.
@@ -122,7 +127,8 @@ def test_the_name_of_the_base_image_is_no_part_of_the_recipe():
     found = image()
     files = dict.fromkeys(recipe.context_paths(found), "")
     one, other = (
-        recipe.make_plan(found, files, base_image=name, base_digest=DIGEST) for name in ("a", "b")
+        recipe.make_plan(found, files, base_image=name, content=recipe.BaseContent(digest=DIGEST))
+        for name in ("a", "b")
     )
     assert one.recipe == other.recipe
     assert dataclasses.replace(one, base_image="b") == other

@@ -40,7 +40,11 @@ def made(own, *, locked="alpha==1.2.0 gamma==0.5"):
     files = {path: f"text of {path}" for path in recipe.context_paths(image)}
     files["images/toy/cpu.lock"] = samples.locked(*locked.split())
     files = own.files(image, files)
-    return own.plan(recipe.make_plan(image, files, base_image="base:1", base_digest="sha256:base"))
+    return own.plan(
+        recipe.make_plan(
+            image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:base")
+        )
+    )
 
 
 def test_the_source_takes_the_place_of_the_locked_wheel():
@@ -106,7 +110,9 @@ def test_the_recipe_follows_from_the_labels_alone():
 def test_without_a_source_nothing_of_it_is_in_a_build():
     image = resolve(definitions(), "toy", "cpu")
     files = dict.fromkeys(recipe.context_paths(image), "")
-    found = recipe.make_plan(image, files, base_image="base:1", base_digest="sha256:base")
+    found = recipe.make_plan(
+        image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:base")
+    )
     assert found.blobs == {}
     text = found.context["images/toy/cpu.Dockerfile"]
     assert not [word for word in ("own.tar.gz", "require_wheel", "assert_met") if word in text]

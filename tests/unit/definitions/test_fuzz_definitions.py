@@ -84,7 +84,9 @@ def use(project):
                 image = catalog.resolve(project.definitions, stack, base)
                 files = {**INSIDE, **image.locks}
                 name = base_image.base_reference(image.base, image.common)
-                made = recipe.make_plan(image, files, base_image=name, base_digest="sha256:0")
+                made = recipe.make_plan(
+                    image, files, base_image=name, content=recipe.BaseContent(digest="sha256:0")
+                )
                 check_dockerfile(made.context[made.dockerfile])
                 proofs, _ = prove_plan.proofs(image, project.definitions.limits.values())
                 for proof in proofs:

@@ -208,6 +208,14 @@ def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():
     assert "ranks" not in reports.good()
 
 
+def test_an_image_names_what_the_recipe_counts_of_its_base():
+    labels = {"stackyard.base.digest": "sha256:layers", "stackyard.packages": "sha256:index"}
+    info = dataclasses.replace(reports.INFO, labels=labels)
+    value = records.image_value(resolve(samples.definitions(), "toy", "cpu"), info)
+    assert value["base"] == {"digest": "sha256:layers", "packages": "sha256:index"}
+    assert "base" not in reports.good()["image"]
+
+
 def test_a_smoke_of_users_own_source_says_so_and_has_a_file_of_its_own():
     labels = {**reports.INFO.labels, SOURCES_LABEL: sources_text([ONE]), DESPITE_LABEL: "alpha-old"}
     info = dataclasses.replace(reports.INFO, labels=labels)
