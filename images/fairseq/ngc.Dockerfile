@@ -117,7 +117,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_provided torch==2.10.0a0+b4e4ee81d3.nv25.12 \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' 'triton/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \

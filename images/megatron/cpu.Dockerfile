@@ -42,7 +42,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/build.sh \
     && inventory > /mnt/before \
     && install_locked /mnt/base.lock https://download.pytorch.org/whl/cpu \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' 'triton/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \
@@ -96,7 +96,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && inventory > /mnt/before \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' 'triton/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \

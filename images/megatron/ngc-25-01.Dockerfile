@@ -83,7 +83,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_provided torch==2.6.0a0+ecf3bae40a.nv25.1 \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' 'triton/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \

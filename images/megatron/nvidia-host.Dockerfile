@@ -69,7 +69,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     && assert_provided cuda-bindings cuda-pathfinder cuda-toolkit filelock fsspec jinja2 markupsafe mpmath networkx numpy==2 nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx setuptools sympy torch==2.11.0 torchaudio==2.11 triton==3.6.0 typing-extensions \
     && install_locked /mnt/stack.lock \
     && install_built \
-    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' \
+    && python3 /mnt/leave_out.py --before /mnt/before torch/bin '**/tests' '**/test' 'nvidia/**/libcusolverMg.so.*' 'nvidia/**/libnvrtc.alt.so.*' 'nvidia/**/*.a' 'triton/**/*.a' \
         --keep torch/bin/torch_shm_manager \
         --keep mpmath/tests/__init__.py \
         --keep mpmath/tests/runtests.py \

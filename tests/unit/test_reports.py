@@ -1,0 +1,87 @@
+"""Committed reports are of what this tree builds: evidence of another recipe is no evidence."""
+
+import json
+
+import pytest
+
+from stackyard.build import base_image, catalog, recipe
+from stackyard.definitions.project import ROOT, load_project
+
+REPORTS = ROOT / "docs" / "reports"
+# Of images before recipes stopped counting an engine's own ids, until they are measured again.
+OLDER = {
+    "1x-h200/accelerate/bench.json",
+    "1x-h200/fairseq/bench-cuda12.json",
+    "2x-h200/accelerate/bench-2-gpus.json",
+    "2x-h200/accelerate/bench.json",
+    "2x-h200/accelerate/smoke-shared-ipc.json",
+    "2x-h200/accelerate/smoke.json",
+    "2x-h200/fairseq/bench-fsdp.json",
+    "2x-h200/fairseq/bench.json",
+    "2x-h200/fairseq/smoke-isolated.json",
+    "2x-h200/fairseq/smoke-shared-ipc.json",
+    "2x-h200/fairseq/smoke.json",
+    "2x-h200/megatron/bench.json",
+    "2x-h200/megatron/smoke-shared-ipc.json",
+    "2x-h200/megatron/smoke.json",
+    "cpu/accelerate/smoke.json",
+    "cpu/fairseq/smoke.json",
+    "cpu/megatron/smoke.json",
+}
+
+
+def stale(report):
+    """What is wrong with the image of a report; empty where this tree builds it."""
+    image = report["image"]
+    if "base" not in image:
+        return "does not name its base's digests"
+    project = load_project()
+    found = catalog.resolve(project.definitions, report["stack"], report["base"])
+    labels = {
+        recipe.BASE_LABEL: image["base"]["digest"],
+        recipe.PACKAGES_LABEL: image["base"]["packages"],
+    }
+    files = {
+        path: (project.root / path).read_text(encoding="utf-8")
+        for path in recipe.context_paths(found)
+    }
+    made = recipe.make_plan(
+        found, files, base_image="", content=base_image.content_by(found.base, found.common, labels)
+    )
+    return "" if made.recipe == image["recipe"] else f"is of recipe {image['recipe']}"
+
+
+def committed():
+    """The reports of images, by path below docs/reports."""
+    found = {
+        str(path.relative_to(REPORTS)): json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(REPORTS.rglob("*.json"))
+    }
+    return {path: value for path, value in found.items() if "image" in value}
+
+
+@pytest.mark.parametrize("path", sorted({*committed()} - OLDER))
+def test_a_committed_report_is_of_todays_recipe(path):
+    assert stale(committed()[path]) == "", f"{path}: measure it again, or remove it"
+
+
+def test_what_is_listed_as_older_is_there_and_is_older():
+    found = committed()
+    assert {path for path in OLDER if path in found and stale(found[path])} == OLDER
+
+
+def test_a_report_of_another_recipe_is_found():
+    project = load_project()
+    found = catalog.resolve(project.definitions, "fairseq", "cpu")
+    content = recipe.BaseContent(
+        digest="sha256:a", packages=base_image.packages.reference("sha256:b"),
+        key=base_image.base_key(found.base, found.common),
+    )  # fmt: skip
+    files = {path: (project.root / path).read_text() for path in recipe.context_paths(found)}
+    made = recipe.make_plan(found, files, base_image="", content=content).recipe
+    base = {"digest": "sha256:a", "packages": "sha256:b"}
+    good = {"stack": "fairseq", "base": "cpu", "image": {"recipe": made, "base": base}}
+    assert stale(good) == ""
+    other = {"digest": "sha256:c", "packages": "sha256:b"}
+    for image in ({"recipe": made}, {"recipe": "x", "base": base}, {"recipe": made, "base": other}):
+        assert stale({**good, "image": image}) != "", image
