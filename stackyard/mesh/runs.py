@@ -138,9 +138,16 @@ def find(hosts: Reached, name: str) -> Standing:
     )
 
 
-def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardError]]:
-    """Remove a run from every host that answers; return what was removed, and errors by host."""
-    standing.give_up(hosts.links, run)
+def down(
+    hosts: Reached, run: Standing, *, lost: bool = False
+) -> tuple[list[str], dict[str, StackyardError]]:
+    """Remove a run from every host that answers; return what was removed, and errors by host.
+
+    Args:
+        lost: its first node does not answer any more, so nothing is announced there.
+    """
+    if not lost:
+        standing.give_up(hosts.links, run)
     removed, failed = standing.remove(hosts.links, run.plan.run)
     for name, error in hosts.failed.items():
         if any(node.host == name for node in run.plan.nodes):

@@ -263,7 +263,7 @@ def give_up(links: Mapping[str, Link], standing: Standing) -> None:
     """Announce the removal of the nodes to the supervisor, if it still runs."""
     try:
         talk = connect(links, standing)
-    except MeshError:
+    except StackyardError:  # its node is gone, or paused, and its engine starts nothing there
         return
     try:
         talk.ask("down", "down", 5)

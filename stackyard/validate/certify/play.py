@@ -138,11 +138,11 @@ class Yard:
             self._started += 1
         for name, one in self._ends(waiting):
             found[waiting[name].number] = one
-        for name, group in waiting.items():
-            if self._speaks(group.group):
-                run = found[group.number]
+        for name, trained in waiting.items():
+            if self._speaks(trained.group):
+                run = found[trained.number]
                 log = runs.nccl_log(self.hosts, self.mesh, run.names, name)
-                found[group.number] = replace(run, nccl=log)
+                found[trained.number] = replace(run, nccl=log)
         return [found[number] for number in range(len(groups))]
 
     def _speaks(self, group: Members) -> bool:
