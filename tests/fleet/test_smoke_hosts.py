@@ -19,7 +19,7 @@ repeat = pytest.mark.repeat
 MINE = r"""
 for file in $(grep -lz '^RANK=' /proc/[0-9]*/environ 2> /dev/null); do
     grep -hz '^MINE=' "$file"
-done 2> /dev/null | tr '\\0' '\\n'"""
+done 2> /dev/null | tr '\0' '\n'"""
 
 
 @pytest.fixture
