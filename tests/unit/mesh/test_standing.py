@@ -84,3 +84,14 @@ def test_nodes_of_a_smoke_get_the_variables_of_their_host_less_those_that_it_set
     # A job in a mesh that stays gets them by itself.
     standing.start(links, named, {}, wanted)
     assert given == {"a": {}, "b": {}}
+
+
+def test_the_removal_goes_on_where_the_first_node_is_paused(monkeypatch):
+    """An engine starts nothing in a paused container, so nothing can be announced there."""
+
+    def converse(*_):
+        raise EngineError("starting python3 in c1", why="Container c1 is paused")
+
+    engine = SimpleNamespace(converse=converse)
+    links = {node.host: SimpleNamespace(engine=engine) for node in plan().nodes}
+    standing.give_up(links, Standing(plan=plan(), containers={"a": "c1", "b": "c2"}))
