@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stackyard.cli import tables
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import CertifyRequest
 from stackyard.cli.steps import certify
@@ -122,3 +123,4 @@ def test_where_all_gpus_are_held_there_is_a_report_that_fails(hosts, step):
     assert (value["outcome"], value["hosts"], set(value["unused"])) == ("failed", [], {"a:0"})
     assert any(line.startswith("a:0: ") for line in value["to_do"])
     assert "a:0 took no part" in report.render_page(value)
+    assert tables.certify_table(value).row_count == 0
