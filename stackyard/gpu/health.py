@@ -29,6 +29,11 @@ LINK_CORRECTED = 100
 CATALOG = "https://docs.nvidia.com/deploy/xid-errors/"
 _RESET = "end all work on it and reset it (nvidia-smi --gpu-reset -i {gpu}), or reboot the host"
 _SERVICE = "take the host out of use; if it comes back after a reboot, have the GPU replaced"
+# Names of findings that are about GPUs by NVML: `health` is that of all of them.
+OF_GPUS = (
+    "health", "gpu", "memory errors", "memory rows", "pcie", "clocks", "power limit", "nvlink",
+    "nvlink errors",
+)  # fmt: skip
 # Xid errors of the GPU, its memory, its links or its firmware, by NVIDIA's catalog, with remedies.
 XIDS = {
     46: ("the GPU stopped processing", _RESET),
@@ -254,6 +259,18 @@ def host_findings(host: HostHealth) -> tuple[Finding, ...]:
     """Return the findings of a host: those of its GPUs, and its shared memory."""
     own = () if host.unread else (shared_memory(host.shm_bytes),)
     return (*own, *merged(examine(host)))
+
+
+def silent(findings: Sequence[Finding], *, gpus: bool) -> str:
+    """Return why nothing of a host's health could be read; empty where something was.
+
+    Args:
+        gpus: its GPUs take part, so only what NVML says of them counts.
+    """
+    own = [one for one in findings if one.name in OF_GPUS or not gpus]
+    if any(one.state != NOT_RUN for one in own):
+        return ""
+    return "; ".join(f"{one.name}: {one.what}" for one in own) or "nothing was read"
 
 
 def _xids(host: HostHealth) -> Iterator[Finding]:

@@ -119,7 +119,8 @@ def _environment(pid: int) -> dict[str, str]:
 def _ras(living: Mapping[int, int]) -> str:
     """Return the status that NCCL's RAS gives of the whole job; empty where nobody uses NCCL.
 
-    One rank of a node is asked: RAS itself asks the others.
+    One rank of a node is asked: RAS itself asks the others. Ranks on GPUs have an address of their
+    job's own (`mesh/node.py`); at NCCL's default another job may answer.
     """
     for pid in living:
         with contextlib.suppress(OSError):
@@ -128,7 +129,7 @@ def _ras(living: Mapping[int, int]) -> str:
         env = _environment(pid)
         if env.get("NCCL_RAS_ENABLE") == "0":
             continue
-        host, _, port = env.get("NCCL_RAS_ADDR", "localhost:28028").rpartition(":")
+        host, _, port = env.get("NCCL_RAS_ADDR", "").rpartition(":")
         if port.isdecimal() and (said := _ask_ras(host.strip("[]"), int(port))):
             return said
     return ""

@@ -57,6 +57,14 @@ def judge(
     }
 
 
+def nvlinked(found: Mapping[str, HostHealth]) -> frozenset[str]:
+    """Return the hosts of which two GPUs at least have an active NVLink."""
+    return frozenset(
+        name for name, one in found.items()
+        if sum(any(link.active for link in gpu.links) for gpu in one.gpus) > 1
+    )  # fmt: skip
+
+
 def clock_findings(facts: Mapping[str, HostFacts]) -> dict[str, Finding]:
     """Compare each host's clock with the median of all hosts."""
     known = [one.skew for one in facts.values() if one.skew is not None]

@@ -120,9 +120,10 @@ def request_of(
     ports = {node.port for node in plan.nodes}
     whole = all(len(s) == len(plan.node(n).gpus) for n, s in selection.slots.items())
     # What ranks print is theirs: where the user asks NCCL to speak, it is not moved to a file.
-    quiet = job.device == "cuda" and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & {*named, *job.env}
-    logs = nccl_environment(job.name) if quiet else {}
-    generated = {**logs, **job.env, **environment(job, {} if whole else takes)}
+    quiet = not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & {*named, *job.env}
+    on_gpus = job.device == "cuda"
+    nccl = nccl_environment(plan.run, job.name, logs=quiet) if on_gpus else {}
+    generated = {**nccl, **job.env, **environment(job, {} if whole else takes)}
     # A node alone is started with its variables; several read them from a file of their own, which
     # DeepSpeed's nodes find by a program on PYTHONPATH.
     kept = {"PYTHONPATH"} if _exported(job) else set()

@@ -5,6 +5,8 @@ Nodes on one engine and on hosts, proofs and pods of Kubernetes are started with
 
 from __future__ import annotations
 
+import hashlib
+
 from stackyard.definitions.project import INSIDE
 from stackyard.gpu.nccl import READ, SUBSYSTEMS
 
@@ -46,10 +48,22 @@ def rank_folder(job: str) -> str:
     return f"{JOBS}/{job}/ranks"
 
 
-def nccl_environment(job: str) -> dict[str, str]:
-    """Return what the ranks of a job on GPUs need so that NCCL's transports can be read."""
-    logs = rank_folder(job)
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "STACKYARD_NCCL_LOGS": logs}
+def nccl_environment(run: str, job: str, *, logs: bool = True) -> dict[str, str]:
+    """Return what the ranks of a job on GPUs need so that their NCCL can be asked and read.
+
+    NCCL's RAS gets an address of this job's own. Jobs beside each other, and nodes on their hosts'
+    network, would share NCCL's default, and answer for each other. All of 127.0.0.0/8 is loopback,
+    so no other program's port is taken.
+
+    Args:
+        logs: have NCCL write what it uses, for `gpu.nccl`.
+    """
+    first, second, third, *_ = hashlib.sha256(f"{run}/{job}".encode()).digest()
+    found = {"NCCL_RAS_ADDR": f"127.{192 + first % 63}.{second}.{1 + third % 254}:28028"}
+    if logs:
+        found |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+        found["STACKYARD_NCCL_LOGS"] = rank_folder(job)
+    return found
 
 
 def nccl_words(job: str) -> list[str]:

@@ -12,10 +12,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from stackyard.gpu import nccl, transport
+from stackyard.gpu.nccl import NcclLog
 from stackyard.gpu.transport import Offer, PathValue
 from stackyard.launch import deepspeed_config
 from stackyard.launch.job import Job
@@ -29,6 +31,7 @@ from stackyard.mesh.nodes import NodeSettings, put_files
 from stackyard.mesh.preflight import Muster, muster, plan_run
 from stackyard.mesh.standing import PortTaken, Standing
 from stackyard.mesh.supervisor import Event, Talk
+from stackyard.mesh.survey import HostFacts
 from stackyard.system import cleanup
 from stackyard.system.errors import MeshError, StackyardError, UsageError
 
@@ -135,9 +138,16 @@ def find(hosts: Reached, name: str) -> Standing:
     )
 
 
-def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardError]]:
-    """Remove a run from every host that answers; return what was removed, and errors by host."""
-    standing.give_up(hosts.links, run)
+def down(
+    hosts: Reached, run: Standing, *, lost: bool = False
+) -> tuple[list[str], dict[str, StackyardError]]:
+    """Remove a run from every host that answers; return what was removed, and errors by host.
+
+    Args:
+        lost: its first node does not answer any more, so nothing is announced there.
+    """
+    if not lost:
+        standing.give_up(hosts.links, run)
     removed, failed = standing.remove(hosts.links, run.plan.run)
     for name, error in hosts.failed.items():
         if any(node.host == name for node in run.plan.nodes):
@@ -307,27 +317,48 @@ def files_below(
     return found
 
 
+def nccl_log(hosts: Reached, run: Standing, names: Sequence[str], job: str) -> NcclLog:
+    """Return what NCCL wrote of a job, on all of its nodes at the same time."""
+
+    def lines(name: str) -> list[str]:
+        link = hosts.links.get(run.plan.node(name).host)
+        if link is None or name not in run.containers:
+            return []
+        with contextlib.suppress(StackyardError):
+            done = link.engine.exec(run.containers[name], nccl_words(job), seconds=60)
+            return done.output.splitlines()
+        return []
+
+    with ThreadPoolExecutor(min(32, len(names))) as pool:
+        return nccl.read_log([line for found in pool.map(lines, names) for line in found])
+
+
+def offer_of(
+    plan: StandingPlan, facts: Mapping[str, HostFacts], nvlinked: Collection[str] = ()
+) -> Offer:
+    """Return what the hosts of a run offer between GPUs, by node.
+
+    Args:
+        nvlinked: hosts whose GPUs are joined by NVLink, where that is known.
+    """
+    used = {node.host for node in plan.nodes}
+    ports = fabric_of(plan, facts).ports if used <= set(facts) else {}
+    here = {node.name: tuple(ports.get(node.host, ())) for node in plan.nodes}
+    return Offer(
+        ports={name: found for name, found in here.items() if found},
+        nvlinks=frozenset(node.name for node in plan.nodes if node.host in nvlinked),
+    )
+
+
 def transport_of(
     hosts: Reached, run: Standing, names: Sequence[str], job: str
 ) -> tuple[list[PathValue], list[str]]:
     """Return what carried data between a job's GPUs, and warnings where hosts offer more."""
-    lines: list[str] = []
-    for name in names:
-        link = hosts.links.get(run.plan.node(name).host)
-        if link is None or name not in run.containers:
-            continue
-        with contextlib.suppress(StackyardError):
-            done = link.engine.exec(run.containers[name], nccl_words(job), seconds=60)
-            lines += done.output.splitlines()
-    log = nccl.read_log(lines)
+    log = nccl_log(hosts, run, names, job)
     if not log.taken:
         return [], []
     found = muster(hosts.links, hosts.failed, hosts.fleet)
-    used = {node.host for node in run.plan.nodes}
-    fabric = fabric_of(run.plan, found.facts) if used <= set(found.facts) else None
-    ports = fabric.ports if fabric else {}
-    here = {name: tuple(ports.get(run.plan.node(name).host, ())) for name in names}
-    offer = Offer(ports={name: found for name, found in here.items() if found})
+    offer = offer_of(run.plan, found.facts)
     return [path.value() for path in transport.paths(log, offer)], transport.warnings(log, offer)
 
 

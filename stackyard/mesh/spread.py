@@ -99,7 +99,8 @@ class Spread:
         """Return the variables that only this node's container has; those of all come first."""
         link = self.hosts.links[node.host]
         given = standing.access_of(plan, node, self.facts[node.host], link.engine)
-        own = {**given.env, **node_environment(plan, self.facts, node)}
+        (named,) = (host.env for host in self.hosts.fleet.hosts if host.name == node.host)
+        own = {**given.env, **node_environment(plan, self.facts, node), **named}
         return {name: value for name, value in own.items() if name not in self.settings.env}
 
     def _remove(self, run: Standing, mesh: Mesh | None) -> None:

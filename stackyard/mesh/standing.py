@@ -98,7 +98,8 @@ def start(
 
     Args:
         owner: seconds without the controller's heartbeat after which the mesh ends; 0: it stays.
-        smoke: files, probes and variables of every node of a smoke or bench.
+        smoke: files, probes and variables of every node of a smoke or bench; its nodes also get
+            the variables of hosts.yml, as far as it does not set them.
 
     Raises:
         PortTaken: another program took a node's port.
@@ -110,7 +111,8 @@ def start(
     material = certificates.node_material(mesh_plan, certificates.Authority(), now=now)
     archive = nodes.node_archive(smoke.files) if smoke else pack(program_files(), mode=0o755)
     probes = nodes.probe_files(smoke.probes) if smoke else {}
-    env = smoke.env if smoke else {}
+    # A job in a standing mesh gets the variables of hosts.yml by itself, as they may change.
+    env = {host.name: {**host.env, **smoke.env} for host in fleet.hosts} if smoke else {}
     # Two commands may start runs of the same name at once: each removes only its own containers.
     token = secrets.token_hex(8)
     labels = {RUN_LABEL: plan.run, PLAN_LABEL: plan.text(), TOKEN_LABEL: token}
@@ -118,7 +120,7 @@ def start(
     def one(node: NodePlan) -> str:
         link = links[node.host]
         own = {**labels, NODE_LABEL: node.name}
-        spec = _spec(plan, node, fleet, facts, link.engine, env, own)
+        spec = _spec(plan, node, fleet, facts, link.engine, env.get(node.host, {}), own)
         container = link.engine.start(spec)
         try:
             link.engine.put(container, "/", archive)
@@ -261,7 +263,7 @@ def give_up(links: Mapping[str, Link], standing: Standing) -> None:
     """Announce the removal of the nodes to the supervisor, if it still runs."""
     try:
         talk = connect(links, standing)
-    except MeshError:
+    except StackyardError:  # its node is gone, or paused, and its engine starts nothing there
         return
     try:
         talk.ask("down", "down", 5)

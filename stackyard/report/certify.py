@@ -185,6 +185,7 @@ def _to_do(
         else:
             what = "take this host out of hosts.yml and have it looked at"
         lines.append(f"{name}: {what}")
+    lines += found.carried.less
     lines += [f"{name}: {why}" for name, why in unused.items()]
     if lines:
         lines.append(f"what hosts say of themselves: invoke doctor {named}".rstrip())

@@ -11,16 +11,19 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stackyard.definitions.project import ROOT
 from stackyard.gpu import nccl
 from stackyard.gpu.placement import Gpu
-from stackyard.launch import LAUNCHERS, LaunchRequest
-from stackyard.mesh.node import SCRATCH
+from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
+from stackyard.mesh.node import GRACE_SECONDS, SCRATCH, nccl_environment, rank_environment
 from stackyard.mesh.nodes import SMOKE_FOLDER, Mesh
+from stackyard.mesh.supervisor import Refused
 from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, EngineError
 from stackyard.system.process import last_lines
@@ -29,6 +32,7 @@ PROGRAM = "gpu_measure.py"
 FOLDER = ROOT / "images" / "measure"
 # 25 s on 2 x H200; sockets in place of NVLink take 60 s more for the largest messages.
 SECONDS = 240
+JOB = "measure"
 _HAS_TORCH = "import torch; assert torch.cuda.is_available(); print(torch.__version__)"
 
 
@@ -44,26 +48,65 @@ def in_mesh(running: Mesh, per_node: int, port: int) -> dict[str, Any]:
         per_node=per_node,
         port=port,
         program=(f"{SMOKE_FOLDER}/{PROGRAM}", "--out", out),
-        env={"NCCL_DEBUG": "WARN"},
+        env={
+            **rank_environment(JOB),
+            **nccl_environment(running.plan.run, JOB, logs=False),
+            "NCCL_DEBUG": "WARN",
+        },
         folder=SMOKE_FOLDER,
-        scratch=f"{SCRATCH}/measure",
+        scratch=f"{SCRATCH}/{JOB}",
         ssh_port=running.plan.port_of(running.head),
         device="cuda",
     )
     launch = LAUNCHERS["torchrun"](request)
-    words = ["sh", "-euc", f'mkdir -p {running.shared}/runs; exec "$@"', "measure", *launch.argv]
-    done = running.exec(
-        running.head, words, seconds=SECONDS, env=launch.env, folder=SMOKE_FOLDER, control=False
-    )
-    if done.code != 0:
-        running.strays(kill=True)
-        late = f"did not end within {SECONDS} s" if done.code in (124, 137) else "failed"
-        raise EngineError(f"measuring the GPUs {late}", why=reason(done.output))
+    said = _supervised(running, launch)
+    if said.why:
+        raise EngineError(f"measuring the GPUs failed: {said.why}", why=reason(said.output))
     read = running.exec(running.head, ["cat", out], seconds=20)
     found: dict[str, Any] = json.loads(read.output)
     if found.get("copy_gb_s") is None:
         found["copy_gb_s"] = _copy_between_all(running)
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """Hold the output of a job, and why it failed; empty where it did not."""
+
+    output: str
+    why: str
+
+
+def _supervised(running: Mesh, launch: Launch) -> _Said:
+    """Run a launch to its end, as a job of the mesh's supervisor beside no other.
+
+    Raises:
+        Refused: the supervisor refused it.
+    """
+    words = ["sh", "-euc", f'mkdir -p {running.shared}/runs; exec "$@"', JOB, *launch.argv]
+    step = {"what": JOB, "argv": words, "env": dict(launch.env), "files": dict(launch.files)}
+    running.talk.send(
+        "start", name=JOB, steps=[step], env=rank_environment(JOB), folder=SMOKE_FOLDER,
+        nodes=list(running.plan.nodes), lease=running.lease, grace_seconds=GRACE_SECONDS,
+    )  # fmt: skip
+    running.talk.send("follow", job=JOB)
+    lines: list[str] = []
+    end = time.monotonic() + SECONDS
+    while not running.lost:
+        event = running.talk.next(0.2) or {"event": ""}
+        if event["event"] == "refused":
+            raise Refused(str(event["why"]))
+        if event["event"] == "log" and event["job"] == JOB:
+            lines += [str(entry["text"]) for entry in event["lines"] if "text" in entry]
+        if event["event"] == "ended" and event["job"]["name"] == JOB:
+            job = event["job"]
+            code = "" if job["code"] == 0 else f"exit code {job['code']}"
+            return _Said(output="\n".join(lines), why=str(job["reason"] or code))
+        if time.monotonic() > end:
+            why = f"it did not end within {SECONDS} s"
+            running.talk.send("stop", job=JOB, reason=why)
+            end += SECONDS
+    return _Said(output="\n".join(lines), why=running.lost)
 
 
 def _copy_between_all(running: Mesh) -> float | None:

@@ -262,6 +262,7 @@ def _train_all(
             layout=layout,
             label=label,
             save=save,
+            run=running.plan.run,
             nodes=used,
             per_node=per_node,
             gpus=gpu.takes(len(used), per_node) if gpu else (),

@@ -101,7 +101,7 @@ def launch_env(smoke: Smoke, plan: TrainingPlan) -> dict[str, str]:
     own = {**rank_environment(plan.label), **smoke.env}
     if smoke.device == "cpu":
         return own
-    return {**nccl_environment(plan.label), **own}
+    return {**nccl_environment(plan.run, plan.label), **own}
 
 
 def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:

@@ -27,6 +27,7 @@ class TrainingPlan:
         gpus: indexes of the GPUs that each node's ranks take; empty on CPU ranks.
         label: name of this launch, unique in its run; its records go to a folder of that name.
         save: folder of checkpoints; a resumed run shares it with the killed one.
+        run: the run's name.
         shared: the folder that the nodes of the run share.
         kill_after: SIGKILL everything once every rank has made this update and saved; until
             then the training runs as if it would go on.
@@ -36,6 +37,7 @@ class TrainingPlan:
     label: str
     save: str
     nodes: tuple[str, ...]
+    run: str = ""
     per_node: int = 1
     gpus: tuple[tuple[int, ...], ...] = ()
     kill_after: int | None = None

@@ -21,10 +21,15 @@ from tests.fleet.emulated import EmulatedHost, Yard
 
 LEASE_SECONDS = 8.0
 # The lease, the beat in which its end is noticed, and the killing and removing on a busy machine.
-ALLOWED_SECONDS = LEASE_SECONDS + 7.0
+ALLOWED_SECONDS = LEASE_SECONDS + 4.0
 START_SECONDS = 150.0
-# What is frozen is lost: nothing of it has ended, and the run ends all the same.
-FREEZES = ("launcher stopped", "rank stopped", "supervisor stopped", "container paused")
+# What is frozen is lost: nothing of it has ended, and the run ends all the same. Only the
+# controller's ssh is replaced within that time, and the run goes on.
+HELPER = "helper stopped"
+FREEZES = (
+    "launcher stopped", "rank stopped", "supervisor stopped", "container paused",
+    "first container paused", HELPER,
+)  # fmt: skip
 TARGETS = (
     "controller", "launcher", "agent", "rank", "container", "engine", "network", *FREEZES,
 )  # fmt: skip
@@ -37,7 +42,8 @@ class Cell:
     """What one cell came to.
 
     Attributes:
-        seconds: from the kill until nothing of the run was left on any host; None: something was.
+        seconds: from the kill until nothing of the run was left on any host, or until it went on
+            without the helper; None: something was, or it did not.
         ended: until `invoke` had ended.
     """
 
@@ -56,7 +62,8 @@ class Attached:
     def __init__(self, yard: Yard, stack: str, name: str) -> None:
         self.name = name
         self.lines: list[str] = []
-        self._training = threading.Event()
+        self._training, self._broken = threading.Event(), False
+        self.again = threading.Event()
         words = [
             "run", stack, "--gpus", "0", "--hosts", yard.inventory, "--name", name, "--example",
             EXAMPLES[stack], "--include", NODES, "--lease", f"{LEASE_SECONDS:g}", "--set",
@@ -74,6 +81,9 @@ class Attached:
             self.lines.append(line)
             if re.search(r"update 10 |num_updates=10,", line):
                 self._training.set()
+            self._broken = self._broken or "the line to study is broken" in line
+            if self._broken and re.search(r"update \d+ |num_updates=\d+,", line):
+                self.again.set()
         self._training.set()
 
     def wait_training(self) -> None:
@@ -109,6 +119,10 @@ def play(yard: Yard, stack: str, target: str) -> Cell:
         run.wait_training()
         struck(yard, run, target)
         started = time.monotonic()
+        on_again = target == HELPER and run.again.wait(ALLOWED_SECONDS)
+        went_on = time.monotonic() - started
+        if target == HELPER:
+            run.child.send_signal(signal.SIGINT)
         if target in ("engine", "network"):
             seconds, left = _until_silent(yard, ALLOWED_SECONDS)
         else:
@@ -125,6 +139,8 @@ def play(yard: Yard, stack: str, target: str) -> Cell:
     finally:
         run.close()
     whole = not left and seconds <= ALLOWED_SECONDS
+    if target == HELPER:
+        whole, seconds = not left and on_again, went_on
     return Cell(stack=stack, target=target, seconds=round(seconds, 1) if whole else None,
                 ended=round(ended, 1), code=code, left=left, said=run.said)  # fmt: skip
 
@@ -155,6 +171,10 @@ def struck(yard: Yard, run: Attached, target: str) -> None:
         first.kill(_supervisor(first), "STOP")
     elif target == "container paused":
         second.run("docker", "pause", f"stackyard-{run.name}-train")
+    elif target == "first container paused":
+        first.run("docker", "pause", f"stackyard-{run.name}-study")
+    elif target == HELPER:
+        os.kill(login(run, first), signal.SIGSTOP)
     elif target == "agent":
         second.kill(second.infra.process.get(pid=second.ranks()[0]).ppid)
     elif target == "rank":

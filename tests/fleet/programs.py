@@ -12,7 +12,8 @@ for update in range(1, 100000):
     time.sleep(0.1)
 """
 
-# As users write them, tiny and on data of their own: accelerate, DeepSpeed, and HF's Trainer.
+# As users write them, tiny and on data of their own: accelerate, DeepSpeed, and HF's Trainer. They
+# train on GPUs where there are any.
 OWN_ACCELERATE = """
 import os
 import accelerate, torch
@@ -43,11 +44,11 @@ import argparse, deepspeed, torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
 args = deepspeed.add_config_arguments(parser).parse_args()
-deepspeed.init_distributed("gloo")
+deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
 torch.manual_seed(7)
 model = torch.nn.Linear(8, 1)
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-x = torch.randn(2, 8)
+x = torch.randn(2, 8).to(engine.device)
 for update in range(1, 31):
     loss = torch.nn.functional.mse_loss(engine(x), x.sum(1, keepdim=True))
     engine.backward(loss)
@@ -59,8 +60,9 @@ stage = engine.zero_optimization_stage()
 print(f"rank {engine.global_rank}: stage {stage} of {ranks} ranks", flush=True)
 """
 TRAINER = """
-import pathlib, torch
+import pathlib, sys, torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+sys.argv += [] if torch.cuda.is_available() else ["--use_cpu"]
 (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 text = pathlib.Path(__file__).read_bytes() * 4
 

@@ -1,9 +1,7 @@
 """However a run over hosts ends, nothing of it is left once its lease is over."""
 
-import os
 import re
 import secrets
-import signal
 import time
 
 import pytest
@@ -27,8 +25,8 @@ def test_nothing_is_left(yard, stack, target):
     assert cell.seconds is not None, f"left: {cell.left}; it said: {cell.said}"
     assert cell.code != 0
     if target != "controller":
-        assert cell.code == 1, cell.said
-    if target in matrix.FREEZES:
+        assert cell.code == (130 if target == matrix.HELPER else 1), cell.said
+    if target in NAMED:
         assert re.search(NAMED[target], cell.said), cell.said
 
 
@@ -38,6 +36,7 @@ NAMED = {
     "rank stopped": r"rank 1 \(train\) is stopped for 8 s",
     "supervisor stopped": "study on study does not answer",
     "container paused": "node train is gone: nothing was heard for 8 s",
+    "first container paused": "contact was lost: study on study does not answer",
 }
 
 
@@ -62,23 +61,3 @@ def test_a_lost_container_ends_its_run_and_no_other_on_the_same_hosts(yard):
         run.close()
     assert all(len(host.ranks()) == 1 for host in yard.hosts.values())
     yard.invoke("down", "--name", other)
-
-
-@pytest.mark.repeat
-def test_a_run_goes_on_when_its_controllers_login_is_stopped(yard):
-    """The controller logs in again before the lease is over."""
-    run = matrix.Attached(yard, "fairseq", f"cell-{secrets.token_hex(3)}")
-    try:
-        run.wait_training()
-        os.kill(matrix.login(run, yard.hosts["study"]), signal.SIGSTOP)
-        stopped, seen = time.monotonic(), len(run.lines)
-        while not any("num_updates=" in line for line in run.lines[seen + 5 :]):
-            assert time.monotonic() - stopped < matrix.LEASE_SECONDS + 30, run.said
-            assert run.child.poll() is None, run.said
-            time.sleep(0.2)
-        assert any("the line to study is broken" in line for line in run.lines[seen:])
-        run.child.send_signal(signal.SIGINT)
-        assert run.wait(60) == 130
-    finally:
-        run.close()
-    assert yard.until_gone(20)[1] == {}

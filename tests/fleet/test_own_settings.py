@@ -116,7 +116,7 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
 def test_an_hf_trainer_script(two, more):
     words = (
         "/shared/hf.py", "--output_dir", "/tmp/out", "--max_steps", "10", "--logging_steps", "2",
-        "--per_device_train_batch_size", "2", "--learning_rate", "0.01", "--use_cpu",
+        "--per_device_train_batch_size", "2", "--learning_rate", "0.01",
         "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true",
     )  # fmt: skip
     done = run(two, "--launcher", "torchrun", "--", *words, *more)

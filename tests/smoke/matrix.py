@@ -32,7 +32,8 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
 CUT = ("network", "cut")
 # What is frozen is lost: the run ends, although nothing of it has ended.
 FREEZES = (
-    ("container", "pause"), ("launcher", "SIGSTOP"), ("rank", "SIGSTOP"), ("supervisor", "SIGSTOP"),
+    ("container", "pause"), ("first container", "pause"),
+    ("launcher", "SIGSTOP"), ("rank", "SIGSTOP"), ("supervisor", "SIGSTOP"),
 )  # fmt: skip
 CELLS = (*((target, name) for target in TARGETS for name in SIGNALS), CUT, *FREEZES)
 # What is seen in every run of the tests: each target once, in turns of the stacks, so that two of
@@ -196,7 +197,7 @@ class Run:
             api = self.engine._api
             api.disconnect_container_from_network(self.nodes[node], f"stackyard-{self.run}")
         elif name == "pause":
-            self.engine._api.pause(self.nodes[node])
+            self.engine._api.pause(self.nodes["node1" if target == "first container" else node])
         elif target == "container":
             self.engine._api.kill(self.nodes[node], signal=name)
         else:

@@ -30,6 +30,7 @@ SAID = {
     "container": (LOST, 1),
     "network": (LOST, 1),
     ("container", "pause"): (LOST, 1),
+    ("first container", "pause"): (r"the first node is gone: nothing was heard for \d+ s", 1),
     ("launcher", "SIGSTOP"): (r"process \d+ on node1 is stopped for 6 s", 1),
     ("rank", "SIGSTOP"): (r"rank 1 \(node2\) is stopped for 6 s", 1),
     ("supervisor", "SIGSTOP"): (r"the first node is gone: nothing was heard for \d+ s", 1),
@@ -86,7 +87,7 @@ def test_nothing_is_left_ten_seconds_later(cells, stack, cell):
 
 def test_the_matrix_is_whole():
     assert set(matrix.STACKS) == set(load_project().definitions.stacks)
-    assert len(matrix.CELLS) == 20
+    assert len(matrix.CELLS) == 21
     stacks, targets, signals = (set(one) for one in zip(*matrix.FIRST, strict=True))
     assert stacks == set(matrix.STACKS)
     assert targets == {"network", *matrix.TARGETS}

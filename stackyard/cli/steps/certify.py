@@ -7,8 +7,10 @@ Owns the meaning of its arguments, what is left out with a reason, and its outpu
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import CertifyRequest
 from stackyard.cli.steps.hosts import load_fleet
 from stackyard.cli.steps.run import wanted_of
+from stackyard.cli.steps.run_job import caller_variables
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu.doctor import WRONG, Finding
 from stackyard.mesh import host_health, runs, standing
@@ -25,13 +28,12 @@ from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.node_plan import MeshRequest, usable_gpus
 from stackyard.mesh.preflight import Muster, muster
 from stackyard.mesh.runs import Reached, reached
-from stackyard.mesh.standing import Standing
 from stackyard.report import certify as report
 from stackyard.report import pages
 from stackyard.report.shapes import CertifyReport
 from stackyard.system.errors import UsageError, shown
 from stackyard.validate.certify.play import Yard
-from stackyard.validate.certify.search import Certified
+from stackyard.validate.certify.search import Certified, nothing
 from stackyard.validate.certify.search import certify as search
 
 
@@ -95,25 +97,62 @@ def _on_hosts(
     def say(text: str) -> None:
         terminal.say(wanted.run, text)
 
+    own = caller_variables(os.environ)
+    if own:
+        terminal.note(f"from your environment, for every rank: {', '.join(own)}")
     found = muster(hosts.links, hosts.failed, hosts.fleet)
     unused = _unused(hosts.fleet, found, wanted)
-    if set(found.failed) < {host.name for host in hosts.fleet.hosts}:
-        hosts = hosts.without(set(found.failed))
     links = {name: hosts.links[name] for name in found.facts if name in hosts.links}
-    before = host_health.examine(links, found.facts)
+    read = host_health.read_all(links)
+    before = host_health.judge(read, found.facts)
     for name, findings in before.items():
         for one in findings:
             if one.state == WRONG:
                 terminal.note(f"{name}: {one.name}: {one.what}")
-    mesh, _ = runs.up(hosts, wanted, say, owner=asked.lease)
+    free = without_held(hosts, found, wanted.device)
+    if not free.fleet.hosts:
+        return _Seen(found=nothing(wanted.device), health=before, unused=unused, image="")
+    mesh, _ = runs.up(free, wanted, say, owner=asked.lease)
     try:
-        certified = _in_mesh(asked, project, hosts, mesh, found, wanted, earlier, terminal)
+        known = report.fingerprints_of(earlier, asked.against, mesh.plan.image) if earlier else {}
+        with closing(standing.connect(free.links, mesh)) as talk:
+            talk.send("attach")  # the lease of the mesh now needs beats of this command
+            yard = Yard(
+                hosts=free, mesh=mesh, talk=talk, device=wanted.device, updates=asked.updates,
+                lease=asked.lease, hang_seconds=asked.hang, own=own,
+                offer=runs.offer_of(mesh.plan, found.facts, host_health.nvlinked(read)),
+                taken=frozenset().union(*(facts.ports for facts in found.facts.values())),
+            )  # fmt: skip
+            yard.prepare()
+            baselines = list(project.definitions.baselines.values())
+            certified = search(yard, baselines, known, lambda text: terminal.done(wanted.run, text))
     finally:
-        for host, error in runs.down(hosts, mesh)[1].items():
+        for host, error in runs.down(free, mesh)[1].items():
             terminal.note(f"{host}: its node ends by itself: {error.what}")
     after = host_health.examine(links, found.facts)
     return _Seen(found=certified, health=_worst(before, after), unused=unused,
                  image=mesh.plan.image)  # fmt: skip
+
+
+def without_held(hosts: Reached, found: Muster, device: str) -> Reached:
+    """Return the hosts that can take part, each with the GPUs that nobody holds.
+
+    A host that does not answer, or all of whose GPUs are held, is left out. Hosts without a driver
+    stay: nothing can be certified as it was asked for. So do all where none answers.
+    """
+    every = {host.name for host in hosts.fleet.hosts}
+    left = set(found.failed) if set(found.failed) < every else set()
+    kept = []
+    for host in hosts.fleet.hosts:
+        facts = found.facts.get(host.name)
+        if device == "cuda" and facts is not None and facts.driver is not None:
+            usable, refused = usable_gpus(host, facts)
+            if refused and usable:
+                host = replace(host, gpus=",".join(str(gpu.index) for gpu in usable))
+            elif refused:
+                left.add(host.name)
+        kept.append(host)
+    return replace(hosts, fleet=replace(hosts.fleet, hosts=tuple(kept))).without(left)
 
 
 def _unused(fleet: Fleet, found: Muster, wanted: MeshRequest) -> dict[str, str]:
@@ -125,32 +164,6 @@ def _unused(fleet: Fleet, found: Muster, wanted: MeshRequest) -> dict[str, str]:
                 refused = usable_gpus(host, found.facts[host.name])[1]
                 unused |= {f"{host.name}:{index}": why for index, why in refused.items()}
     return unused
-
-
-def _in_mesh(
-    asked: CertifyRequest,
-    project: Project,
-    hosts: Reached,
-    mesh: Standing,
-    found: Muster,
-    wanted: MeshRequest,
-    earlier: str,
-    terminal: Terminal,
-) -> Certified:
-    known = report.fingerprints_of(earlier, asked.against, mesh.plan.image) if earlier else {}
-    talk = standing.connect(hosts.links, mesh)
-    try:
-        talk.send("attach")  # the lease of the mesh now needs beats of this command
-        yard = Yard(
-            hosts=hosts, mesh=mesh, talk=talk, device=wanted.device, updates=asked.updates,
-            lease=asked.lease, hang_seconds=asked.hang,
-            taken=frozenset().union(*(facts.ports for facts in found.facts.values())),
-        )  # fmt: skip
-        yard.prepare()
-        baselines = list(project.definitions.baselines.values())
-        return search(yard, baselines, known, lambda text: terminal.done(wanted.run, text))
-    finally:
-        talk.close()
 
 
 def _worst(

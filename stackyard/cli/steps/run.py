@@ -161,13 +161,15 @@ def _attempts(
                 hosts, asked, lambda text: terminal.say(asked.run, text), owner=asked.lease,
                 check=check,
             )  # fmt: skip
+        silent = False
         try:
             ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost, own)
+            silent = bool(ended.lost)
             if not ended.passed and attempt < wanted.restarts:
                 shards = _shards(hosts, mesh, wanted.save, mesh.plan.names)
         finally:
             if up_already is None:
-                for host, error in runs.down(hosts, mesh)[1].items():
+                for host, error in runs.down(hosts, mesh, lost=silent)[1].items():
                     terminal.note(f"{host}: its node ends by itself: {error.what}")
         if ended.passed or attempt == wanted.restarts:
             break

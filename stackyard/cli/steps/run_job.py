@@ -42,17 +42,27 @@ class Own:
     config: AccelerateConfig | None = None
 
 
-def own_of(arguments: RunRequest, caller: Mapping[str, str]) -> Own:
-    """Return the user's settings, out of what was typed and the environment of the command.
+def caller_variables(caller: Mapping[str, str]) -> dict[str, str]:
+    """Return NCCL's variables of the command's environment, which go to every node.
 
     Raises:
-        UsageError: a variable cannot be set, or the configuration cannot be read or used.
+        UsageError: one cannot be set there.
     """
     found = gpus.caller_settings(caller)
     wrong = [name for name, value in found.items() if settings.why_not(name, value)]
     if wrong:
         what = f"{', '.join(wrong)} of your environment cannot go to the nodes"
         raise UsageError(what, why=settings.why_not(wrong[0], found[wrong[0]]), hint="unset it")
+    return found
+
+
+def own_of(arguments: RunRequest, caller: Mapping[str, str]) -> Own:
+    """Return the user's settings, out of what was typed and the environment of the command.
+
+    Raises:
+        UsageError: a variable cannot be set, or the configuration cannot be read or used.
+    """
+    found = caller_variables(caller)
     path = arguments.accelerate_config
     text = ""
     if path:

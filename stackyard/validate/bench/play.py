@@ -211,6 +211,7 @@ def start(
         layout=one.layouts[0],
         label=turn.label,
         save=f"{running.shared}/checkpoints/{turn.label}",
+        run=running.plan.run,
         shared=running.shared,
         nodes=used,
         per_node=per_node,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stackyard.gpu.nccl import NcclLog
 from stackyard.validate.certify.plan import Group, gpu_name
 from stackyard.validate.certify.record import RankRecord
 
@@ -34,6 +35,7 @@ class GroupRun:
         reason: why the supervisor ended it; empty where it ended by itself.
         hang: who waited where, as the supervisor's examination has it; empty without one.
         tail: its last lines.
+        nccl: what NCCL used between its ranks; None where they do not talk by NCCL.
     """
 
     places: tuple[Place, ...]
@@ -43,6 +45,7 @@ class GroupRun:
     hang: str = ""
     tail: str = ""
     seconds: float = 0.0
+    nccl: NcclLog | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Judge what the trainings of a certification recorded: bits, speeds, links and hangs.
+"""Judge what the trainings of a certification recorded: bits, speeds and hangs.
 
 Owns when a GPU computes something else, when a group is bad, and what is slow. It must not choose
 groups (`certify.plan` does). Pure.
@@ -6,15 +6,15 @@ groups (`certify.plan` does). Pure.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from stackyard.definitions.read.baseline import ALLREDUCE
+from stackyard.definitions.read.baseline import ALLREDUCE, COPY, TOKENS
 from stackyard.definitions.spec import Baseline
-from stackyard.validate.certify.compare import Compared, Reading, compare, find_measure
+from stackyard.validate.certify.compare import Compared, Reading, compare
 from stackyard.validate.certify.group import GroupRun, Place
+from stackyard.validate.certify.links import BOUNDS, Links
 from stackyard.validate.certify.record import RankRecord
 from stackyard.validate.checks import FAILED
 
@@ -22,26 +22,9 @@ Bits = tuple[str, ...]
 # Losses of GPUs of several models may differ by this, as those of a smoke in half precision.
 TOLERANCE = 0.02
 UPDATES = "updates_s"
-INSIDE, BETWEEN = "inside hosts", "between hosts"
+# Kinds of a baseline that are those of ranks together.
+TOGETHER = (ALLREDUCE, COPY, TOKENS)
 BITS, SPEED, END = "bits", "speed", "end"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """Hold the parts of a median below which something is suspicious or bad.
-
-    CPU ranks share caches and links with other programs, so only much less counts there.
-    """
-
-    suspicious: float
-    bad: float
-    link: float
-
-
-BOUNDS = {
-    "cuda": Bounds(suspicious=0.95, bad=0.8, link=0.8),
-    "cpu": Bounds(suspicious=0.6, bad=0.3, link=0.05),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,70 +165,6 @@ def said(one: Compared) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkSeen:
-    """Hold the best measured speed between two GPUs, in each direction."""
-
-    ends: tuple[str, ...]
-    kind: str
-    gb_s: float
-    slow: bool
-
-
-@dataclass(kw_only=True)
-class Links:
-    """Hold the measured speeds between GPUs, by both names and kind of link."""
-
-    device: str
-    speeds: dict[frozenset[str], list[float]] = field(default_factory=dict)
-    kinds: dict[frozenset[str], str] = field(default_factory=dict)
-
-    def add(self, run: GroupRun) -> list[frozenset[str]]:
-        """Add the links of a group; return them."""
-        new: dict[frozenset[str], float] = {}
-        for number, rank in run.ranks.items():
-            for peer, speed in rank.links.items():
-                if number >= len(run.places) or not 0 <= peer < len(run.places):
-                    continue
-                one, other = run.places[number], run.places[peer]
-                pair = frozenset((one.name, other.name))
-                # Both ends measure one exchange; the slower one has waited for it.
-                new[pair] = min(speed, new.get(pair, speed))
-                self.kinds[pair] = INSIDE if one.host == other.host else BETWEEN
-        for pair, speed in new.items():
-            self.speeds.setdefault(pair, []).append(speed)
-        return list(new)
-
-    def best(self, pair: frozenset[str]) -> float:
-        """Return the best speed of a link: other programs may have used it meanwhile."""
-        return max(self.speeds[pair])
-
-    def median(self, kind: str) -> float:
-        """Return the median of all links of a kind; 0 without any."""
-        found = [self.best(pair) for pair, one in self.kinds.items() if one == kind]
-        return statistics.median(found) if found else 0.0
-
-    def slow(self, pairs: Iterable[frozenset[str]]) -> list[str]:
-        """Describe those of some links that were slow in their last measurement."""
-        ratio = BOUNDS[self.device].link
-        found = []
-        for pair in pairs:
-            speed, middle = self.speeds[pair][-1], self.median(self.kinds[pair])
-            if speed < ratio * middle:
-                one, other = sorted(pair)
-                found.append(f"{one} and {other} exchange {speed:.3g} GB/s,"
-                             f" the median {self.kinds[pair]} is {middle:.3g}")  # fmt: skip
-        return found
-
-    def seen(self) -> list[LinkSeen]:
-        """Return all links, by the names of their ends."""
-        return [
-            LinkSeen(ends=tuple(sorted(pair)), kind=self.kinds[pair],
-                     gb_s=round(self.best(pair), 4), slow=bool(self.slow([pair])))
-            for pair in sorted(self.speeds, key=sorted)
-        ]  # fmt: skip
-
-
 def reasons_against(
     run: GroupRun,
     expected: Mapping[str, Bits],
@@ -279,15 +198,21 @@ def _wrong_bits(run: GroupRun, expected: Mapping[str, Bits]) -> Iterable[str]:
 
 
 def group_speeds(run: GroupRun, baselines: Sequence[Baseline]) -> list[Compared]:
-    """Compare a group's all-reduce with the baseline, which is one of ranks on one host."""
+    """Compare what ranks on one host measured together with the baseline of as many ranks.
+
+    What the baseline holds, and their program did not measure, is `not run`.
+    """
     rank = run.ranks.get(0)
-    if rank is None or len(run.names) > 1:
+    if rank is None or not rank.ended or len(run.names) > 1 or len(run.places) < 2:
         return []
+    given = {(ALLREDUCE, size): speed for size, speed in rank.allreduce.items()}
+    given |= {(kind, 0): speed for kind, speed in rank.speeds.items()}
+    wanted = [m for b in baselines if rank.model in b.gpus for m in b.measures
+              if m.kind in TOGETHER and m.ranks == len(run.places)]  # fmt: skip
     place = " ".join(run.names) + f" ({len(run.places)} ranks)"
     readings = [
-        Reading(place=place, gpu=rank.model, kind=ALLREDUCE, ranks=len(run.places), bytes=size,
-                value=speed)
-        for size, speed in rank.allreduce.items()
+        Reading(place=place, gpu=rank.model, kind=m.kind, ranks=m.ranks, bytes=m.bytes,
+                value=given.get((m.kind, m.bytes)), why="this command does not measure it")
+        for m in wanted
     ]  # fmt: skip
-    known = {gpu: one for one in baselines for gpu in one.gpus}
-    return list(compare([r for r in readings if find_measure(known.get(r.gpu), r)], baselines))
+    return list(compare(readings, baselines))

@@ -59,14 +59,14 @@ def gpu_name(host: str, index: int) -> str:
 
 
 def next_round(
-    hosts: Mapping[str, int], seen: Sequence[Mapping[Group, bool]]
+    hosts: Mapping[str, Sequence[int]], seen: Sequence[Mapping[Group, bool]]
 ) -> tuple[Round, Verdict | None]:
     """Return the groups to test next; none, and the verdict, when all is known.
 
     No two groups of a round share a host or GPU, so they can be tested at the same time.
 
     Args:
-        hosts: number of GPUs, by host; one with fewer than two is not taken apart.
+        hosts: numbers of the GPUs, by host; one with fewer than two is not taken apart.
         seen: for each earlier round, whether each of its groups was bad.
 
     Raises:
@@ -92,11 +92,11 @@ def _shown(groups: Iterable[Group]) -> str:
     return "; ".join(sorted(" ".join(sorted(group)) for group in groups))
 
 
-def isolate(hosts: Mapping[str, int]) -> Generator[Round, Mapping[Group, bool], Verdict]:
+def isolate(hosts: Mapping[str, Sequence[int]]) -> Generator[Round, Mapping[Group, bool], Verdict]:
     """Yield rounds of groups, take each round's results, and return the verdict.
 
     Args:
-        hosts: number of GPUs, by host.
+        hosts: numbers of the GPUs, by host.
 
     Raises:
         UsageError: there is no host.
@@ -150,10 +150,12 @@ class _Search:
     """Search faults among hosts, or among the GPUs of one host.
 
     Args:
-        gpus: number of GPUs by host; empty where the names are GPUs.
+        gpus: numbers of the GPUs by host; empty where the names are GPUs.
     """
 
-    def __init__(self, names: Sequence[str], seen: _Seen, gpus: Mapping[str, int]) -> None:
+    def __init__(
+        self, names: Sequence[str], seen: _Seen, gpus: Mapping[str, Sequence[int]]
+    ) -> None:
         self.names, self.seen, self.gpus = names, seen, gpus
         seen.add(names)
         self.order = {name: number for number, name in enumerate(names)}
@@ -339,9 +341,9 @@ class _Search:
         """Begin the search inside of each host that is bad alone and has several GPUs."""
         found = []
         for host, why in self.faulty.items():
-            count = self.gpus.get(host, 0)
-            if count > 1 and host not in self.inside and why == "bad alone":
-                names = [gpu_name(host, index) for index in range(count)]
+            gpus = self.gpus.get(host, ())
+            if len(gpus) > 1 and host not in self.inside and why == "bad alone":
+                names = [gpu_name(host, index) for index in gpus]
                 self.inside[host] = _Search(names, self.seen, {})
                 found.append(self.inside[host].apart())
         return found

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stackyard.definitions.project import ROOT
+from stackyard.gpu.transport import Offer
 from stackyard.launch import plain
 from stackyard.launch.job import Job
 from stackyard.launch.request import LaunchRequest
 from stackyard.launch.settings import file_text
 from stackyard.mesh import runs, settings
-from stackyard.mesh.node import SCRATCH, rank_environment
+from stackyard.mesh.node import SCRATCH, nccl_environment, rank_environment
 from stackyard.mesh.node_plan import StandingPlan, visible
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import Standing
@@ -50,6 +51,8 @@ class Yard:
     Attributes:
         device: `cpu` or `cuda`.
         updates: of each training.
+        own: the caller's own variables, which go before those of hosts.yml.
+        offer: what the hosts offer between their GPUs.
         hang_seconds: how long a group may be silent beyond some of its own updates.
         lost: why nodes are gone, by name.
     """
@@ -62,6 +65,8 @@ class Yard:
     lease: float
     hang_seconds: float
     taken: frozenset[int] = frozenset()
+    own: Mapping[str, str] = field(default_factory=dict)
+    offer: Offer = field(default_factory=Offer)
     lost: dict[str, str] = field(default_factory=dict)
     _named: dict[str, set[str]] = field(default_factory=dict)
     _started: int = 0
@@ -74,7 +79,7 @@ class Yard:
     @property
     def slots(self) -> dict[str, tuple[int, ...]]:
         """Return the numbers of each host's GPUs that may take part, or of its CPU rank."""
-        return {node.host: tuple(range(len(node.gpus) or 1)) for node in self.plan.nodes}
+        return {node.host: node.gpus or (0,) for node in self.plan.nodes}
 
     def prepare(self) -> None:
         """Give every node the program, and the user's variables of its host.
@@ -95,7 +100,7 @@ class Yard:
         return Job(
             name="certify", stack=self.plan.stack, base=self.plan.base, image=self.plan.image,
             nodes=1, per_node=1, device=self.device, program=(PROGRAM,),
-            env={"PYTHONPATH": settings.python_path()},
+            env={"PYTHONPATH": settings.python_path()}, settings=self.own,
         )  # fmt: skip
 
     def train(self, groups: Sequence[Members]) -> list[GroupRun]:
@@ -133,7 +138,16 @@ class Yard:
             self._started += 1
         for name, one in self._ends(waiting):
             found[waiting[name].number] = one
+        for name, trained in waiting.items():
+            if self._speaks(trained.group):
+                run = found[trained.number]
+                log = runs.nccl_log(self.hosts, self.mesh, run.names, name)
+                found[trained.number] = replace(run, nccl=log)
         return [found[number] for number in range(len(groups))]
+
+    def _speaks(self, group: Members) -> bool:
+        """Return whether the ranks of a group talk to each other by NCCL."""
+        return self.device == "cuda" and not group.alone and len(group.places) > 1
 
     def _ends(self, waiting: Mapping[str, _Waiting]) -> Iterator[tuple[str, GroupRun]]:
         """Yield each job's name and result as they end.
@@ -172,6 +186,10 @@ class Yard:
         if self.device == "cuda":
             env["CUDA_VISIBLE_DEVICES"] = self._visible(hosts, places)
         named = set().union(*(self._named.get(host, set()) for host in hosts))
+        if self._speaks(group):
+            # Where the user asks NCCL to speak, its lines stay among what ranks print.
+            quiet = not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & named
+            env |= nccl_environment(self.plan.run, name, logs=quiet)
         words = ("--alone",) if group.alone else ()
         launch = plain.materialize(
             LaunchRequest(
@@ -208,7 +226,8 @@ class Yard:
 
         Groups of several hosts use the first GPUs of each, one of a single host any of its own.
         """
-        numbers = visible(self.plan, self.plan.node(hosts[0]))
+        node = self.plan.node(hosts[0])
+        numbers = dict(zip(node.gpus, visible(self.plan, node), strict=True))
         return ",".join(str(numbers[p.index]) for p in places if p.host == hosts[0])
 
     def _port(self) -> int:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stackyard.definitions.spec import Baseline
-from stackyard.gpu.doctor import NOT_RUN as UNREAD
 from stackyard.gpu.doctor import WRONG, Finding
+from stackyard.gpu.health import silent
+from stackyard.gpu.transport import Offer
 from stackyard.validate.certify import judge
 from stackyard.validate.certify.compare import Compared
 from stackyard.validate.certify.group import GroupRun, Members, members_of
-from stackyard.validate.certify.judge import Bits, Links, Wrong
+from stackyard.validate.certify.judge import Bits, Wrong
+from stackyard.validate.certify.links import Carried, Links, transport_check
 from stackyard.validate.certify.plan import Fault, Group, isolate
 from stackyard.validate.checks import FAILED, NOT_RUN, Check, at_most, check, not_run
 
@@ -27,6 +29,7 @@ class Trainer(Protocol):
     """Train on groups (`play.Yard`)."""
 
     device: str
+    offer: Offer
 
     @property
     def slots(self) -> dict[str, tuple[int, ...]]:
@@ -72,6 +75,7 @@ class Certified:
 
     slots: Mapping[str, tuple[int, ...]]
     links: Links
+    carried: Carried
     models: dict[str, str] = field(default_factory=dict)
     bits: dict[str, Bits] = field(default_factory=dict)
     expected: dict[str, Bits] = field(default_factory=dict)
@@ -101,17 +105,27 @@ def certify(
         known: fingerprints of an earlier certification with the same image, by model of GPU.
     """
     slots = yard.slots
-    found = Certified(slots=slots, links=Links(device=yard.device))
+    found = Certified(
+        slots=slots, links=Links(device=yard.device), carried=Carried(offer=yard.offer)
+    )
     count = sum(len(numbers) for numbers in slots.values())
     say(f"round 1: each of {count} {'GPUs' if yard.device == 'cuda' else 'CPU ranks'} alone")
     _alone(yard, found, baselines, known)
     bad = {wrong.place.host for wrong in found.wrong}
-    good = {host: len(numbers) for host, numbers in slots.items() if host not in bad}
-    if sum(good.values()) > 1:
+    good = {host: numbers for host, numbers in slots.items() if host not in bad}
+    if sum(map(len, good.values())) > 1:
         _in_groups(yard, found, good, baselines, say)
     else:
         found.not_grouped = "fewer than two GPUs are left that are good alone"
     return found
+
+
+def nothing(device: str) -> Certified:
+    """Return what is known where no host can take part."""
+    return Certified(
+        slots={}, links=Links(device=device), carried=Carried(offer=Offer()),
+        not_grouped="no host can take part",
+    )  # fmt: skip
 
 
 def _alone(
@@ -156,7 +170,7 @@ def _tested(run: GroupRun, why: Sequence[str]) -> Tested:
 def _in_groups(
     yard: Trainer,
     found: Certified,
-    hosts: Mapping[str, int],
+    hosts: Mapping[str, tuple[int, ...]],
     baselines: Sequence[Baseline],
     say: Say,
 ) -> None:
@@ -182,6 +196,7 @@ def _in_groups(
         )  # fmt: skip
         for run in runs:
             found.compared += judge.group_speeds(run, baselines)
+            found.carried.add(run)
 
 
 def _shown(groups: Sequence[Group]) -> str:
@@ -201,11 +216,13 @@ def checks_of(
         health: findings by host.
         unused: why hosts and GPUs that were asked for took no part, by name.
     """
+    gpus = found.links.device == "cuda"
     return (
         _reached(found, unused),
-        _health(health),
+        _health(health, gpus=gpus),
         _fingerprint(found),
         _speed(found),
+        *([transport_check(found.carried)] if gpus else []),
         _groups(found),
     )
 
@@ -217,16 +234,21 @@ def _reached(found: Certified, unused: Mapping[str, str]) -> Check:
     return check("reached", measured, {"left_out": at_most(0)}, wrong)
 
 
-def _health(health: Mapping[str, Sequence[Finding]]) -> Check:
+def _health(health: Mapping[str, Sequence[Finding]], *, gpus: bool) -> Check:
+    """Check that nothing is wrong on any host; one of which nothing could be read is not run."""
     findings = [one for several in health.values() for one in several]
     expected = {"wrong": at_most(0)}
-    if not any(one.state != UNREAD for one in findings):
-        return not_run("health", expected, "no host's health could be read")
     wrong = [f"{host}: {one.name}: {one.what}" for host, several in health.items()
              for one in several if one.state == WRONG]  # fmt: skip
     states: dict[str, int] = {}
     for one in findings:
         states[one.state] = states.get(one.state, 0) + 1
+    unread = [
+        f"{host}: {why}" for host, several in health.items() if (why := silent(several, gpus=gpus))
+    ]
+    if not wrong and (unread or not findings):
+        why = "; ".join(unread) or "no host's health could be read"
+        return not_run("health", expected, why, states)
     return check("health", states, expected, wrong)
 
 

@@ -123,3 +123,14 @@ def test_without_ras_there_is_no_answer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert stacks._ask_ras("127.0.0.1", port) == ""
+
+
+def test_ras_of_a_job_is_asked_at_its_own_address_beside_another_jobs(monkeypatch):
+    asked, env = [], {"NCCL_RAS_ADDR": "127.200.1.2:28028"}
+    monkeypatch.setattr(stacks, "_environment", lambda pid: env)
+    monkeypatch.setattr(stacks, "_ask_ras", lambda host, port: asked.append((host, port)) or "OK")
+    assert stacks._ras({2**22 + 1: 0}) == "OK"
+    assert asked == [("127.200.1.2", 28028)]
+    # Without an address whoever answers at NCCL's own may be another job.
+    env.clear()
+    assert stacks._ras({2**22 + 1: 0}) == "" and len(asked) == 1

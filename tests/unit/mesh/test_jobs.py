@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -295,6 +297,20 @@ def test_ranks_on_gpus_log_what_nccl_uses_unless_the_user_asks_nccl_to_speak():
     own = {name: {"NCCL_DEBUG": "WARN"} for name in ("a", "b")}
     for request in (request_of(GPUS, cuda(), select(GPUS, 2), 29500, own), asked(TWO, job())):
         assert not {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "STACKYARD_NCCL_LOGS"} & set(request.env)
+
+
+def test_each_job_on_gpus_has_an_address_of_its_own_for_nccls_ras():
+    """Jobs in one network namespace would answer for each other at NCCL's own address."""
+    one, other = asked(GPUS, cuda()).env, asked(GPUS, cuda(name="demo-2")).env
+    again = asked(replace(GPUS, run="other"), cuda()).env
+    found = {env["NCCL_RAS_ADDR"] for env in (one, other, again)}
+    assert len(found) == 3
+    for address in found:
+        host, _, port = address.partition(":")
+        assert ip_address(host).is_loopback and (host, port) != ("127.0.0.1", "28028")
+    own = {name: {"NCCL_RAS_ADDR": "localhost:5"} for name in ("a", "b")}
+    assert "NCCL_RAS_ADDR" not in request_of(GPUS, cuda(), select(GPUS, 2), 29500, own).env
+    assert "NCCL_RAS_ADDR" not in asked(TWO, job()).env
 
 
 # The user's own settings

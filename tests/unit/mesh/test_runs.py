@@ -157,6 +157,17 @@ def test_what_nccl_used_is_read_on_every_node_and_held_against_their_ports(monke
     assert len(warned) == 1 and "which have a mlx5_0:1 InfiniBand 400 Gbit/s active" in warned[0]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_nothing_is_announced_to_a_first_node_that_is_lost(monkeypatch, lost):
+    """A supervisor that is stopped takes the request, and never answers it."""
+    did = []
+    monkeypatch.setattr(runs.standing, "give_up", lambda links, run: did.append("announced"))
+    monkeypatch.setattr(runs.standing, "remove", lambda links, run: (["c"], {}))
+    there, _ = hosts()
+    assert runs.down(there, RUN, lost=lost) == (["c"], {})
+    assert did == ([] if lost else ["announced"])
+
+
 def test_a_job_without_nccl_used_nothing():
     there, _ = hosts()
     assert runs.transport_of(there, RUN, ("a", "b"), "demo-1") == ([], [])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from stackyard.mesh import spread
-from stackyard.mesh.hosts import Folder
+from stackyard.mesh.hosts import Folder, Host
 from stackyard.mesh.nodes import NodeSettings
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.spread import LEASE_SECONDS, Spread, require_shared
@@ -49,7 +49,8 @@ class Talk:
 @pytest.fixture
 def made(monkeypatch):
     links = {name: SimpleNamespace(engine=Engine(name)) for name in ("a", "b")}
-    hosts = Reached(fleet=fleet("a", "b"), links=links, failed={})
+    own = {"NCCL_IB_HCA": "mlx5_1", "GLOO_SOCKET_IFNAME": "its"}
+    hosts = Reached(fleet=fleet("a", Host(name="b", ssh="b", env=own)), links=links, failed={})
     found = SimpleNamespace(facts={"a": facts("a", 1), "b": facts("b", 2)})
     removed = []
 
@@ -88,6 +89,11 @@ def test_nodes_have_the_interface_of_their_host_unless_all_are_told_another(made
             "a": "=eth0", "b": "=eth1",
         }  # fmt: skip
         assert all("GLOO_SOCKET_IFNAME" not in own for own in mesh.own.values())
+
+
+def test_nodes_have_the_variables_of_their_host_in_hosts_yml(made):
+    with made.spread.running() as mesh:
+        assert [own.get("NCCL_IB_HCA") for own in mesh.own.values()] == [None, "mlx5_1"]
 
 
 @pytest.mark.parametrize("error", [None, MeshError("x"), KeyboardInterrupt()])

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from stackyard.mesh import standing
+from stackyard.mesh.hosts import Host
+from stackyard.mesh.nodes import NodeSettings
 from stackyard.mesh.standing import Standing, connect
 from stackyard.system.errors import EngineError, MeshError
-from tests.unit.machines import plan
+from tests.unit.machines import NOW, fleet, plan
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,39 @@ def test_a_start_that_fails_removes_its_own_containers_and_not_another_s_of_that
     with pytest.raises(MeshError, match=f"node {wanted.names[-1]} did not start"):
         standing.start(links, None, {}, wanted)
     assert [link.engine.there for link in links.values()] == [[other]] * len(links)
+
+
+def test_nodes_of_a_smoke_get_the_variables_of_their_host_less_those_that_it_sets(monkeypatch):
+    given = {}
+
+    def spec(plan, node, fleet, facts, engine, env, labels):
+        given[node.name] = env
+        return labels
+
+    monkeypatch.setattr(standing.time, "time", lambda: NOW)
+    monkeypatch.setattr(standing, "_spec", spec)
+    monkeypatch.setattr(standing.nodes, "install", lambda *_: None)
+    monkeypatch.setattr(standing, "_supervise", lambda *_: None)
+    wanted = plan()
+    links = {node.host: SimpleNamespace(engine=Engine()) for node in wanted.nodes}
+    named = fleet(
+        Host(name="a", ssh="a", env={"NCCL_IB_HCA": "mlx5_1", "PYTHONPATH": "/mine"}), "b"
+    )
+    smoke = NodeSettings(image="i", env={"PYTHONPATH": "/smoke"}, files={}, probes={})
+    standing.start(links, named, {}, wanted, smoke=smoke)
+    assert given == {"a": {"NCCL_IB_HCA": "mlx5_1", "PYTHONPATH": "/smoke"},
+                     "b": {"PYTHONPATH": "/smoke"}}  # fmt: skip
+    # A job in a mesh that stays gets them by itself.
+    standing.start(links, named, {}, wanted)
+    assert given == {"a": {}, "b": {}}
+
+
+def test_the_removal_goes_on_where_the_first_node_is_paused(monkeypatch):
+    """An engine starts nothing in a paused container, so nothing can be announced there."""
+
+    def converse(*_):
+        raise EngineError("starting python3 in c1", why="Container c1 is paused")
+
+    engine = SimpleNamespace(converse=converse)
+    links = {node.host: SimpleNamespace(engine=engine) for node in plan().nodes}
+    standing.give_up(links, Standing(plan=plan(), containers={"a": "c1", "b": "c2"}))

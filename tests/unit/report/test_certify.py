@@ -12,7 +12,7 @@ from stackyard.validate.certify import search
 from tests.schemas.published import refused
 from tests.unit.validate.certifying import Trainer, gpu, names
 
-HEALTH = {"h00": (Finding(name="clock", state=OK, what="fine"),)}
+HEALTH = {"h00": (Finding(name="pcie", state=OK, what="its best"),)}
 IMAGE = "sha256:" + "1" * 64
 
 
@@ -35,6 +35,7 @@ KINDS = {
     "link": Trainer(hosts(), links=[("h01", "h02")]),
     "hangs": Trainer(hosts(), hangs=("h03",)),
     "dead": Trainer(hosts(), dead=(gpu("h00"),)),
+    "sockets": Trainer(hosts(), sockets=("h01",)),
     "one": Trainer({"h00": 1}),
 }
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+from stackyard.gpu import nccl
+from stackyard.gpu.transport import Offer
 from stackyard.validate.certify.group import GroupRun
 from stackyard.validate.certify.plan import gpu_name
 from stackyard.validate.certify.record import read_records
 
 UPDATES = 6
+LOGS = Path(__file__).parent.parent / "logs"
+
+
+def captured(name, *hosts):
+    """What NCCL wrote on two H200 of a machine called `vm`, as if it had been on these hosts."""
+    text = (LOGS / name).read_text(encoding="utf-8")
+    found = [text.replace("\nvm:", f"\n{host}:").replace("vm:", f"{host}:") for host in hosts]
+    return nccl.read_log("\n".join(found).splitlines())
 
 
 def entry(rank, event, **values):
@@ -40,16 +51,18 @@ class Trainer:
         hangs: hosts that hang in each group of several.
         links: pairs of hosts that exchange data a hundred times slower.
         cut: pairs of hosts whose group hangs.
+        sockets: hosts whose GPUs talk to each other over sockets, P2P being off.
     """
 
     device = "cuda"
+    offer = Offer()
 
     def __init__(self, hosts, *, corrupt=(), slow=(), dead=(), hangs=(), links=(), cut=(),
-                 model="NVIDIA H200"):  # fmt: skip
+                 sockets=(), model="NVIDIA H200"):  # fmt: skip
         self.hosts, self.corrupt, self.slow, self.dead = hosts, dict(corrupt), slow, dead
         self.hangs, self.links = hangs, [frozenset(pair) for pair in links]
         self.cut, self.model = [frozenset(pair) for pair in cut], model
-        self.rounds = []
+        self.sockets, self.rounds = sockets, []
 
     @property
     def slots(self):
@@ -85,7 +98,14 @@ class Trainer:
             places=places, ranks=read_records(entries), code=None if hung or dead else 0,
             hang=f"{hung[0]} never came to all_reduce" if hung else "",
             reason="rank 0 ended: killed" if dead else "",
+            nccl=None if group.alone or len(places) < 2 else self.log(sorted(hosts)),
         )  # fmt: skip
+
+    def log(self, hosts):
+        bad = [host for host in hosts if host in self.sockets]
+        if bad:
+            return captured("nccl-over-sockets.two.log", *bad)
+        return captured("healthy.nccl.log", *hosts)
 
     def exchanged(self, rank, places):
         found = []

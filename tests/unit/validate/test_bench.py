@@ -384,7 +384,7 @@ def test_a_round_takes_all_gpus_and_what_is_left_over_moves_on(ranks, available,
         assert len(set(taken)) == len(taken) == available // ranks * ranks
 
 
-HERE = SimpleNamespace(plan=SimpleNamespace(nodes=("node1",)), shared="/shared")
+HERE = SimpleNamespace(plan=SimpleNamespace(nodes=("node1",), run="r"), shared="/shared")
 
 
 def test_trainings_at_the_same_time_share_no_gpu_port_folder_or_label():

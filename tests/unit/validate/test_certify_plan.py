@@ -23,7 +23,7 @@ FEW = 60
 
 
 def fleet(count, gpus=1):
-    return {f"h{number}": gpus for number in range(count)}
+    return {f"h{number}": tuple(range(gpus)) for number in range(count)}
 
 
 def play(hosts, is_bad, limit=400):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from stackyard.mesh.hosts import Host
+from stackyard.mesh.node import nccl_words
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Refused
@@ -52,7 +53,7 @@ def good(name, values, talk):
 
 @pytest.fixture
 def yard(tmp_path):
-    def make(answer=good, device="cpu", env=None, gpus=()):
+    def make(answer=good, device="cpu", env=None, gpus=(), own=None):
         nodes = [node(name, address=f"10.0.0.{number}", gpus=gpus)
                  for number, name in enumerate("abc", 1)]  # fmt: skip
         machines = [Host(name=n.name, ssh=n.name, env=(env or {}).get(n.name, {})) for n in nodes]
@@ -64,7 +65,7 @@ def yard(tmp_path):
         found = Yard(
             hosts=Reached(fleet=fleet(*machines), links=links, failed={}), mesh=mesh,
             talk=Talk(answer), device=device, updates=6, lease=60.0, hang_seconds=30.0,
-            taken=frozenset({20001}),
+            taken=frozenset({20001}), own=own or {},
         )  # fmt: skip
         found.prepare()
         return found, engine
@@ -117,10 +118,49 @@ def test_the_users_variables_go_before_those_of_the_command_line(yard):
     assert [name for name, text in given.items() if b":/shared/mine" in text] == ["container-b"]
 
 
+def test_the_callers_variables_reach_every_node_and_go_before_those_of_hosts_yml(yard):
+    own = {"NCCL_P2P_DISABLE": "1"}
+    _, engine = yard(env={"b": {"NCCL_P2P_DISABLE": "0", "A": "b"}}, own=own)
+    for name, files in engine.given.items():
+        assert b"export NCCL_P2P_DISABLE=1\n" in files[play.SETTINGS], name
+
+
+class Spoken(Engine):
+    """Nodes whose ranks wrote a log of NCCL."""
+
+    def exec(self, container, words, **more):
+        if words != nccl_words("certify-0"):
+            return super().exec(container, words, **more)
+        name = container.removeprefix("container-")
+        line = f"{name}:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"
+        return SimpleNamespace(code=0, output=line)
+
+
+def test_what_nccl_used_is_read_of_every_group_that_talks_by_it(yard, monkeypatch):
+    monkeypatch.setattr("tests.unit.validate.test_certify_play.Engine", Spoken)
+    there, _ = yard(device="cuda", gpus=(0, 1))
+    (run,) = there.train([members_of(frozenset({"a", "b"}), there.slots)])
+    assert run.nccl.taken == {"a": ("P2P/IPC",), "b": ("P2P/IPC",)}
+    (started,) = there.talk.started()
+    words = " ".join(started["steps"][0]["argv"])
+    assert "NCCL_DEBUG=INFO" in words and "NCCL_RAS_ADDR=127." in words
+    (alone,) = there.train([one("c", alone=True)])
+    assert alone.nccl is None
+    assert "NCCL_DEBUG" not in " ".join(there.talk.started()[1]["steps"][0]["argv"])
+
+
+def test_the_users_word_on_nccls_log_stays(yard, monkeypatch):
+    monkeypatch.setattr("tests.unit.validate.test_certify_play.Engine", Spoken)
+    there, _ = yard(device="cuda", gpus=(0, 1), own={"NCCL_DEBUG": "WARN"})
+    there.train([members_of(frozenset({"a"}), there.slots)])
+    words = " ".join(there.talk.started()[0]["steps"][0]["argv"])
+    assert "NCCL_DEBUG=" not in words and "NCCL_DEBUG_SUBSYS" not in words
+
+
 def test_gpus_of_a_group_are_numbered_as_the_container_does(yard):
     there, _ = yard(device="cuda", gpus=(4, 6, 7))
-    assert there.slots == dict.fromkeys("abc", (0, 1, 2))
-    there.train([members_of(frozenset({"a:1", "a:2"}), there.slots)])
+    assert there.slots == dict.fromkeys("abc", (4, 6, 7))
+    there.train([members_of(frozenset({"a:6", "a:7"}), there.slots)])
     (started,) = there.talk.started()
     words = " ".join(started["steps"][0]["argv"])
     assert "CUDA_VISIBLE_DEVICES=1,2" in words and "STACKYARD_DEVICE=cuda" in words

@@ -1,18 +1,23 @@
 """Hosts with planted faults are trained on, and exactly these are named, with evidence."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from stackyard.definitions.spec import Baseline, Measure
+from stackyard.gpu import nccl
 from stackyard.gpu.doctor import NOT_RUN as UNREAD
 from stackyard.gpu.doctor import OK, WRONG, Finding
+from stackyard.gpu.transport import Offer
 from stackyard.validate.certify import judge, search
-from stackyard.validate.certify.judge import GroupRun, Links, Place
+from stackyard.validate.certify.judge import GroupRun, Place
+from stackyard.validate.certify.links import BETWEEN, INSIDE, Links
 from stackyard.validate.certify.record import read_records
 from tests.unit.validate.certifying import UPDATES, Trainer, entry, gpu, names, steps
 
-GOOD = {"h": (Finding(name="clock", state=OK, what="fine"),)}
+CLOCK = Finding(name="clock", state=OK, what="fine")
+GOOD = {"h": (CLOCK, Finding(name="pcie", state=OK, what="its best"))}
 
 
 def certified(trainer, *, baselines=(), known=None):
@@ -65,7 +70,7 @@ def test_one_gpu_alone_is_compared_with_nothing_and_does_not_pass():
     found = certified(Trainer(hosts(1)))
     assert outcomes(found) == {
         "reached": "passed", "health": "passed", "fingerprint": "not run", "speed": "not run",
-        "groups": "not run",
+        "transport": "not run", "groups": "not run",
     }  # fmt: skip
 
 
@@ -187,13 +192,36 @@ def test_an_all_reduce_below_the_baseline_makes_a_group_bad():
     assert certified(trainer).faults == ()
 
 
+@pytest.mark.parametrize("kind", ["tokens_s", "peer_copy_gb_s"])
+def test_what_a_baseline_has_of_ranks_together_is_compared_where_it_was_measured(kind):
+    figures = {"value": 100.0, "low": 99.0, "high": 101.0, "count": 6, "bound": 95.0}
+    measure = Measure(kind=kind, ranks=2, bytes=0, source=("x",), field=("y",), **figures)
+    several = Baseline(
+        name="h200",
+        gpus=("NVIDIA H200",),
+        not_measured={},
+        measures=(measure, replace(measure, ranks=1), replace(measure, ranks=8)),
+    )
+    trainer = Trainer({"h00": 2})
+
+    def compared(**values):
+        more = [entry(0, "speeds", values=values)] if values else []
+        trainer.exchanged = lambda rank, places: more if rank == 0 else []
+        found = certified(trainer, baselines=[several]).compared
+        return [(one.outcome, one.by) for one in found if one.reading.kind == kind]
+
+    assert compared() == [("not run", "this command does not measure it")]
+    assert [outcome for outcome, _ in compared(**{kind: 96.0})] == ["passed"]
+    assert ("failed", "the baseline of h200 (6 measurements)") in compared(**{kind: 94.0})
+
+
 def test_links_inside_and_between_hosts_are_compared_apart():
     links = Links(device="cuda")
     run = Trainer(hosts(3, 2)).run(
         search.members_of(frozenset(names(3)), Trainer(hosts(3, 2)).slots)
     )
     assert links.slow(links.add(run)) == []
-    assert (links.median(judge.INSIDE), links.median(judge.BETWEEN)) == (400.0, 40.0)
+    assert (links.median(INSIDE), links.median(BETWEEN)) == (400.0, 40.0)
 
 
 def test_a_link_that_was_slow_once_is_shown_as_what_it_was_at_best():
@@ -210,13 +238,65 @@ def test_a_peer_that_is_no_rank_of_the_group_is_passed_over():
 # Checks
 
 
-def test_health_that_cannot_be_read_is_not_run_and_what_is_wrong_fails():
+@pytest.mark.parametrize(
+    "names", [("health",), ("pcie", "clocks", "nvlink"), ()], ids=["NVML", "its values", "nothing"]
+)
+def test_health_is_not_run_where_a_hosts_gpus_say_nothing_whatever_else_was_read(names):
     found = certified(Trainer(hosts(2)))
-    unread = {"h": (Finding(name="health", state=UNREAD, what="no python3"),)}
-    assert outcomes(found, unread)["health"] == "not run"
+    unread = (CLOCK, *(Finding(name=name, state=UNREAD, what="no answer") for name in names))
+    (seen,) = (one for one in search.checks_of(found, {**GOOD, "h1": unread}, {})
+               if one.name == "health")  # fmt: skip
+    assert seen.outcome == "not run"
+    assert seen.why == "h1: " + ("; ".join(f"{n}: no answer" for n in names) or "nothing was read")
+    # One value that was read is enough for a host; those that were not are counted.
+    more = {**GOOD, "h1": (*unread, Finding(name="power limit", state=OK, what="700 W"))}
+    assert outcomes(found, more)["health"] == "passed"
+    # CPU ranks use no GPU.
+    found.links.device = "cpu"
+    assert outcomes(found, {"h1": unread})["health"] == "passed"
+
+
+def test_health_without_a_host_is_not_run_and_what_is_wrong_fails():
+    found = certified(Trainer(hosts(2)))
     wrong = {"h": (*GOOD["h"], Finding(name="gpu", state=WRONG, what="lost"))}
     assert outcomes(found, wrong)["health"] == "failed"
     assert outcomes(found, {})["health"] == "not run"
+
+
+def transport(found):
+    (one,) = (c for c in search.checks_of(found, GOOD, {}) if c.name == "transport")
+    return one
+
+
+def test_gpus_that_nccl_joined_by_less_than_they_offer_are_named_with_the_setting():
+    seen = transport(certified(Trainer(hosts(2, 2), sockets=("h01",))))
+    assert seen.outcome == "failed"
+    assert seen.why == ("NCCL used sockets between the GPUs of h01: unset NCCL_P2P_DISABLE,"
+                        " NCCL_SHM_DISABLE")  # fmt: skip
+    good = transport(certified(Trainer(hosts(2, 2))))
+    assert (good.outcome, good.measured) == ("passed", {"peer-to-peer": 2})
+
+
+def test_shared_memory_is_less_where_nvlink_joins_the_gpus():
+    log = nccl.read_log(["h00:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"])
+    trainer = Trainer(hosts(1, 2))
+    trainer.log = lambda hosts: log
+    assert transport(certified(trainer)).outcome == "passed"
+    trainer.offer = Offer(nvlinks=frozenset({"h00"}))
+    assert transport(certified(trainer)).why == (
+        "NCCL used shared memory between GPUs of h00, not peer-to-peer: nvidia-smi topo -p2p r"
+        " shows which can"
+    )
+
+
+def test_a_transport_that_no_log_names_is_not_run_and_cpu_ranks_have_none():
+    trainer = Trainer(hosts(2))
+    trainer.log = lambda hosts: nccl.read_log([])
+    found = certified(trainer)
+    assert transport(found).outcome == "not run"
+    assert "1 of 1 groups names no way of data" in transport(found).why
+    found.links.device = "cpu"
+    assert "transport" not in outcomes(found)
 
 
 def test_a_host_that_took_no_part_fails():

@@ -1,5 +1,7 @@
 """One training, but for its engine: the exact command, and how its silence is noticed."""
 
+from dataclasses import replace
+
 from stackyard.validate import training
 from stackyard.validate.training import fill, materialize
 from stackyard.validate.training_log import TrainingLog, TrainingPlan
@@ -32,6 +34,13 @@ def test_a_layout_is_launched_with_its_own_nodes_launcher_and_arguments():
         "train.py", "--data=/shared/data", "--save=/shared/save", "--at=20", "--n=1",
     )  # fmt: skip
     assert found.files["/run/stackyard/launch/two/hostfile"] == "node1 slots=1\n"
+
+
+def test_trainings_on_gpus_beside_each_other_have_addresses_of_their_own_for_nccls_ras():
+    smoke = replace(SMOKE, device="cuda")
+    plans = [plan(run="a"), plan(run="b"), plan(run="a", label="other")]
+    assert len({training.launch_env(smoke, one)["NCCL_RAS_ADDR"] for one in plans}) == 3
+    assert "NCCL_RAS_ADDR" not in training.launch_env(SMOKE, plan(run="a"))
 
 
 def watch(*, kill_after=None, ranks=(), on_loss=None):

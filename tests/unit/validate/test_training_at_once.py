@@ -20,7 +20,7 @@ class Node:
     """A mesh of one node whose supervisor ends launches when it is told to, or asked."""
 
     def __init__(self, ends, left=()):
-        self.plan = SimpleNamespace(port_of=lambda node: 2222, nodes=("node1",))
+        self.plan = SimpleNamespace(port_of=lambda node: 2222, nodes=("node1",), run="r")
         self.containers, self.lost, self.head = {"node1": "container"}, "", "node1"
         self.shared, self.lease, self.asks = "/shared", 6.0, False
         self.talk = self
