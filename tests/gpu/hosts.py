@@ -1,7 +1,7 @@
 """Several hosts on one machine with GPUs: containers with an engine, an sshd and some of its GPUs.
 
     python -m tests.gpu.hosts start FOLDER study=0 train=1 both=0,1 [--images TAG,TAG]
-    python -m tests.gpu.hosts inventory FOLDER study train     the path of a hosts.yml of these alone
+    python -m tests.gpu.hosts inventory FOLDER study train     the path of a hosts.yml of these
     python -m tests.gpu.hosts launchers FOLDER --base BASE     every launcher once: up, run, down
     python -m tests.gpu.hosts matrix FOLDER STACK --base BASE  the kill matrix, with GPU memory
     python -m tests.gpu.hosts certify FOLDER CASE --base BASE  one case of CASES
@@ -214,8 +214,9 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
         value = {**dataclasses.asdict(cell), "wrong": cell.wrong}
         report["cells"][target] = value
         keep(name, report)
-        print(f"{stack}, {target}: {'; '.join(cell.wrong) or 'passed'}: nothing left after"
-              f" {cell.seconds} s, held {cell.held} and then {cell.held_after}", flush=True)  # fmt: skip
+        print(f"{stack}, {target}: {'; '.join(cell.wrong) or 'passed'}", flush=True)
+        print(f"  nothing left after {cell.seconds} s, held {cell.held}, then {cell.held_after}",
+              flush=True)  # fmt: skip
     return all(report["cells"][target]["wrong"] == [] for target in targets)
 
 
