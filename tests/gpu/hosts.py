@@ -6,6 +6,7 @@
     python -m tests.gpu.hosts matrix FOLDER STACK --base BASE  the kill matrix, with GPU memory
     python -m tests.gpu.hosts certify FOLDER CASE --base BASE  one case of CASES
     python -m tests.gpu.hosts stop FOLDER
+    python -m tests.gpu.hosts image                            make the hosts' own image; its name
 
 `start` does nothing where these hosts run already. STACKYARD_TEST_MACHINE names the image of the
 hosts themselves, where it cannot be built. Reports go to `reports/hosts` and `reports/certify`; a
@@ -113,6 +114,8 @@ def start(folder: Path, wanted: Mapping[str, Sequence[int]], images: Sequence[st
         )  # fmt: skip
     (folder / STATE).write_text(json.dumps(state))
     yard = load(folder)
+    if set(TWO) <= set(wanted):
+        yard.only(*TWO)
     for name, own in wanted.items():
         require_gpus(yard, name, own)
         print(f"{name}: {yard.hosts[name].address}, GPUs {list(own) or 'none'}", flush=True)
@@ -223,6 +226,8 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
 def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
     """Run every launcher once that has not passed yet; return whether all have."""
     two = yard.only(*TWO)
+    images = json.loads((yard.folder / STATE).read_text())["images"]
+    chosen = [one for one in chosen if f"stackyard/{LAUNCHED[one][0]}:{base}" in images]
     gpu = bool(gpus_of(yard.folder)[TWO[0]])
     where = ("--base", base) if gpu else ("--gpus", "0")
     report = {"schema": "stackyard.test.launchers/1", "base": base,
@@ -233,7 +238,8 @@ def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
         stack, example = LAUNCHED[launcher]
         if report["launchers"].get(launcher, {}).get("code") == 0:
             continue
-        hosts, name = ("--hosts", two.inventory, "--name", f"by-{launcher}"), f"by-{launcher}"
+        name = f"by-{launcher}"
+        hosts = ("--hosts", two.inventory, "--name", name)
         started = time.monotonic()
         ups = invoke("up", stack, *hosts, *where, seconds=150)[0]
         code, out = invoke("run", stack, *hosts, "--example", example, seconds=240)
@@ -325,7 +331,7 @@ CASES = {
         fault=lambda yard: (
             with_variables(yard, "p2p", {"both": {"NCCL_P2P_DISABLE": "1"}}), nullcontext()
         ),
-        named=r"^both:0 - both:1: |^both(:\d)?: .*(P2P|SHM)|^\w+: .*both.*(P2P|SHM)",
+        named=r"\bboth\b.*(both:1|P2P|SHM|shared memory)",
     ),
 }  # fmt: skip
 
@@ -406,6 +412,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("image")
     for name in ("start", "stop", "inventory", "launchers", "matrix", "certify"):
         one = commands.add_parser(name)
         one.add_argument("folder", type=Path)
@@ -429,6 +436,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def main(words: Sequence[str]) -> int:
     """Run the command line."""
     given = parse(words)
+    if given.command == "image":
+        print(emulated.machine_image(python=True))
+        return 0
     folder = given.folder.resolve()
     if given.command == "start":
         wanted = {}
