@@ -1,4 +1,4 @@
-"""What the checks of hosts with GPUs call wrong: each planted fault must be named, and none else."""
+"""What the checks of hosts with GPUs call wrong: a planted fault that is not named, among others."""
 
 import dataclasses
 
