@@ -331,7 +331,7 @@ CASES = {
         fault=lambda yard: (
             with_variables(yard, "p2p", {"both": {"NCCL_P2P_DISABLE": "1"}}), nullcontext()
         ),
-        named=r"\bboth\b.*(both:1|P2P|SHM|shared memory)",
+        named=r"\bboth:0\b.*\bboth:1\b|(P2P|SHM|shared memory).*\bboth\b|\bboth\b.*(P2P|SHM)",
     ),
 }  # fmt: skip
 

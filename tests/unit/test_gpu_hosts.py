@@ -1,4 +1,4 @@
-"""What the checks of hosts with GPUs call wrong: a planted fault that is not named, among others."""
+"""What the checks of hosts with GPUs call wrong, as a planted fault that is not named."""
 
 import dataclasses
 
