@@ -202,6 +202,8 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
     report = {"schema": "stackyard.test.kill-matrix/1", "stack": stack, "base": base,
               "lease_seconds": matrix.LEASE_SECONDS, "allowed_seconds": matrix.ALLOWED_SECONDS,
               "cells": kept(name).get("cells", {})}  # fmt: skip
+    # A run that was killed with an earlier command is over when its lease is.
+    two.until_gone(90)
     ranks = matrix.CPU
     if own:
         report["machine"] = machine()
@@ -211,8 +213,6 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
     for target in targets:
         if report["cells"].get(target, {}).get("wrong") == []:
             continue
-        # A run that was killed with this command is over when its lease is.
-        two.until_gone(90)
         cell = matrix.play(two, stack, target, ranks)
         value = {**dataclasses.asdict(cell), "wrong": cell.wrong}
         report["cells"][target] = value
