@@ -306,12 +306,12 @@ def test_one_stack_on_another_base_is_packed(checkout, tmp_path):
     ]
 
 
-def attach(checkout, tmp_path, **names):
+PIECES = tuple(f"{stack}__1__a" for stack in ("accelerate", "fairseq", "megatron"))
+
+
+def attach(checkout, tmp_path, pieces=PIECES, **names):
     write_invoke(checkout, **names)
-    evidence = {
-        f"reports__{stack}__1__a.intoto.jsonl": "{}"
-        for stack in ("accelerate", "fairseq", "megatron")
-    }
+    evidence = {f"reports__{name}.intoto.jsonl": "{}" for name in pieces} | {"said__x.log": ""}
     seen = tmp_path / "seen.tar"
     seen.write_bytes(gzip.compress(archive(**evidence)))
     (tmp_path / "hosts.yml").write_text("")
@@ -330,6 +330,20 @@ def test_evidence_is_attached_and_the_releases_pulled(checkout, tmp_path):
     code, out, said, did = attach(checkout, tmp_path)
     assert (code, said, did) == (0, "", ALL)
     assert "3 pieces of evidence are attached" in out
+
+
+def test_of_certifications_that_of_healthy_gpus_is_attached(checkout, tmp_path):
+    pieces = ("certify__good", "certify__flip")
+    code, out, said, did = attach(checkout, tmp_path, pieces)
+    assert (code, said, did) == (0, "", ["evidence", "releases"])
+    assert "attaching certify/good.intoto.jsonl" in out and "flip" not in out
+
+
+def test_nothing_to_attach_is_an_error(checkout, tmp_path):
+    (tmp_path / "told").write_text("nothing\n")
+    code, _, said, did = attach(checkout, tmp_path, ("certify__flip",))
+    assert (code, did) == (1, ["nothing"])
+    assert "holds no evidence" in said
 
 
 @pytest.mark.parametrize(
