@@ -1,4 +1,4 @@
-"""Write and read evidence: a record of a smoke or bench as an in-toto test result in an envelope.
+"""Write and read evidence: a record of a run as an in-toto test result in an envelope.
 
 Owns the statement, the envelope (DSSE) and the rules by which evidence counts for an image
 (docs/howto/evidence.md). Pure: it must not read files, sign or ask a registry; `report.vouch` does.
@@ -31,7 +31,8 @@ SUFFIX = "intoto.jsonl"
 LONGEST = 4 * 2**20
 # Verifying each one costs two processes, before any signer is known.
 MOST_SIGNATURES = 16
-KINDS = ("smoke", "bench")
+KINDS = ("smoke", "bench", "certify")
+WRITTEN = "is not evidence written by `invoke smoke`, `bench` or `certify`"
 RESULTS = {PASSED: "PASSED", NOT_RUN: "WARNED", FAILED: "FAILED"}
 # Checks of a smoke on GPUs that prove something only with a ratio to the bare host.
 COMPARED = ("bandwidth", "throughput")
@@ -112,7 +113,8 @@ class Evidence:
     def hardware(self) -> str:
         """Return the hardware of the run, in words."""
         counted = ", ".join(f"{count} x {name}" for name, count in Counter(self.gpus).items())
-        return f"{counted}, driver {self.driver}" if counted else "CPU ranks"
+        driver = f", driver {self.driver}" if self.driver else ""
+        return f"{counted}{driver}" if counted else "CPU ranks"
 
     @property
     def on_gpus(self) -> bool:
@@ -165,7 +167,7 @@ def predicate(report: Mapping[str, Any], diff_ids: Sequence[str]) -> dict[str, A
     """Return a report as in-toto's predicate of a test result."""
     return {
         **_result(report),
-        "configuration": _configuration(str(report["image"]["recipe"])),
+        "configuration": _configuration(str(report["image"].get("recipe", ""))),
         EXTENSION: {"diff_ids": list(diff_ids), "report": dict(report)},
     }
 
@@ -232,9 +234,9 @@ def _decoded(text: Any) -> bytes:
 
 def _unreadable(name: str, error: Exception) -> ReleaseError:
     return ReleaseError(
-        f"{name} is not evidence written by `invoke smoke` or `bench`",
+        f"{name} {WRITTEN}",
         why=shown(repr(error)),
-        hint=f"invoke smoke and bench write it beside their reports, as *.{SUFFIX}",
+        hint=f"invoke smoke, bench and certify write it beside their reports, as *.{SUFFIX}",
     )
 
 
@@ -269,8 +271,7 @@ def _evidence(report: Mapping[str, Any], diff_ids: Sequence[Any]) -> Evidence:
         raise ValueError("no report of an image")
     if not all(isinstance(digest, str) and is_digest(digest) for digest in diff_ids):
         raise ValueError("layers without digests")
-    gpus = report.get("gpus") or {}
-    checks = report["checks"]
+    gpus, checks = report.get("gpus") or {}, report["checks"]
     return Evidence(
         image_id=image_id,
         diff_ids=tuple(diff_ids),
@@ -280,7 +281,7 @@ def _evidence(report: Mapping[str, Any], diff_ids: Sequence[Any]) -> Evidence:
         outcome=report["outcome"],
         started=shown(str(report["started"])),
         placement=shown(str(gpus.get("placement", ""))),
-        gpus=tuple(shown(str(device["name"])) for device in gpus.get("devices", ())),
+        gpus=tuple(shown(str(name)) for name in _models(report)),
         driver=shown(str(gpus.get("driver", ""))),
         ratios={c["name"]: r for c in checks if (r := _ratio(c)) is not None},
         unmet=tuple(
@@ -290,6 +291,14 @@ def _evidence(report: Mapping[str, Any], diff_ids: Sequence[Any]) -> Evidence:
         ),
         report=report,
     )
+
+
+def _models(report: Mapping[str, Any]) -> list[Any]:
+    """Return the driver's name of each GPU that a report is of; none for CPU ranks."""
+    if report["kind"] == "certify":
+        gpus = [gpu["model"] for host in report["hosts"] for gpu in host["gpus"]]
+        return gpus if report["device"] == "cuda" else []
+    return [device["name"] for device in (report.get("gpus") or {}).get("devices", ())]
 
 
 def _ratio(check: Mapping[str, Any]) -> float | None:
@@ -343,6 +352,8 @@ def _again(found: Evidence, image_id: str = "") -> str:
     count = len(found.report.get("nodes") or ()) if found.kind == "smoke" else 0
     spread = f" --nodes {count} --placement {found.placement}" if found.gpus and count > 1 else ""
     start = f"invoke {found.kind} {found.stack} --base {found.base}"
+    if found.kind == "certify":
+        return f"{start}{named} --hosts hosts.yml{'' if found.gpus else ' --gpus 0'}"
     return f"{start}{named} --gpus {len(found.gpus)}{spread}"
 
 
@@ -393,7 +404,8 @@ def require_on_gpus(
 
 def _short_of(found: Evidence) -> str:
     if found.kind != "smoke":
-        return "a bench shows speed, a smoke shows that the image trains"
+        what = {"bench": "speed", "certify": "the state of hosts"}[found.kind]
+        return f"a {found.kind} shows {what}, a smoke shows that the image trains"
     if not found.gpus:
         return "it shows nothing of GPUs"
     if found.lacking:

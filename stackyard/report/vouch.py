@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stackyard.report import evidence, records
+from stackyard.report import certify, evidence, records
 from stackyard.report.evidence import Envelope, Evidence, Signature
 from stackyard.report.shapes import EvidenceValue
 from stackyard.system import cleanup, signing
@@ -99,12 +99,11 @@ def read_file(path: Path) -> bytes:
         raise UsageError(
             f"{path} cannot be read",
             why=error.strerror or str(error),
-            hint=f"invoke smoke and bench write evidence: reports/STACK/BASE/*.{evidence.SUFFIX}",
+            hint="invoke smoke, bench and certify write evidence beside their reports:"
+            f" reports/STACK/BASE/*.{evidence.SUFFIX}",
         ) from error
     if len(data) > evidence.LONGEST:
-        raise ReleaseError(
-            f"{path} is not evidence written by `invoke smoke` or `bench`", why="it is too long"
-        )
+        raise ReleaseError(f"{path} {evidence.WRITTEN}", why="it is too long")
     return data
 
 
@@ -144,6 +143,8 @@ def words(found: Vouched) -> str:
 
 def path_of(value: Mapping[str, Any]) -> str:
     """Return the path of a report's evidence, which lies beside it."""
+    if value["kind"] == "certify":
+        return certify.path_of(value["run"], evidence.SUFFIX)
     return records.path_of_report(value, evidence.SUFFIX)
 
 

@@ -17,7 +17,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ import testinfra
 from stackyard.build import mirrors
 from stackyard.build.base_image import base_reference, ensure_base
 from stackyard.definitions.project import ROOT, load_project
+from stackyard.gpu.access import LIBRARIES
 from stackyard.system import cleanup
 from stackyard.system.engine import Engine
 from stackyard.system.lockfile import exclusive
@@ -36,6 +37,8 @@ from tests.fleet.images import CACHE, build_image
 LABEL = "stackyard-test-hosts"
 OWNER = "stackyard-test-owner"
 MACHINE = "stackyard-test-machine"
+READY = "STACKYARD_TEST_MACHINE"
+PROGRAMS = "/usr/local/nvidia/bin"
 # What a nested engine needs where --privileged is refused.
 CAPABILITIES = (
     "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH",
@@ -43,15 +46,27 @@ CAPABILITIES = (
     "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYSLOG",
     "SYS_ADMIN", "SYS_CHROOT", "SYS_NICE", "SYS_PTRACE", "SYS_TIME",
 )  # fmt: skip
-START = r"""
+# A host with GPUs may open these alone, beside what docker lets every container open: NVML would
+# otherwise make and open the nodes of all GPUs of the machine.
+DEVICES, FEW_DEVICES = "a *:* rwm", "c 10:* rwm"
+# With control groups of version 2, a group that hands out controllers holds no process.
+CGROUPS = r"""
 for at in /sys/fs/cgroup /sys/fs/cgroup/*; do mount -o remount,bind,rw "$at" 2> /dev/null; done
+if at=/sys/fs/cgroup && [ -e $at/cgroup.controllers ]; then
+    mkdir -p $at/init
+    for pid in $(cat $at/cgroup.procs); do echo "$pid" > $at/init/cgroup.procs; done 2> /dev/null
+    for name in $(cat $at/cgroup.controllers); do echo "+$name"; done |
+        while read -r word; do echo "$word" > $at/cgroup.subtree_control; done 2> /dev/null
+fi
+"""
+START = rf"""{CGROUPS}
 mount -o remount,rw /proc/sys 2> /dev/null
 if [ -d /seed/image ] && [ ! -d /var/lib/docker/image ]; then
     mkdir /var/lib/docker/overlay2
     cp -a /seed/image /var/lib/docker
     cp -a /seed/overlay2/l /var/lib/docker/overlay2
     for at in /seed/overlay2/*/link; do
-        layer=${at%/link}; own=/var/lib/docker/overlay2/${layer##*/}
+        layer=${{at%/link}}; own=/var/lib/docker/overlay2/${{layer##*/}}
         mkdir "$own" "$own/work"
         ln -s "$layer/diff" "$own/diff"
         cp "$layer/link" "$own"
@@ -63,17 +78,20 @@ mkdir -p /run/sshd /root/.ssh && cp /keys/authorized_keys /root/.ssh/ && chmod 7
 cp /keys/host_key /etc/ssh/ssh_host_ed25519_key && chmod 600 /etc/ssh/ssh_host_ed25519_key
 printf '%s\n' 'HostKey /etc/ssh/ssh_host_ed25519_key' 'PermitRootLogin prohibit-password' \
     'MaxStartups 256' > /etc/ssh/sshd_config
+[ ! -d {LIBRARIES} ] || {{ echo {LIBRARIES} > /etc/ld.so.conf.d/nvidia.conf && ldconfig; }}
+for at in {PROGRAMS}/*; do [ ! -e "$at" ] || ln -sf "$at" /usr/bin; done
 dockerd --storage-driver overlay2 > /var/log/dockerd.log 2>&1 &
 exec /usr/sbin/sshd -D -e
 """
-START_SEED = r"""
-for at in /sys/fs/cgroup /sys/fs/cgroup/*; do mount -o remount,bind,rw "$at" 2> /dev/null; done
+START_SEED = rf"""{CGROUPS}
 exec dockerd --storage-driver overlay2 > /var/log/dockerd.log 2>&1
 """
-# Every process of a container, by its shim's control group and not by its name.
+# Every process of a container, by its namespace and not by its name.
 PROCESSES = r"""
-for at in $(grep -lE '/docker/[0-9a-f]+/docker/' /proc/[0-9]*/cgroup 2> /dev/null); do
-    at=${at%/cgroup}
+own=$(stat -L -c %i /proc/1/ns/pid)
+stat -L -c '%i %n' /proc/[0-9]*/ns/pid 2> /dev/null | while read -r id at; do
+    [ "$id" != "$own" ] || continue
+    at=${at%/ns/pid}
     state=$(awk '/^State/ { print $2 }' "$at/status" 2> /dev/null)
     [ "${state:-Z}" = Z ] || echo "${at#/proc/} $(tr '\0' ' ' < "$at/cmdline" | cut -c1-150)"
 done 2> /dev/null"""
@@ -95,14 +113,21 @@ def docker(*words: str, check: bool = True, **more) -> str:
     return done.stdout.strip()
 
 
-def machine_image() -> str:
-    """The image of a machine of the tests; its name."""
+def machine_image(*, python: bool = False) -> str:
+    """The image of a machine of the tests; its name. READY names one that is there already.
+
+    Args:
+        python: with `python3`, by which a host's health is read.
+    """
+    if ready := os.environ.get(READY):
+        return ready
     project = load_project()
     base, common = project.definitions.bases["cpu"], project.definitions.common
     caller = mirrors.collect(os.environ, distribution=base.distribution)
     with Engine() as engine:
         ensure_base(engine, base, common, caller, print)
-    return build_image(MACHINE, "machine", base_reference(base, common))
+    name, without = (f"{MACHINE}-python", "") if python else (MACHINE, "/usr/bin/python3*")
+    return build_image(name, "machine", base_reference(base, common), WITHOUT=without)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -197,6 +222,12 @@ class Yard:
         """The path of their hosts.yml."""
         return str(self.folder / "hosts.yml")
 
+    @property
+    def shared(self) -> Path:
+        """The folder that all hosts see, as `/shared` in nodes."""
+        above = (self.folder, *self.folder.parents)
+        return next(at / "shared" for at in above if (at / "shared").is_dir())
+
     def only(self, *names: str) -> Yard:
         """Some of the hosts, with an inventory of their own."""
         folder = self.folder / f"only-{'-'.join(names)}"
@@ -255,7 +286,7 @@ def seed(image: str, images: Sequence[str]) -> str:
         return volume
     name = f"{LABEL}-seed-{secrets.token_hex(4)}"
     try:
-        _start(name, image, START_SEED, "-v", f"{volume}:/var/lib/docker")
+        _start(name, image, START_SEED, *owned(), "-v", f"{volume}:/var/lib/docker")
         EmulatedHost(name="seed", container=name, address="").wait_engine()
         load = ["docker", "exec", "-i", name, "docker", "load"]
         with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as save:
@@ -299,12 +330,12 @@ def sweep() -> None:
                 docker(kind, "rm", *rm, found, check=False)
 
 
-def _start(name: str, image: str, script: str, *more: str) -> None:
+def _start(name: str, image: str, script: str, *more: str, devices: str = DEVICES) -> None:
     docker(
-        "run", "-d", "--init", "--name", name, *owned(), "--cap-drop", "ALL",
+        "run", "-d", "--init", "--name", name, "--cap-drop", "ALL",
         *(word for cap in CAPABILITIES for word in ("--cap-add", cap)),
         "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
-        "--device-cgroup-rule", "a *:* rwm", "--tmpfs", "/run", *more, image, "sh", "-c", script,
+        "--device-cgroup-rule", devices, "--tmpfs", "/run", *more, image, "sh", "-c", script,
     )  # fmt: skip
 
 
@@ -319,45 +350,80 @@ def hosts(
     """
     token = secrets.token_hex(4)
     sweep()
-    network = docker("network", "create", *owned(), f"{LABEL}-{token}")
-    shared = folder / "shared"
-    shared.mkdir(exist_ok=True)
-    _key(folder / "login")
-    containers = {name: f"{LABEL}-{name}-{token}" for name in names}
-    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     try:
         # The lock is held until the hosts use the seed: no other process removes it before.
         with exclusive(LABEL, lambda: None):
             image = machine_image()
-            seeded = ("-v", f"{seed(image, images)}:/seed:ro") if images else ()
-            for name, container in containers.items():
-                keys = folder / f"{name}.keys"
-                keys.mkdir()
-                _key(keys / "host_key")
-                (keys / "authorized_keys").write_text((folder / "login.pub").read_text())
-                _start(
-                    container, image, START, *seeded, "-v", "/var/lib/docker", "--hostname", name,
-                    "--network", network, "-v", f"{keys}:/keys:ro", "-v", f"{shared}:/mnt/shared",
-                )  # fmt: skip
-        found = [
-            EmulatedHost(name=name, container=container,
-                         address=docker("inspect", "--format", form, container))
-            for name, container in containers.items()
-        ]  # fmt: skip
-        for host in found:
-            host.wait_engine()
-        _inventory(folder, found)
-        yield found
+            begin(dict.fromkeys(names, ()), images, folder, token, image, owned())
+        yield ready(names, folder, token)
     finally:
-        docker("rm", "-f", "-v", *containers.values(), check=False)
-        docker("network", "rm", network, check=False)
+        end(token)
+
+
+def begin(
+    options: Mapping[str, Sequence[str]],
+    images: Sequence[str],
+    folder: Path,
+    token: str,
+    machine: str,
+    labels: Sequence[str] = (),
+    devices: str = DEVICES,
+) -> None:
+    """Start the containers of hosts, which then start their engines; `ready` waits for these.
+
+    Args:
+        options: more options of `docker run`, by the host's name.
+        token: what all that is made here is found by again.
+        machine: the image of the hosts themselves.
+    """
+    labels = (*labels, "--label", f"{LABEL}={token}")
+    network = docker("network", "create", *labels, f"{LABEL}-{token}")
+    shared = folder / "shared"
+    shared.mkdir(exist_ok=True)
+    _key(folder / "login")
+    seeded = ("-v", f"{seed(machine, images)}:/seed:ro") if images else ()
+    for name, more in options.items():
+        keys = folder / f"{name}.keys"
+        keys.mkdir()
+        _key(keys / "host_key")
+        (keys / "authorized_keys").write_text((folder / "login.pub").read_text())
+        _start(
+            f"{LABEL}-{name}-{token}", machine, START, *labels, *seeded, "-v", "/var/lib/docker",
+            "--hostname", name, "--network", network, "-v", f"{keys}:/keys:ro",
+            "-v", f"{shared}:/mnt/shared", *more, devices=devices,
+        )  # fmt: skip
+
+
+def ready(names: Iterable[str], folder: Path, token: str, defaults: str = "") -> list[EmulatedHost]:
+    """Wait for the engines of started hosts, and write their inventory.
+
+    Args:
+        defaults: more of the inventory's `defaults`, as lines.
+    """
+    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    found = []
+    for name in names:
+        container = f"{LABEL}-{name}-{token}"
+        address = docker("inspect", "--format", form, container)
+        found.append(EmulatedHost(name=name, container=container, address=address))
+    for host in found:
+        host.wait_engine()
+    _inventory(folder, found, defaults)
+    return found
+
+
+def end(token: str) -> None:
+    """Remove all that was made with a token."""
+    for kind, every, rm in (("container", ("-a",), ("-f", "-v")), ("network", (), ())):
+        for one in docker(kind, "ls", "-q", *every, "--filter", f"label={LABEL}={token}").split():
+            docker(kind, "rm", *rm, one, check=False)
 
 
 def _key(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
 
-def _inventory(folder: Path, found: Sequence[EmulatedHost]) -> None:
+def _inventory(folder: Path, found: Sequence[EmulatedHost], defaults: str) -> None:
     lines = []
     for host in found:
         public = (folder / f"{host.name}.keys" / "host_key.pub").read_text().split()[:2]
@@ -367,7 +433,7 @@ def _inventory(folder: Path, found: Sequence[EmulatedHost]) -> None:
         f"Host *\n  User root\n  IdentityFile {folder}/login\n  IdentitiesOnly yes\n"
         f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
     )
-    text = f"defaults:\n  ssh_config: {folder}/ssh_config\nhosts:\n"
+    text = f"defaults:\n  ssh_config: {folder}/ssh_config\n{defaults}hosts:\n"
     text += "".join(f"  {host.name}: {{address: {host.address}}}\n" for host in found)
     text += (
         "folders:\n  /shared: {path: /mnt/shared, shared: true}\n  /data: volume:stackyard-data\n"

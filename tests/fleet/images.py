@@ -19,13 +19,15 @@ HERE = Path(__file__).resolve().parent
 CACHE = "stackyard-test-cache"
 
 
-def build_image(name: str, folder: str, on: str) -> str:
+def build_image(name: str, folder: str, on: str, **arguments: str) -> str:
     """Build the image `name` of a folder's Dockerfile, on the image `on`; its name."""
     client = buildkit.find_client(os.environ["PATH"])
     distribution = load_project().definitions.bases["cpu"].distribution
     caller = mirrors.collect(os.environ, distribution=distribution)
     command = [client.path, *(["buildx"] if client.buildx else []), "build", "--tag", name,
                "--label", CACHE, "--build-arg", f"IMAGE={on}"]  # fmt: skip
+    for key, value in arguments.items():
+        command += ["--build-arg", f"{key}={value}"]
     command += [word for proxy in sorted(caller.proxies) for word in ("--build-arg", proxy)]
     with cleanup.folder("test-image") as place:
         context = place / "context"

@@ -14,7 +14,9 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from stackyard.definitions.project import ROOT
 from tests.fleet.emulated import EmulatedHost, Yard
@@ -35,6 +37,42 @@ TARGETS = (
 )  # fmt: skip
 EXAMPLES = {"fairseq": "gpt2-fsdp", "megatron": "gpt-tp", "accelerate": "llama-zero2"}
 NODES = "study@train"
+# A frozen part is named.
+NAMED = {
+    "launcher stopped": r"process \d+ on study is stopped for 8 s",
+    "rank stopped": r"rank 1 \(train\) is stopped for 8 s",
+    "supervisor stopped": "study on study does not answer",
+    "container paused": "node train is gone: nothing was heard for 8 s",
+    "first container paused": "contact was lost: study on study does not answer",
+}
+
+
+class Memory(Protocol):
+    """Look at the memory of the GPUs that the hosts have, from outside of them."""
+
+    def held(self) -> Mapping[str, int]:
+        """Return the bytes in use beyond those of idle GPUs, by UUID."""
+
+    def until_free(self) -> Mapping[str, int]:
+        """Wait, within bounds, until nothing is held; return what is."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Where the trainings run.
+
+    Attributes:
+        words: options of `invoke run` for it.
+        values: of the examples, by stack.
+        memory: of the GPUs; None for CPU ranks.
+    """
+
+    words: Sequence[str] = ("--gpus", "0")
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    memory: Memory | None = None
+
+
+CPU = Ranks()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +83,7 @@ class Cell:
         seconds: from the kill until nothing of the run was left on any host, or until it went on
             without the helper; None: something was, or it did not.
         ended: until `invoke` had ended.
+        held: bytes of GPU memory while it trained, by UUID; `held_after` when all had ended.
     """
 
     stack: str
@@ -54,20 +93,39 @@ class Cell:
     code: int | None
     left: dict[str, list[str]]
     said: str
+    held: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    held_after: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Return what should not be so; nothing of a cell that passed."""
+        found = [] if self.seconds is not None else [f"left: {self.left}"]
+        code = {HELPER: 130}.get(self.target, 1)
+        if self.code == 0 if self.target == "controller" else self.code != code:
+            found.append(f"invoke ended with {self.code}")
+        if not re.search(NAMED.get(self.target, ""), self.said):
+            found.append(f"it does not say {NAMED[self.target]!r}")
+        # A look that does not see a training proves nothing afterwards.
+        found += [f"no memory of {gpu} was held by the training, as it seems"
+                  for gpu, held in self.held.items() if held <= 0]  # fmt: skip
+        found += [
+            f"{held} bytes of {gpu} are held" for gpu, held in self.held_after.items() if held
+        ]
+        return [f"{one}; it said: {self.said}" for one in found]
 
 
 class Attached:
     """One attached run under way."""
 
-    def __init__(self, yard: Yard, stack: str, name: str) -> None:
+    def __init__(self, yard: Yard, stack: str, name: str, ranks: Ranks = CPU) -> None:
         self.name = name
         self.lines: list[str] = []
         self._training, self._broken = threading.Event(), False
         self.again = threading.Event()
         words = [
-            "run", stack, "--gpus", "0", "--hosts", yard.inventory, "--name", name, "--example",
+            "run", stack, *ranks.words, "--hosts", yard.inventory, "--name", name, "--example",
             EXAMPLES[stack], "--include", NODES, "--lease", f"{LEASE_SECONDS:g}", "--set",
-            "updates=20000",
+            ",".join(("updates=20000", *filter(None, [ranks.values.get(stack)]))),
         ]  # fmt: skip
         self.child = subprocess.Popen(
             [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL,
@@ -112,11 +170,15 @@ class Attached:
         self.child.stdout.close()
 
 
-def play(yard: Yard, stack: str, target: str) -> Cell:
+def play(yard: Yard, stack: str, target: str, ranks: Ranks = CPU) -> Cell:
     """One cell; the hosts are whole again afterwards."""
-    run = Attached(yard, stack, f"cell-{secrets.token_hex(3)}")
+    run = Attached(yard, stack, f"cell-{secrets.token_hex(3)}", ranks)
+    held: Mapping[str, int] = {}
+    held_after: Mapping[str, int] = {}
     try:
         run.wait_training()
+        if ranks.memory is not None:
+            held = ranks.memory.held()
         struck(yard, run, target)
         started = time.monotonic()
         on_again = target == HELPER and run.again.wait(ALLOWED_SECONDS)
@@ -136,13 +198,16 @@ def play(yard: Yard, stack: str, target: str) -> Cell:
         if not left:
             # What an engine or a host that was away still has on its list goes when it is back.
             _, left = yard.until_gone(20)
+        if ranks.memory is not None:
+            held_after = ranks.memory.until_free()
     finally:
         run.close()
     whole = not left and seconds <= ALLOWED_SECONDS
     if target == HELPER:
         whole, seconds = not left and on_again, went_on
     return Cell(stack=stack, target=target, seconds=round(seconds, 1) if whole else None,
-                ended=round(ended, 1), code=code, left=left, said=run.said)  # fmt: skip
+                ended=round(ended, 1), code=code, left=left, said=run.said,
+                held=held, held_after=held_after)  # fmt: skip
 
 
 def _until_silent(yard: Yard, seconds: float) -> tuple[float, dict[str, list[str]]]:

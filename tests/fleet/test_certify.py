@@ -10,53 +10,13 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from stackyard.definitions.project import ROOT
 from tests.fleet import emulated
 from tests.fleet.emulated import Yard
-
-# Planted in one host's ranks by a variable of hosts.yml: the program itself has no fault to plant.
-PLANT = """
-import sys, threading, time
-
-def never():
-    time.sleep(10**6)
-
-def plant(what):
-    count = [0]
-    torch = sys.modules["torch"]
-    if what == "slow":
-        real = torch.nn.functional.cross_entropy
-        def slow(*given, **more):
-            end = time.process_time() + 0.4
-            while time.process_time() < end:
-                pass
-            return real(*given, **more)
-        torch.nn.functional.cross_entropy = slow
-    elif what == "corrupt":
-        real = torch.nn.functional.cross_entropy
-        def wrong(*given, **more):
-            count[0] += 1
-            return real(*given, **more) * (1 + 2**-10 * (count[0] >= 4))
-        torch.nn.functional.cross_entropy = wrong
-    else:
-        real = torch.distributed.all_reduce
-        def skipped(*given, **more):
-            count[0] += 1
-            return real(*given, **more) if count[0] < 4 else never()
-        torch.distributed.all_reduce = skipped
-
-def wait():
-    # The program has imported what it needs when its own classes are there.
-    while not hasattr(sys.modules["__main__"], "Training"):
-        time.sleep(0.001)
-    plant(WHAT)
-
-threading.Thread(target=wait, daemon=True).start()
-"""
+from tests.fleet.planted import planted
 
 
 @contextmanager
@@ -84,21 +44,6 @@ def eight(images, programs, tmp_path_factory):
 def many(images, programs, tmp_path_factory):
     with hosts_of(32, images, tmp_path_factory.mktemp("many")) as yard:
         yield yard
-
-
-def planted(yard, faults):
-    """The same hosts with an inventory that plants a fault in some of them."""
-    folder = yard.folder / "-".join(f"{name}-{what}" for name, what in faults.items())
-    folder.mkdir(exist_ok=True)
-    text = Path(yard.inventory).read_text()
-    for name, what in faults.items():
-        place = yard.folder / "shared" / what
-        place.mkdir(exist_ok=True)
-        (place / "sitecustomize.py").write_text(PLANT.replace("WHAT", repr(what)))
-        own = f", env: {{PYTHONPATH: /shared/{what}}}}}"
-        text = re.sub(rf"(  {name}: {{address: [0-9.]+)}}", lambda m, own=own: m[1] + own, text)
-    (folder / "hosts.yml").write_text(text)
-    return Yard(folder=folder, hosts=yard.hosts)
 
 
 def certify(yard, *more, code=0, seconds=1500, hang=8):

@@ -1,6 +1,5 @@
 """However a run over hosts ends, nothing of it is left once its lease is over."""
 
-import re
 import secrets
 import time
 
@@ -21,23 +20,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("stack", "target"), CELLS)
 def test_nothing_is_left(yard, stack, target):
-    cell = matrix.play(yard, stack, target)
-    assert cell.seconds is not None, f"left: {cell.left}; it said: {cell.said}"
-    assert cell.code != 0
-    if target != "controller":
-        assert cell.code == (130 if target == matrix.HELPER else 1), cell.said
-    if target in NAMED:
-        assert re.search(NAMED[target], cell.said), cell.said
-
-
-# A frozen part is named.
-NAMED = {
-    "launcher stopped": r"process \d+ on study is stopped for 8 s",
-    "rank stopped": r"rank 1 \(train\) is stopped for 8 s",
-    "supervisor stopped": "study on study does not answer",
-    "container paused": "node train is gone: nothing was heard for 8 s",
-    "first container paused": "contact was lost: study on study does not answer",
-}
+    assert matrix.play(yard, stack, target).wrong == []
 
 
 @pytest.mark.repeat  # one cell of the matrix is above

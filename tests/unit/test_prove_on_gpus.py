@@ -10,6 +10,7 @@ import tarfile
 import pytest
 
 from stackyard.definitions.project import ROOT
+from tests.gpu import hosts
 from tests.unit.standins import StandIns
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
@@ -24,6 +25,7 @@ STUB = """#!/bin/bash
 name=${{0##*/}}
 echo "$name $*" >> {told}
 case "$name $1 $2" in
+    "python -m tests.gpu.hosts") if [ "$3" = {refusing} ]; then exit 1; fi ;;
     "invoke smoke {failing}") echo "{failing} has failed"; exit 7 ;;
     "invoke smoke "*) mkdir -p "reports/$2"; echo seen > "reports/$2/smoke.json" ;;
 esac
@@ -57,11 +59,15 @@ class Machine:
         self.pieces, self.work = folder / "pieces", folder / "work"
         self._programs, self._stub = StandIns(folder), folder / "stub"
         self._programs.program("python3", PYTHON.format(stub=self._stub))
+        self._programs.program("docker", f"#!/bin/bash\necho docker $* >> {self.told}\n")
+        self._programs.program("ssh", "#!/bin/bash\n")
+        self._programs.program("ssh-keygen", "#!/bin/bash\n")
         self._programs.program("nvidia-smi", "#!/bin/bash\nprintf 'GPU 0\\nGPU 1\\n'\n")
         self.fail(stack="none")
         load = archive(**{
             "base": "cuda\n",
             "stacks": "accelerate\nfairseq\nmegatron\n",
+            "machine": "machine-image\n",
             "project.tar.gz": gzip.compress(archive()),
             "images__install.sh": f"echo install.sh >> {self.told}\n",
         })  # fmt: skip
@@ -72,9 +78,9 @@ class Machine:
             with (self.pieces / "SHA256SUMS").open("a") as sums:
                 sums.write(f"{hashlib.sha256(part).hexdigest()}  {name}\n")
 
-    def fail(self, *, stack):
-        """Have the smoke of one stack fail from now on."""
-        self._stub.write_text(STUB.format(told=self.told, failing=stack))
+    def fail(self, *, stack="none", hosts="nothing"):
+        """Have the smokes of one stack fail from now on, or a command about hosts."""
+        self._stub.write_text(STUB.format(told=self.told, failing=stack, refusing=hosts))
         self._stub.chmod(0o755)
 
     def run(self, *words):
@@ -119,7 +125,7 @@ def test_wrong_words_get_the_usage(words):
 def test_an_unknown_step_is_refused_before_anything_is_installed(machine):
     code, _, said = machine.run("smoke", "smokes")
     assert (code, machine.calls()) == (1, [])
-    assert "unknown step smokes. One of: install smoke nodes tests bench" in said
+    assert "unknown step smokes. One of: install smoke nodes tests bench hosts" in said
     assert not machine.work.exists()
 
 
@@ -162,7 +168,7 @@ def test_a_step_that_fails_fails_the_whole_and_the_others_still_run(machine):
     assert code == 1
     calls = machine.calls()
     smokes = [line.split()[2] for line in calls if line.startswith("invoke smoke")]
-    assert smokes == ["accelerate", "fairseq", "megatron"] * 2
+    assert smokes == ["accelerate", "fairseq", "megatron"] * 3  # in one container, two, over hosts
     assert [line for line in calls if line.startswith("pytest")]
     assert [line for line in calls if line.startswith("invoke bench fairseq --gpus 2")]
     assert "megatron-smoke: exit code 7" in out
@@ -187,9 +193,56 @@ def test_only_what_has_not_passed_is_run_again(machine):
     machine.calls()
     machine.fail(stack="none")
     assert machine.run()[0] == 0
-    assert [line.split()[1:3] for line in machine.calls()] == [["smoke", "megatron"]] * 2
+    calls = [line.split()[1:4] for line in machine.calls()]
+    assert [c[:2] for c in calls if c[0] == "smoke"] == [["smoke", "megatron"]] * 3
+    assert ["-m", "tests.gpu.hosts", "start"] in calls and len(calls) == 5
     assert machine.run()[0] == 0
     assert machine.calls() == []
+
+
+HOSTS = "python -m tests.gpu.hosts"
+
+
+def test_the_hosts_are_started_once_and_all_that_is_over_them_runs(machine):
+    code, _, said = machine.run("hosts", "certify")
+    assert (code, said) == (0, "")
+    calls = [line for line in machine.calls() if line.startswith((HOSTS, "invoke"))]
+    place, inventory = f"{machine.work}/hosts", f"{machine.work}/hosts/only-study-train/hosts.yml"
+    images = ",".join(f"stackyard/{name}:cuda" for name in ("accelerate", "fairseq", "megatron"))
+    assert calls[:3] == [
+        f"{HOSTS} start {place} study=0 train=1 both=0,1 --images {images}",
+        f"invoke doctor --hosts {inventory} --base cuda",
+        f"invoke smoke accelerate --gpus 2 --hosts {inventory} --base cuda --image"
+        " stackyard/accelerate:cuda",
+    ]
+    assert calls[5:9] == [f"{HOSTS} launchers {place} --base cuda"] + [
+        f"{HOSTS} matrix {place} {name} --base cuda"
+        for name in ("accelerate", "fairseq", "megatron")
+    ]
+    cases = [line.split()[5] for line in calls if line.startswith(f"{HOSTS} certify")]
+    assert cases == list(hosts.CASES)
+
+
+def test_hosts_that_do_not_start_are_tried_once_and_fail_their_steps(machine):
+    machine.fail(hosts="start")
+    code, out, _ = machine.run("hosts", "certify")
+    assert (code, out.count("the hosts did not start")) == (1, 1)
+    assert [line.split()[3] for line in machine.calls() if line.startswith(HOSTS)] == ["start"]
+
+
+def test_a_case_that_is_not_named_fails_the_step_and_is_run_again(machine):
+    machine.fail(hosts="certify")
+    assert machine.run("certify")[0] == 1
+    assert not list((machine.work / "said").glob("certify-*.passed"))
+
+
+def test_nothing_is_started_when_the_time_is_over(machine):
+    machine.run("install")
+    machine.calls()
+    code, out, _ = machine.run("smoke", "--seconds", "60")
+    assert (code, machine.calls()) == (1, [])
+    assert out.count("no time is left for it") == 3
+    assert (machine.work / "seen.tar.gz").exists()
 
 
 # Where the network is
@@ -253,12 +306,12 @@ def test_one_stack_on_another_base_is_packed(checkout, tmp_path):
     ]
 
 
-def attach(checkout, tmp_path, **names):
+PIECES = tuple(f"{stack}__1__a" for stack in ("accelerate", "fairseq", "megatron"))
+
+
+def attach(checkout, tmp_path, pieces=PIECES, **names):
     write_invoke(checkout, **names)
-    evidence = {
-        f"reports__{stack}__1__a.intoto.jsonl": "{}"
-        for stack in ("accelerate", "fairseq", "megatron")
-    }
+    evidence = {f"reports__{name}.intoto.jsonl": "{}" for name in pieces} | {"said__x.log": ""}
     seen = tmp_path / "seen.tar"
     seen.write_bytes(gzip.compress(archive(**evidence)))
     (tmp_path / "hosts.yml").write_text("")
@@ -277,6 +330,20 @@ def test_evidence_is_attached_and_the_releases_pulled(checkout, tmp_path):
     code, out, said, did = attach(checkout, tmp_path)
     assert (code, said, did) == (0, "", ALL)
     assert "3 pieces of evidence are attached" in out
+
+
+def test_of_certifications_that_of_healthy_gpus_is_attached(checkout, tmp_path):
+    pieces = ("certify__good", "certify__flip")
+    code, out, said, did = attach(checkout, tmp_path, pieces)
+    assert (code, said, did) == (0, "", ["evidence", "releases"])
+    assert "attaching certify/good.intoto.jsonl" in out and "flip" not in out
+
+
+def test_nothing_to_attach_is_an_error(checkout, tmp_path):
+    (tmp_path / "told").write_text("nothing\n")
+    code, _, said, did = attach(checkout, tmp_path, ("certify__flip",))
+    assert (code, did) == (1, ["nothing"])
+    assert "holds no evidence" in said
 
 
 @pytest.mark.parametrize(

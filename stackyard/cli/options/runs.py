@@ -73,8 +73,17 @@ class CertifyRequest:
     image: Image = ""
     against: Annotated[
         str,
-        Option("a report that passed with this image: its fingerprints must be met", "REPORT"),
-    ] = ""
+        Option("whose fingerprints must be met, of this image: a report that passed, signed"
+               " evidence of one, or a release that has such evidence", "REPORT"),
+    ] = ""  # fmt: skip
+    from_: Annotated[
+        str, Option("with --against RELEASE: its repository (stackyard.toml's unless given)",
+                    "REPOSITORY"),
+    ] = ""  # fmt: skip
+    signers: Annotated[
+        str, Option("with --against: whose evidence and releases are accepted (allowed_signers)",
+                    "FILE"),
+    ] = ""  # fmt: skip
     updates: Annotated[int, Option("of each training", least=4)] = 20
     hang: Annotated[
         float, Option("seconds without an update, beyond some updates' own time, that are a hang",

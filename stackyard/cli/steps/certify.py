@@ -10,7 +10,7 @@ import datetime
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from stackyard.cli import tables
 from stackyard.cli.answer import EXIT_CODES
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import CertifyRequest
+from stackyard.cli.steps import fingerprints
 from stackyard.cli.steps.hosts import load_fleet
 from stackyard.cli.steps.run import wanted_of
 from stackyard.cli.steps.run_job import caller_variables
@@ -29,9 +30,9 @@ from stackyard.mesh.node_plan import MeshRequest, usable_gpus
 from stackyard.mesh.preflight import Muster, muster
 from stackyard.mesh.runs import Reached, reached
 from stackyard.report import certify as report
-from stackyard.report import pages
+from stackyard.report import pages, vouch
 from stackyard.report.shapes import CertifyReport
-from stackyard.system.errors import UsageError, shown
+from stackyard.system.errors import ReleaseError, StackyardError
 from stackyard.validate.certify.play import Yard
 from stackyard.validate.certify.search import Certified, nothing
 from stackyard.validate.certify.search import certify as search
@@ -58,10 +59,11 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     # One container a host sees all of its GPUs; a GPU is then named by its host.
     fleet = replace(fleet, hosts=tuple(replace(host, nodes=1) for host in fleet.hosts))
     wanted = wanted_of(project, asked.mesh, fleet)
-    earlier = _read(asked.against)
+    earlier = fingerprints.earlier(project, asked)
     started, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     with reached(fleet) as hosts:
         seen = _on_hosts(terminal, asked, project, hosts, wanted, earlier)
+        layers = _layers(hosts, seen.image)
     value = report.certify_report(
         seen.found, seen.health, seen.unused, stack=wanted.stack, base=wanted.base,
         image=seen.image, tag=wanted.tag, run=wanted.run, hosts=asked.hosts,
@@ -71,17 +73,22 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     path = report.path_of(wanted.run, "json")
     pages.write(project.root, value, path, report.render_page(value))
     _show(terminal, value, report.path_of(wanted.run, "html"))
+    if layers:
+        vouch.write(project.root, value, layers, Path.home())
+        try:
+            terminal.text(vouch.told(project.root, value))
+        except ReleaseError as error:  # so many hosts that it is too long
+            terminal.note(f"{error.what}: {error.why}")
     return value, EXIT_CODES[value["outcome"]]
 
 
-def _read(path: str) -> str:
-    """Read an earlier report; empty where none was named."""
-    if not path:
-        return ""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{shown(path)} cannot be read", why=str(error)) from error
+def _layers(hosts: Reached, image: str) -> tuple[str, ...]:
+    """Return the digests of an image's layers; none where no host can be asked any more."""
+    for link in hosts.links.values():
+        with suppress(StackyardError):
+            if image and (info := link.engine.image(image)) is not None:
+                return info.layers
+    return ()
 
 
 def _on_hosts(

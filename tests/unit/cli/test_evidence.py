@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
-from stackyard.cli.steps import audit, release
+from stackyard.cli.options.runs import CertifyRequest
+from stackyard.cli.steps import audit, fingerprints, release
 from stackyard.cli.steps import evidence as cli_evidence
 from stackyard.cli.steps import pull as cli_pull
 from stackyard.definitions.project import Project
@@ -15,12 +16,13 @@ from stackyard.release import candidate, publish
 from stackyard.release import spool as spools
 from stackyard.release.spool import Layer, Saved, Spool
 from stackyard.release.statement import Subject
-from stackyard.report import evidence, pages, vouch
+from stackyard.report import certify, evidence, pages, vouch
 from stackyard.scan import oci
 from stackyard.scan.audit import IndexAnswer, Vulnerability, judge
 from stackyard.scan.contents import merge
 from stackyard.scan.installed import Installed
 from stackyard.system import signing
+from stackyard.system.errors import ReleaseError, UsageError
 from stackyard.system.image import ImageInfo
 from tests.schemas.published import refused
 from tests.unit import samples
@@ -82,8 +84,10 @@ class Site:
         monkeypatch.chdir(folder)
         subject = Subject(stack="toy", version="1.0", base_name="gpu", base_release="gpu")
         monkeypatch.setattr(publish, "SETTLE_SECONDS", 0)
+        self.project = project
         for module in (release, cli_evidence, cli_pull):
             monkeypatch.setattr(module, "load_project", lambda: project)
+        for module in (release, cli_evidence, cli_pull, fingerprints):
             monkeypatch.setattr(module, "open_registry", lambda *_: self.registry)
         for module in (release, cli_pull):
             monkeypatch.setattr(module, "Engine", Engine)
@@ -249,7 +253,8 @@ WRONG = {
         "FILE is of a smoke that did not pass: not run", "invoke smoke toy --base gpu --gpus 2",
     ),
     "no evidence": (
-        lambda site: b"{}", "FILE is not evidence written by", "invoke smoke and bench write it",
+        lambda site: b"{}", "FILE is not evidence written by",
+        "invoke smoke, bench and certify write it",
     ),
     "of CPU ranks": (
         lambda site: shown(site, gpus={}),
@@ -490,3 +495,63 @@ def test_a_statement_holds_what_was_known_and_what_was_not_looked_up(site):
     assert value["audit"]["outcome"] == "not run"
     (text,) = [json.loads(data) for data in site.held.blobs.values() if b'"seen_on"' in data]
     assert text["audit"] == value["audit"] == site.audit.value()
+
+
+# A certification's fingerprint
+
+
+def certified(site, of=ONE, **models):
+    """Signed evidence of a passed certification of these fingerprints by model of GPU."""
+    value = {
+        "schema": certify.SCHEMA, "kind": "certify", "stack": "toy", "base": "gpu",
+        "outcome": "passed", "started": "2026-01-02T03:04:05+00:00", "device": "cuda",
+        "image": {"id": oci.digest_of(of.config), "tag": "stackyard/toy:gpu"},
+        "hosts": [{"host": "a", "gpus": [{"model": model} for model in models]}],
+        "checks": [{"name": "fingerprint", "outcome": "passed", "measured": {}, "expected": {}}],
+        "fingerprints": {m: {"bits": b, "compared_with": "2 of 2"} for m, b in models.items()},
+    }  # fmt: skip
+    return shown_by(of, site.key, report=value)
+
+
+def known(site, against, of=ONE, **more):
+    """The fingerprints that `invoke certify --against` takes, for this image."""
+    asked = CertifyRequest(stack="toy", against=against, signers=str(site.signers), **more)
+    text = fingerprints.earlier(site.project, asked)
+    return certify.fingerprints_of(text, against, oci.digest_of(of.config))
+
+
+def test_a_release_has_the_signed_fingerprint_of_its_image(site):
+    one, two = (site.file(certified(site, **m), n) for n, m in {
+        "ONE": {"H100": ["1.1", "2.2"]}, "TWO": {"H200": ["3.3"]}}.items())  # fmt: skip
+    assert site.publish(site.file(shown(site)), one)[0] == 0
+    with_one = known(site, NAME, from_="x")
+    assert with_one == {"H100": ("1.1", "2.2")}
+    assert site.evidence(two, add=True)[0] == 0
+    assert known(site, NAME, from_="x") == {**with_one, "H200": ("3.3",)}
+    with pytest.raises(UsageError, match="is of another image"):
+        known(site, NAME, of=TWO, from_="x")
+
+
+def test_a_release_without_a_fingerprint_or_with_two_is_refused(site):
+    assert site.publish(site.file(shown(site)))[0] == 0
+    with pytest.raises(ReleaseError, match=f"{NAME} has no fingerprint"):
+        known(site, NAME, from_="x")
+    for name, bits in (("ONE", "1.1"), ("TWO", "1.2")):
+        assert site.evidence(site.file(certified(site, H200=[bits]), name), add=True)[0] == 0
+    with pytest.raises(ReleaseError, match=f"{NAME} has two fingerprints of H200"):
+        known(site, NAME, from_="x")
+
+
+def test_a_fingerprint_in_a_file_counts_only_with_an_accepted_signature(site):
+    path = site.file(certified(site, H200=["1.1"]), f"a.{evidence.SUFFIX}")
+    assert known(site, path) == {"H200": ("1.1",)}
+    site.signers.write_text(
+        site.signers.read_text().replace("ssh-ed25519 AAAA", "ssh-ed25519 BBBB")
+    )
+    with pytest.raises(ReleaseError):
+        known(site, path)
+
+
+def test_a_certification_is_no_proof_that_an_image_trains(site):
+    code, told, _ = site.publish(site.file(certified(site, H200=["1.1"])))
+    assert code == 1 and "a certify shows the state of hosts" in told["error"]["why"]

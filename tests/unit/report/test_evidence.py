@@ -10,6 +10,7 @@ from stackyard.report.evidence import Envelope, Signature
 from stackyard.scan import oci
 from stackyard.system.errors import ReleaseError
 from tests.unit.releases import image, layers_of, ran
+from tests.unit.report.test_certify import KINDS, record
 
 IMAGE, OTHER = image("one", "two"), image("one", "three")
 ID = oci.digest_of(IMAGE.config)
@@ -113,6 +114,32 @@ def test_a_ratio_that_is_no_number_is_none():
     assert "bandwidth" not in read(changed_check("bandwidth", measured={"ratio": True})).ratios
 
 
+# A certification
+
+
+def certification(kind="good"):
+    """The record of a certification with this image."""
+    value = record(KINDS[kind])
+    return {**value, "image": {**value["image"], "id": ID}}
+
+
+def test_a_certification_is_evidence_of_its_gpus_and_of_no_training():
+    found = read(certification())
+    evidence.require_passed(found, "FILE")
+    evidence.require_image(found, "FILE", ID, layers_of(IMAGE))
+    assert (found.kind, found.stack, found.outcome) == ("certify", "accelerate", "passed")
+    assert found.hardware.startswith("8 x ") and "driver" not in found.hardware
+    assert not found.on_gpus
+    assert read({**certification(), "device": "cpu"}).hardware == "CPU ranks"
+
+
+def test_a_certification_that_named_something_is_refused_with_what_to_type():
+    with pytest.raises(ReleaseError, match="of a certify that did not pass: failed") as caught:
+        evidence.require_passed(read(certification("wrong")), "FILE")
+    assert "h02:1" in caught.value.why
+    assert "invoke certify accelerate --base cuda --hosts hosts.yml" in caught.value.hint
+
+
 # The envelope
 
 
@@ -144,7 +171,7 @@ def test_what_is_no_envelope_is_refused(value):
     data = b"\xff" if value is None else json.dumps(value).encode()
     with pytest.raises(ReleaseError, match="FILE is not evidence written by") as caught:
         evidence.read_envelope(data, "FILE")
-    assert "invoke smoke and bench write it" in caught.value.hint
+    assert "invoke smoke, bench and certify write it" in caught.value.hint
     assert evidence.read_envelope(json.dumps(GOOD).encode(), "FILE").payload == b"{}"
 
 

@@ -194,6 +194,20 @@ def test_the_figures_of_gpu_runs_are_those_of_the_reports():
         assert old == new, f"{page} differs from the reports; type: scripts/gpu-figures"
 
 
+def test_a_smoke_over_hosts_has_figures_without_a_bare_host():
+    found = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
+    path = ROOT / "docs/reports/2x-h200/fairseq/smoke-isolated.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    over = {**value, "gpus": {**value["gpus"], "placement": "hosts", "bare": {}}}
+    was, cells = (
+        [cell.strip() for cell in found["row"](path, one).split("|")] for one in (value, over)
+    )
+    assert was[5:7] == ["3.2 (0.010)", "172,353 (0.258)"]
+    assert (cells[2], cells[5:7]) == ("2 (hosts)", ["3.2", "172,353"])
+    unmeasured = {**over, "gpus": {**over["gpus"], "measured": {}}}
+    assert [cell.strip() for cell in found["row"](path, unmeasured).split("|")][5:7] == ["", ""]
+
+
 def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():
     record = reports.of(samples.observation(), samples.base(device="cuda"))
     assert record["ranks"] == "cpu"
