@@ -35,6 +35,8 @@ from stackyard.system.errors import MeshError, StackyardError, UsageError
 PORT_TRIES = 4
 # A job that is killed has ended everywhere after this.
 END_SECONDS = 20.0
+# Why a job ended whose command got Ctrl-C.
+INTERRUPTED = "it was interrupted"
 SILENT_SECONDS = 5.0
 Say = Callable[[str], None]
 
@@ -148,7 +150,7 @@ def down(hosts: Reached, run: Standing) -> tuple[list[str], dict[str, StackyardE
 def end_job(
     talk: Talk,
     job: str,
-    reason: str = "it was interrupted",
+    reason: str = INTERRUPTED,
     seconds: float = 0.0,
     *,
     line: Callable[[Event], None] = lambda entry: None,

@@ -10,6 +10,7 @@ from stackyard.cli.option import (
     Hosts,
     Image,
     Job,
+    Junit,
     Lease,
     On,
     Option,
@@ -81,6 +82,7 @@ class CertifyRequest:
                       least=5)
     ] = 30.0  # fmt: skip
     lease: Lease = LEASE
+    junit: Junit = ""
 
     @property
     def mesh(self) -> UpRequest:
