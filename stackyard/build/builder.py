@@ -9,12 +9,13 @@ Over 300 lines: one class whose builds share a lock and what was made once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,17 +103,25 @@ class Builder:
         Raises:
             StackyardError: the first failure, once every other build has ended.
         """
+        with self.building(stacks, base, again=again) as jobs:
+            wait(jobs)
+        return [job.result() for job in jobs]
+
+    @contextlib.contextmanager
+    def building(
+        self, stacks: Sequence[str], base: str, *, again: bool = False
+    ) -> Iterator[list[Future[Built]]]:
+        """Build several stacks on one base beside the block; the block's end waits for all."""
         with ThreadPoolExecutor(max(1, len(stacks))) as pool:
             jobs = [pool.submit(self.build, stack, base, again=again) for stack in stacks]
             try:
-                wait(jobs)
+                yield jobs
             except BaseException:
                 # Interrupted: stopping the docker clients ends their builds.
                 for job in jobs:
                     job.cancel()
                 process.stop_all()
                 raise
-        return [job.result() for job in jobs]
 
     def build(
         self, stack: str, base: str, *, again: bool = False, fork: Fork | None = None

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import requests
 from requests.auth import HTTPBasicAuth
+from requests.utils import get_netrc_auth
 
 from stackyard.build import bundle
 from stackyard.build.bundle import BundleIndex
@@ -28,7 +29,11 @@ from stackyard.definitions.spec import Base
 from stackyard.system import cleanup, process
 from stackyard.system.errors import StackyardError
 from stackyard.system.toml import parse_toml
+from stackyard.system.transport import Session, closed_on_error, content
 
+# Of a package's source: bytes, and how many seconds it may be silent or late.
+LONGEST = 2**30
+SILENT_SECONDS = 120.0
 Say = Callable[[str], None]
 
 
@@ -146,7 +151,7 @@ def download(address: str, caller: CallerSettings) -> bytes:
     """Download a URL with the caller's certificates, proxies and index password.
 
     Raises:
-        StackyardError: it cannot be downloaded.
+        StackyardError: it cannot be downloaded, is too long or comes too slowly.
     """
     certificates = caller.secrets.get("ca.pem", b"")
     known = login(address, caller)
@@ -154,16 +159,22 @@ def download(address: str, caller: CallerSettings) -> bytes:
         path = folder / "ca.pem"
         path.write_bytes(certificates)
         try:
-            # On a redirect to another host, requests leaves the password out.
-            answer = requests.get(
-                address, auth=HTTPBasicAuth(*known) if known else None, timeout=120,
-                verify=str(path) if certificates else True,
-            )  # fmt: skip
-            answer.raise_for_status()
+            with Session() as session:
+                # Redirected to another host, the session leaves the password out.
+                answer = session.get(
+                    address, auth=HTTPBasicAuth(*known) if known else get_netrc_auth(address),
+                    timeout=SILENT_SECONDS, verify=str(path) if certificates else True, stream=True,
+                )  # fmt: skip
+                with closed_on_error(answer):
+                    answer.raise_for_status()
+                data = content(answer, LONGEST, SILENT_SECONDS)
         except requests.exceptions.RequestException as error:
             why = bare(str(error))
             raise StackyardError(f"cannot fetch {bare(address)}", why=why) from error
-    return answer.content
+    if len(data) > LONGEST:
+        why = f"it is longer than {LONGEST / 2**20:.0f} MiB"
+        raise StackyardError(f"cannot fetch {bare(address)}", why=why)
+    return data
 
 
 def login(address: str, caller: CallerSettings) -> tuple[bytes, bytes] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stackyard.build import mirrors
@@ -23,6 +23,9 @@ from stackyard.system.errors import CommandError, EngineError, NothingToRunOn
 NEEDED_BYTES = 12 * 2**30
 MORE_BYTES = 4 * 2**30
 _PACKAGES = {"docker.io": "dockerd", "mmdebstrap": "mmdebstrap"}
+# Fedora's names of the same programs; Debian's docker.io holds two of them.
+_FEDORA = {"docker.io": "moby-engine docker-buildx"}
+_OS_RELEASE = Path("/etc/os-release")
 Say = Callable[[str], None]
 
 
@@ -55,10 +58,11 @@ def ensure_engine(say: Say, *, log: Path = Path("/var/log/dockerd-stackyard.log"
         EngineError: that is not possible here; the hint says what to type.
     """
     missing = [p for p, program in _PACKAGES.items() if not _find(program)]
-    if (missing and not _answers()) or "mmdebstrap" in missing:
+    if (missing and _refusal()) or "mmdebstrap" in missing:
         _install(missing, say)
-    if not _answers():
-        _start(say, log)
+    refused = _refusal()
+    if refused:
+        _start(say, log, refused)
     client = find_client(os.environ.get("PATH", ""))
     with Engine() as engine:
         say(f"engine {engine.version}, building with {client.says}")
@@ -88,23 +92,36 @@ def _find(program: str) -> str | None:
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
-def _answers() -> bool:
+def _refusal() -> EngineError | None:
+    """Return the error of connecting to the engine; None where one answers."""
     try:
         Engine().close()
-    except EngineError:
-        return False
-    return True
+    except EngineError as error:
+        return error
+    return None
+
+
+def install_words(packages: Sequence[str], os_release: str) -> str:
+    """Return the command that installs packages, named as on Debian, on a distribution."""
+    if mirrors.host_distribution(os_release).startswith("fedora/"):
+        return f"dnf install {' '.join(_FEDORA.get(name, name) for name in packages)}"
+    return f"apt-get install {' '.join(packages)}"
+
+
+def _system() -> str:
+    return _OS_RELEASE.read_text() if _OS_RELEASE.is_file() else ""
 
 
 def _install(packages: list[str], say: Say) -> None:
-    release = Path("/etc/os-release")
-    name = mirrors.host_distribution(release.read_text()) if release.is_file() else ""
+    text = _system()
+    name = mirrors.host_distribution(text).strip("/")
+    words = install_words(packages, text)
     if not name.startswith(("debian/", "ubuntu/")) or not running_as_root():
         raise EngineError(
             f"{' and '.join(packages)} must be installed, which needs root on Debian or Ubuntu",
             why=f"this is {name or 'an unknown system'}, user id {os.geteuid()}",
-            hint=f"sudo apt-get install {' '.join(packages)} (or your system's packages of the"
-            " same programs), then again; DOCKER_HOST may also name an engine elsewhere",
+            hint=f"sudo {words} (or your system's packages of the same programs), then again;"
+            " DOCKER_HOST may also name an engine elsewhere",
         )
     say(f"installing {' '.join(packages)}")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -116,30 +133,24 @@ def _install(packages: list[str], say: Say) -> None:
             timeout=900,
         )
     except CommandError as error:
-        hint = f"type apt-get install {' '.join(packages)} to see its whole output"
+        hint = f"type {words} to see its whole output"
         raise EngineError(error.what, why=error.why, hint=hint) from error
 
 
-def _start(say: Say, log: Path) -> None:
-    if os.environ.get("DOCKER_HOST"):
-        raise EngineError(
-            f"no engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}",
-            hint="start that engine, or unset DOCKER_HOST to use one on this machine",
-        )
-    if not running_as_root():
-        hint = "sudo systemctl start docker (and add yourself to the group docker), then again"
-        raise EngineError("the container engine is installed but does not run", hint=hint)
+def _start(say: Say, log: Path, refused: EngineError) -> None:
+    if os.environ.get("DOCKER_HOST") or not running_as_root():
+        raise refused
     if Path("/run/systemd/system").is_dir():
         say("starting the engine with systemd")
         process.run(["systemctl", "start", "docker"], timeout=120, check=False)
     else:
         daemon = _find("dockerd")
         if daemon is None:
-            raise EngineError("there is no dockerd", hint="apt-get install docker.io")
+            raise EngineError("there is no dockerd", hint=install_words(["docker.io"], _system()))
         say(f"starting {daemon}; its log is {log}")
         process.start_daemon([daemon], log=log)
     end = time.monotonic() + 60
-    while not _answers():
+    while _refusal():
         if time.monotonic() > end:
             why = process.last_lines(log.read_text(errors="replace")) if log.is_file() else ""
             raise EngineError("the engine was started but does not answer", why=why)

@@ -176,7 +176,7 @@ def _run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool
         result, code = error_value(error.what, error.why, error.hint), error.exit_code
         result["diagnoses"] = _recognised(error)
     except KeyboardInterrupt:
-        print("interrupted: everything of this run has been removed", file=sys.stderr, flush=True)
+        print(f"interrupted: {terminal.interrupted}", file=sys.stderr, flush=True)
         result, code = error_value("interrupted"), 130
     finally:
         for number, handler in previous.items():
@@ -208,4 +208,4 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 
 
 def _already(number: int, frame: types.FrameType | None) -> None:
-    print("interrupted already: removing everything of this run", file=sys.stderr, flush=True)
+    print("interrupted already: ending what this command began", file=sys.stderr, flush=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SPARKS = "▁▂▃▄▅▆▇█"
+# One clock for all commands that a person typed in one line (`invoke engine smoke`).
+STARTED = time.monotonic()
 
 
 def spark(values: Sequence[float], width: int = 16) -> str:
@@ -45,7 +47,8 @@ class Terminal:
         self.verbose = verbose
         # The last lines shown of a training, from which its failure is explained.
         self.tail = ""
-        self._started = time.monotonic()
+        # What an interrupt leaves, as it is said then.
+        self.interrupted = "everything of this run has been removed"
         self._lock = threading.Lock()
         self._live = sys.stderr.isatty() if live is None else live
         self._tasks: dict[str, Any] = {}
@@ -53,8 +56,12 @@ class Terminal:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the command began."""
-        return time.monotonic() - self._started
+        """Return the seconds since the program began."""
+        return time.monotonic() - STARTED
+
+    @property
+    def _clock(self) -> str:
+        return f"[{self.seconds:7.1f} s]"
 
     def __enter__(self) -> Terminal:
         return self
@@ -70,14 +77,18 @@ class Terminal:
     def _progress(self) -> Progress:
         """Create the live block."""
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
+
+        class Clock(ProgressColumn):
+            def render(column, task: object) -> str:
+                return self._clock
 
         return Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[stack]:<10}"),
             BarColumn(bar_width=24),
             TextColumn("{task.description}"),
-            TimeElapsedColumn(),
+            Clock(),
             console=Console(stderr=True, highlight=False, soft_wrap=True),
             transient=True,
         )
@@ -90,12 +101,12 @@ class Terminal:
             if self._live:
                 self._show(stack, text[:90])
             else:
-                print(f"[{self.seconds:7.1f} s] {stack}: {text}", file=sys.stderr, flush=True)
+                print(f"{self._clock} {stack}: {text}", file=sys.stderr, flush=True)
 
     def done(self, stack: str, text: str) -> None:
         """Print a line that stays, when a stack has finished something."""
         with self._lock:
-            line = f"[{self.seconds:7.1f} s] {stack}: {text}"
+            line = f"{self._clock} {stack}: {text}"
             if self._tasks:
                 self._progress.console.print(line, markup=False)
             else:
@@ -110,7 +121,7 @@ class Terminal:
                 self._show(stack, f"{label}  loss {loss:.3f} {spark(curve)}", step, total)
             elif step % 10 == 0 or step == total:
                 text = f"{label}: update {step}/{total} loss {loss:.4f}"
-                print(f"[{self.seconds:7.1f} s] {stack}: {text}", file=sys.stderr, flush=True)
+                print(f"{self._clock} {stack}: {text}", file=sys.stderr, flush=True)
 
     def _show(self, stack: str, text: str, step: int = 0, total: int | None = None) -> None:
         self._progress.start()
@@ -118,7 +129,6 @@ class Terminal:
             self._tasks[stack] = self._progress.add_task("", stack=stack, total=None)
         description = text.replace("[", "\\[")
         if not step:
-            # A new phase restarts the clock beside it.
             self._progress.reset(self._tasks[stack], total=None, description=description)
         else:
             self._progress.update(

@@ -8,7 +8,7 @@ from typing import Annotated
 from stackyard.cli.answer import Answer
 from stackyard.cli.command import command
 from stackyard.cli.console import Terminal
-from stackyard.cli.option import Base, Image, Option, Stack, Stacks, Verbose
+from stackyard.cli.option import AnyBase, Base, Image, Option, Stack, Stacks, Verbose
 from stackyard.cli.options.images import BuildRequest, BundleRequest
 
 
@@ -73,7 +73,7 @@ def base(
 def lock(
     terminal: Terminal,
     stack: Stacks = "all",
-    base: Base = "",
+    base: AnyBase = "",
     check: Annotated[bool, Option("write nothing; exit code 1 when a lock would change")] = False,
 ) -> Answer:
     """Resolve versions over the network, write the locks, show what changed.
@@ -89,8 +89,10 @@ def lock(
 
 
 @command
-def outdated(terminal: Terminal, stack: Stacks = "all", base: Base = "") -> Answer:
+def outdated(terminal: Terminal, stack: Stacks = "all", base: AnyBase = "") -> Answer:
     """Compare locks with newer upstream releases; exit code 1 when something is newer.
+
+    Without --base it looks at the first base that is made here, not pulled.
 
     Example:
         invoke outdated fairseq

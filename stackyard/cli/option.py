@@ -28,6 +28,8 @@ class Option:
     least: float | None = None
 
 
+_BASE = "the image's base, as `invoke list` shows"
+_OWN_BASE = "cuda or stackyard.toml's"
 _CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/howto/slurm.md, kubernetes.md)"
 HOSTS = "a file (hosts.yml, hostfile), a node set as in gpu[01-64],train, or ssh:PATTERN"
 _JUNIT = "also write one test case a check to this file, as JUnit XML for CI systems"
@@ -39,7 +41,11 @@ _SIGNERS = "whose releases are accepted (allowed_signers here, or in ~/.config/s
 
 Stack = Annotated[str, Option("a stack's name", positional=True)]
 Stacks = Annotated[str, Option("a stack's name, or all", positional=True)]
-Base = Annotated[str, Option("the base to build on (see `invoke list`)")]
+Base = Annotated[str, Option(f"{_BASE} (default: {_OWN_BASE})")]
+# Where --gpus decides, where all ranks are CPU ranks, and where the command's page says which.
+GpuBase = Annotated[str, Option(f"{_BASE} (default: cpu with --gpus 0, else {_OWN_BASE})")]
+CpuBase = Annotated[str, Option(f"{_BASE} (default: cpu)")]
+AnyBase = Annotated[str, Option(_BASE)]
 Image = Annotated[str, Option(_OWN_IMAGE)]
 Hosts = Annotated[str, Option(HOSTS)]
 PlainHosts = Annotated[

@@ -43,7 +43,7 @@ Shells complete commands, options, stacks and bases:
 | 2 | wrong input; nothing was started |
 | 3 | nothing to run on: no engine, no GPU |
 | 4 | the engine, a registry or a build failed |
-| 130 | interrupted; everything of the run is removed |
+| 130 | interrupted; everything that the command made is removed |
 | 141 | the reader of the output has gone |
 """
 _FILES = """\

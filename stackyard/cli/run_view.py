@@ -18,6 +18,7 @@ from rich.table import Table
 
 from stackyard.cli.console import Terminal
 from stackyard.mesh.node_plan import StandingPlan
+from stackyard.mesh.runs import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -149,6 +150,8 @@ def _job_state(job: Mapping[str, Any]) -> str:
         return str(job["step"] if job["state"] == "running" else job["state"])
     if job["code"] == 0 and not job["reason"]:
         return f"done in {job['ended'] - job['started']:.0f} s"
+    if job["reason"] == INTERRUPTED:
+        return "interrupted; the mesh is still up"
     return f"failed: {job['reason'] or 'exit code ' + str(job['code'])}"
 
 

@@ -38,6 +38,8 @@ from stackyard.system.errors import MeshError, StackyardError, UsageError
 PORT_TRIES = 4
 # A job that is killed has ended everywhere after this.
 END_SECONDS = 20.0
+# Why a job ended whose command got Ctrl-C.
+INTERRUPTED = "it was interrupted"
 SILENT_SECONDS = 5.0
 Say = Callable[[str], None]
 
@@ -158,7 +160,7 @@ def down(
 def end_job(
     talk: Talk,
     job: str,
-    reason: str = "it was interrupted",
+    reason: str = INTERRUPTED,
     seconds: float = 0.0,
     *,
     line: Callable[[Event], None] = lambda entry: None,

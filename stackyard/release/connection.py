@@ -25,10 +25,10 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from stackyard.release.credentials import Login
-from stackyard.release.transport import Certificates, Session, closed_on_error, content
 from stackyard.scan.oci import Repository
 from stackyard.system.chunks import Counted
 from stackyard.system.errors import RegistryError, shown
+from stackyard.system.transport import Certificates, Session, closed_on_error, content
 
 CERTS = Path("/etc/docker/certs.d")
 # Of an answer: a manifest, or one page of a list.

@@ -14,7 +14,6 @@ from typing import IO
 from urllib.parse import urlencode
 
 from stackyard.release.connection import Answer, Connection
-from stackyard.release.transport import pieces
 from stackyard.scan.oci import (
     INDEX,
     MANIFEST,
@@ -28,6 +27,7 @@ from stackyard.scan.oci import (
 )
 from stackyard.system.chunks import Counted
 from stackyard.system.errors import RegistryError, shown
+from stackyard.system.transport import pieces
 
 # Images that others published may have Docker's own media types.
 MANIFEST_KINDS = (

@@ -11,8 +11,8 @@ import datetime
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,14 @@ def at_once(facts: Mapping[str, str], wanted: int) -> int:
 def smoke_all(
     project: Project,
     engine: Engine,
-    images: Sequence[Built],
+    images: Sequence[Future[Built]],
     node_count: int,
-    watchers: Sequence[smoke.SmokeWatcher],
+    watched: Callable[[Built], smoke.SmokeWatcher],
     plan: GpuPlan | None = None,
 ) -> list[SmokeReport]:
     """Run the smokes of several images, some at the same time; return the records in order.
+
+    A smoke begins when its image is there; after a build that failed, no further smoke begins.
 
     Args:
         plan: the GPUs they run on, one smoke after another; None for CPU ranks.
@@ -59,37 +61,37 @@ def smoke_all(
     """
     facts = engine.facts()
     count = at_once(facts, len(images)) if plan is None else 1
-    runs = [f"{built.image.stack.name}-{secrets.token_hex(4)}" for built in images]
-    jobs: list[Future[SmokeReport]] = []
+    host = {**facts, "smokes_at_once": str(count)}
+    jobs: dict[Future[Built], Future[SmokeReport]] = {}
+    begun: list[tuple[str, smoke.SmokeWatcher]] = []
     with ThreadPoolExecutor(count) as pool:
         try:
-            for built, run, watcher in zip(images, runs, watchers, strict=True):
-                host = {**facts, "smokes_at_once": str(count)}
-                jobs.append(
-                    pool.submit(
-                        smoke_one,
-                        project,
-                        engine,
-                        built,
-                        node_count,
-                        watcher,
-                        run=run,
-                        host=host,
-                        plan=plan,
-                    )
-                )
-            wait(jobs)
+            for image in as_completed(images) if plan is None else images:
+                if image.exception() is not None:
+                    break
+                built = image.result()
+                run = f"{built.image.stack.name}-{secrets.token_hex(4)}"
+                watcher = watched(built)
+                begun.append((run, watcher))
+                jobs[image] = pool.submit(
+                    smoke_one, project, engine, built, node_count, watcher,
+                    run=run, host=host, plan=plan,
+                )  # fmt: skip
+            wait([*images, *jobs.values()])
         except BaseException:
             # Interrupted: without its nodes each smoke ends at once, and removes what is its own.
-            for job, watcher in zip(jobs, watchers, strict=False):
+            for _, watcher in begun:
                 watcher.stop.set()
+            for job in jobs.values():
                 job.cancel()
-            for run in runs:
+            for run, _ in begun:
                 # If removal fails here, the smoke itself tries again, and then the warden.
                 with contextlib.suppress(EngineError):
                     nodes.remove(engine, run)
             raise
-    return [job.result() for job in jobs]
+    for image in images:
+        image.result()
+    return [jobs[image].result() for image in images]
 
 
 def smoke_one(

@@ -62,6 +62,39 @@ class Request(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class Flood:
+    """Sends bytes as long as they are taken, up to a bound that the test's memory has.
+
+    Attributes:
+        taken: the bytes that the other side or the system's buffers took.
+    """
+
+    def __init__(
+        self, *, redirects: bool = False, declared: bool = False, there: bytes = b""
+    ) -> None:
+        self.taken, self._redirects, self._declared, self._there = 0, redirects, declared, there
+
+    def __call__(self, request: Request) -> None:
+        """Answer a request; with `redirects` it leads to an answer of `there`."""
+        if request.path == "/there":
+            request.reply(200, self._there)
+            return
+        size = 64 * 2**20
+        head = {"Content_Length": str(size)} if self._declared else {"Connection": "close"}
+        if self._redirects:
+            head["Location"] = "/there"
+        request.begin(307 if self._redirects else 200, **head)
+        self.taken += request.endless(bytes(2**16), 0, size // 2**16)
+
+
+def drip(request: Request) -> None:
+    """Send a byte now and then, each within the time that a read may take."""
+    request.begin(
+        200, Content_Length="1000", Content_Type="application/vnd.oci.image.index.v1+json"
+    )
+    request.endless(b" ", 0.05, 200)
+
+
 @dataclass
 class Server:
     """A server that runs; `host` has its port."""

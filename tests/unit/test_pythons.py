@@ -138,6 +138,21 @@ def test_a_python_older_than_promised_is_refused(tree):
 
 
 @pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        ("ID=fedora", "dnf install python3"),
+        ("ID=ubuntu\nID_LIKE=debian", "apt-get install python3"),
+    ],
+)
+def test_without_a_python_the_systems_own_command_is_named(tree, system, words):
+    (tree / "pyproject.toml").write_text(PROJECT.replace("3.10", "3.97"))
+    (tree / "os-release").write_text(f"NAME=x\n{system}\n")
+    done = run(tree, "make-environment", "new", OS_RELEASE=str(tree / "os-release"))
+    assert done.returncode == 3
+    assert done.stderr == f"error: Python 3.97 or newer is needed: {words}, or set PYTHON\n"
+
+
+@pytest.mark.parametrize(
     "place",
     ["bin/python3.99", "pyenv/versions/3.99.1/bin/python", ".pyenv/versions/3.99.1/bin/python",
      ".local/share/uv/python/cpython-3.99.1-linux/bin/python"],

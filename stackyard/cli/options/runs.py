@@ -5,11 +5,12 @@ from typing import Annotated
 
 from stackyard.cli.option import (
     HOSTS,
-    Base,
+    GpuBase,
     Grace,
     Hosts,
     Image,
     Job,
+    Junit,
     Lease,
     On,
     Option,
@@ -20,6 +21,7 @@ from stackyard.cli.option import (
     Words,
 )
 
+_GPUS = "0: CPU ranks; else the GPUs that the hosts' entries name (default: by the base)"
 LEASE = 60.0
 GRACE = 120.0
 Runtime = Annotated[
@@ -33,9 +35,10 @@ class DoctorRequest:
 
     hosts: Annotated[str, Option(f"look at hosts instead: {HOSTS}")] = ""
     stack: Annotated[str, Option("with --hosts: whose image is looked for")] = ""
-    base: Base = ""
+    base: GpuBase = ""
     gpus: Annotated[
-        int | None, Option("with --hosts: 0 looks for the image for CPU ranks", least=0)
+        int | None,
+        Option("with --hosts: 0 looks for the image for CPU ranks (default: by the base)", least=0),
     ] = None
 
 
@@ -46,12 +49,10 @@ class UpRequest:
     stack: Stack
     hosts: Hosts = ""
     name: RunName = ""
-    base: Base = ""
-    gpus: Annotated[
-        int | None, Option("0: CPU ranks; else the GPUs that the hosts' entries name", least=0)
-    ] = None
+    base: GpuBase = ""
+    gpus: Annotated[int | None, Option(_GPUS, least=0)] = None
     network: Annotated[
-        str, Option("host, or a network that spans the hosts (an overlay), by name")
+        str, Option("host, or the name of a docker network that spans all hosts")
     ] = "host"
     lease: Lease = LEASE
     days: Annotated[float, Option("how long its certificates last", "DAYS")] = 7.0
@@ -66,10 +67,8 @@ class CertifyRequest:
     stack: Annotated[str, Option("the stack whose image is used", positional=True)]
     hosts: Hosts = ""
     name: Annotated[str, Option("the run's name, and its report's")] = "certify"
-    base: Base = ""
-    gpus: Annotated[
-        int | None, Option("0: CPU ranks; else the GPUs that the hosts' entries name", least=0)
-    ] = None
+    base: GpuBase = ""
+    gpus: Annotated[int | None, Option(_GPUS, least=0)] = None
     image: Image = ""
     against: Annotated[
         str,
@@ -90,6 +89,7 @@ class CertifyRequest:
                       least=5)
     ] = 30.0  # fmt: skip
     lease: Lease = LEASE
+    junit: Junit = ""
 
     @property
     def mesh(self) -> UpRequest:
@@ -121,7 +121,7 @@ class JobRequest:
         tuple[str, ...],
         Option("a variable of every process (docs/howto/hosts.md); several times", "NAME=VALUE"),
     ] = ()
-    base: Base = ""
+    base: GpuBase = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,9 @@ class RunRequest(JobRequest):
     gpus: Annotated[
         int | None,
         Option(
-            "0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job", least=0
+            "0: CPU ranks; for a mesh that is not up yet. With --on: GPUs of the whole job"
+            " (default: by the base)",
+            least=0,
         ),
     ] = None
     examples: Annotated[bool, Option("which there are: name, what, ranks, note")] = False
@@ -252,7 +254,9 @@ class LogsRequest:
             "which of its jobs (the last); with --on: its number on Slurm, its name on Kubernetes"
         ),
     ] = ""
-    follow: Annotated[bool, Option("go on", short="f")] = False
+    follow: Annotated[
+        bool, Option("go on until the job ends, line by line as they come", short="f")
+    ] = False
     on: On = ""
     site: Site = ""
 

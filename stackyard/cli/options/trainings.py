@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import HOSTS, Base, Image, Junit, Option, Stacks, Verbose
+from stackyard.cli.option import HOSTS, CpuBase, GpuBase, Image, Junit, Option, Stacks, Verbose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,10 +11,10 @@ class SmokeRequest:
     """Ask for smokes of one stack or of all."""
 
     stack: Stacks = "all"
-    base: Base = ""
-    gpus: Annotated[int | None, Option("GPUs of the whole run; 0 trains on CPU ranks", least=0)] = (
-        None
-    )
+    base: GpuBase = ""
+    gpus: Annotated[
+        int | None, Option("GPUs of the whole run; 0 trains on CPU ranks (must be given)", least=0)
+    ] = None
     nodes: Annotated[
         int | None, Option("containers of the run (1 with GPUs, 2 on CPU ranks)", least=1)
     ] = None
@@ -35,10 +35,13 @@ class BenchRequest:
     """Ask for benches of one stack or of all."""
 
     stack: Stacks = "all"
-    base: Base = ""
+    base: GpuBase = ""
     gpus: Annotated[
         int | None,
-        Option("the most GPUs of one training; 0 trains a tiny size on CPU ranks", least=0),
+        Option(
+            "the most GPUs of one training; 0 trains a tiny size on CPU ranks (must be given)",
+            least=0,
+        ),
     ] = None
     rounds: Annotated[int | None, Option("how often every variant is trained (2)", least=1)] = None
     updates: Annotated[
@@ -84,7 +87,7 @@ class DataRequest:
     """Ask for text of the caller's own, encoded as a stack reads it."""
 
     stack: Annotated[str, Option("fairseq, megatron or accelerate", positional=True)]
-    base: Base = ""
+    base: CpuBase = ""
     input: Annotated[
         tuple[str, ...],
         Option(
@@ -108,7 +111,7 @@ class DataRequest:
         str,
         Option("lines are JSON, the text is under this key (text, for files named .jsonl)", "KEY"),
     ] = ""
-    encoding: Annotated[str, Option("of the text")] = "utf-8"
+    encoding: Annotated[str, Option("the encoding of the text")] = "utf-8"
     bad_lines: Annotated[
         str, Option("what happens to lines that are not in it: fail, skip or replace", "ACTION")
     ] = "fail"
@@ -133,7 +136,7 @@ class ConvertRequest:
     """Ask for a checkpoint as a folder of transformers."""
 
     stack: Annotated[str, Option("fairseq, megatron or accelerate", positional=True)]
-    base: Base = ""
+    base: CpuBase = ""
     checkpoint: Annotated[
         str,
         Option("the folder that a training saved to, one update's, or a file of fairseq's", "PATH"),

@@ -30,7 +30,7 @@ from stackyard.mesh.node_plan import MeshRequest, usable_gpus
 from stackyard.mesh.preflight import Muster, muster
 from stackyard.mesh.runs import Reached, reached
 from stackyard.report import certify as report
-from stackyard.report import pages, vouch
+from stackyard.report import junit, pages, vouch
 from stackyard.report.shapes import CertifyReport
 from stackyard.system.errors import ReleaseError, StackyardError
 from stackyard.validate.certify.play import Yard
@@ -60,6 +60,8 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     fleet = replace(fleet, hosts=tuple(replace(host, nodes=1) for host in fleet.hosts))
     wanted = wanted_of(project, asked.mesh, fleet)
     earlier = fingerprints.earlier(project, asked)
+    if asked.junit:
+        junit.require_place(Path(asked.junit))
     started, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     with reached(fleet) as hosts:
         seen = _on_hosts(terminal, asked, project, hosts, wanted, earlier)
@@ -72,6 +74,8 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     value["made"] = pages.made_by(project.root)
     path = report.path_of(wanted.run, "json")
     pages.write(project.root, value, path, report.render_page(value))
+    if asked.junit:
+        junit.write(Path(asked.junit), [value])
     _show(terminal, value, report.path_of(wanted.run, "html"))
     if layers:
         vouch.write(project.root, value, layers, Path.home())

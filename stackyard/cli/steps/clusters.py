@@ -229,6 +229,7 @@ def status(terminal: Terminal, asked: RunningRequest) -> Answer:
 def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
     """Run `invoke logs --on ENGINE --job JOB [--follow]`."""
     lines = Lines(terminal)
+    terminal.interrupted = "the job goes on"
     state = _cluster(asked.on, asked.site, asked.job).logs(asked.job, lines, follow=asked.follow)
     if asked.follow:
         terminal.text(_sentence(state))

@@ -156,6 +156,7 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
                 watcher = RunWatcher(line=view.line, bar=view.bar, note=terminal.note)
                 follower = Follower(hosts=hosts, run=run_, talk=talk, job=chosen, lease=60,
                                     watcher=watcher, attached=False)  # fmt: skip
+                terminal.interrupted = "the job goes on"
                 value = follower.follow() if asked.follow else _replay(talk, chosen, view)
         finally:
             talk.close()

@@ -37,6 +37,9 @@ from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import Terminated, UsageError
 from stackyard.system.files import replace_texts
 
+_ENDED = "the training has ended on all hosts"
+_UNHEARD = "nothing is heard of the training: if it runs, its lease ends it"
+
 
 def up(terminal: Terminal, arguments: UpRequest) -> Answer:
     """Run `invoke up STACK`."""
@@ -163,7 +166,10 @@ def _attempts(
             )  # fmt: skip
         silent = False
         try:
-            ended = _run(project, hosts, mesh, example, wanted, asked, terminal, lost, own)
+            ended = _run(
+                project, hosts, mesh, example, wanted, asked, terminal, lost, own,
+                stays=up_already is not None,
+            )  # fmt: skip
             silent = bool(ended.lost)
             if not ended.passed and attempt < wanted.restarts:
                 shards = _shards(hosts, mesh, wanted.save, mesh.plan.names)
@@ -224,7 +230,10 @@ def _run(
     terminal: Terminal,
     lost: Collection[str],
     own: Own,
+    *,
+    stays: bool,
 ) -> Ended:
+    """Run one job in a mesh, which `stays` or is removed afterwards."""
     plan, lease = mesh.plan, asked.lease
     job, selection = chosen(plan, example, wanted, lost, own)
     runs.require_valid(mesh, time.time())
@@ -263,7 +272,9 @@ def _run(
             ended = replace(ended, transport=tuple(taken), warnings=tuple(warned))
         return ended
     except BaseException:
-        runs.end_job(follower.talk if follower else talk, job.name)
+        record = runs.end_job(follower.talk if follower else talk, job.name)
+        if stays:
+            terminal.interrupted = f"{_ENDED if record else _UNHEARD}; the mesh is still up"
         raise
     finally:
         (follower.talk if follower else talk).close()

@@ -5,7 +5,9 @@ Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from stackyard.build import host
@@ -81,7 +83,7 @@ def last_lines(reports: Sequence[SmokeReport], seconds: float, device: str) -> l
     stack = reports[0]["stack"]
     following = {
         "cpu": "invoke smoke --gpus 2 (GPUs);"
-        f" invoke run {stack} --hosts hosts.yml -- PROGRAM (several hosts)",
+        f" invoke run {stack} --hosts hosts.yml --gpus 0 -- PROGRAM (several hosts)",
         "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
     }[device]
     return [
@@ -107,8 +109,7 @@ def _smoke_here(
             plan = gpu_run.make_plan(held, gpus, count, asked.placement, f"{typed} --gpus 0")
             gpu_run.require_fit(plan, base, project.definitions.bases)
             _explain_placement(plan, terminal)
-        there = [chosen.there] if chosen.there else None
-        return _smoke_each(project, held, names, base, count, plan, terminal, there)
+        return _smoke_each(project, held, names, base, count, plan, terminal, chosen.there)
 
 
 def require_fit_for_hosts(asked: SmokeRequest, typed: str) -> None:
@@ -182,25 +183,42 @@ def _smoke_each(
     node_count: int,
     plan: GpuPlan | None,
     terminal: Terminal,
-    images: list[Built] | None = None,
+    there: Built | None = None,
 ) -> list[SmokeReport]:
-    images = images or Builder(project, held, terminal.say).build_all(names, base)
-    for built in images:
-        if built.made:
-            terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
     for gone, why in nodes.sweep(held).items():
         if why:
             terminal.note(f"something that run {gone} left cannot be removed: {why}")
         else:
             terminal.note(f"removed what an earlier run left: {gone}")
-    if plan is not None:
-        terminal.say("bare host", "measuring the same GPUs without containers")
-        plan = gpu_run.with_bare_host(plan)
-        rate = plan.bare.get("training", {}).get("tokens_s")
-        terminal.done("bare host", f"{rate:,.0f} tokens/s" if rate else plan.no_bare)
     device = "cuda" if plan else "cpu"
-    watchers = [_watcher(built, device, terminal) for built in images]
-    return smokes.smoke_all(project, held, images, node_count, watchers, plan)
+
+    def watched(built: Built) -> SmokeWatcher:
+        if built.made:
+            terminal.done(built.image.stack.name, f"image built in {built.seconds:.1f} s")
+        return _watcher(built, device, terminal)
+
+    with _coming(Builder(project, held, terminal.say), names, base, there) as images:
+        if plan is not None:
+            # Not beside a build, which would slow down the host that is measured.
+            wait(images)
+            for image in images:
+                image.result()
+            terminal.say("bare host", "measuring the same GPUs without containers")
+            plan = gpu_run.with_bare_host(plan)
+            rate = plan.bare.get("training", {}).get("tokens_s")
+            terminal.done("bare host", f"{rate:,.0f} tokens/s" if rate else plan.no_bare)
+        return smokes.smoke_all(project, held, images, node_count, watched, plan)
+
+
+def _coming(
+    builder: Builder, names: list[str], base: str, there: Built | None
+) -> contextlib.AbstractContextManager[list[Future[Built]]]:
+    """Return the images to come: builds that run, or the one that was named."""
+    if there is None:
+        return builder.building(names, base)
+    named: Future[Built] = Future()
+    named.set_result(there)
+    return contextlib.nullcontext([named])
 
 
 def _watcher(built: Built, device: str, terminal: Terminal) -> SmokeWatcher:

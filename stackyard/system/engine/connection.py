@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -50,9 +51,11 @@ def _no_engine_hint(why: str) -> str:
             "let this user use it: sudo usermod -aG docker $USER and log in again, or run rootless"
             " Docker (docs/howto/engine.md)"
         )
+    if os.environ.get("DOCKER_HOST"):
+        return "start the engine that DOCKER_HOST names, or unset it to use one on this machine"
     return (
-        "start one (`invoke engine` installs and starts one on Debian and Ubuntu as root), or"
-        " point DOCKER_HOST at one"
+        "start one (sudo systemctl start docker; as root on Debian and Ubuntu `invoke engine`"
+        " installs and starts one), or point DOCKER_HOST at one"
     )
 
 

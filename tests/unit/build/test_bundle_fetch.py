@@ -203,6 +203,39 @@ def test_what_cannot_be_downloaded_is_named_without_its_password(downloads):
     assert "refused" in caught.value.why and "pw" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("allow_own_servers")
+@pytest.mark.parametrize("redirects", [False, True])
+def test_of_a_flood_no_more_is_read_than_a_source_may_have(downloads, monkeypatch, redirects):
+    monkeypatch.setattr(bundle_fetch, "LONGEST", 2**20)
+    flood = servers.Flood(redirects=redirects, there=b"data")
+    with servers.serve(flood) as server:
+        if redirects:
+            assert downloads(server) == b"data"
+        else:
+            with pytest.raises(StackyardError, match="cannot fetch") as caught:
+                downloads(server)
+            assert caught.value.why == "it is longer than 1 MiB"
+    assert flood.taken < 32 * 2**20
+
+
+@pytest.mark.usefixtures("allow_own_servers")
+def test_a_source_that_drips_is_given_up(downloads, monkeypatch):
+    monkeypatch.setattr(bundle_fetch, "SILENT_SECONDS", 0.3)
+    with (
+        servers.serve(servers.drip) as server,
+        pytest.raises(StackyardError, match="cannot fetch") as caught,
+    ):
+        downloads(server)
+    assert "bytes of the answer came in" in caught.value.why
+
+
+@pytest.mark.usefixtures("allow_own_servers")
+def test_an_entry_of_netrc_goes_where_no_index_has_a_password(downloads, tmp_path):
+    with servers.serve(lambda request: request.reply(200, b"data")) as server:
+        assert bundle_fetch.download(f"{server.url}/a", NOBODY) == b"data"
+    assert [one.login for one in server.asked] == ["Basic c29tZWJvZHk6ZWxzZQ=="]
+
+
 def test_a_lock_without_entries_asks_for_nothing(commands):
     root, ran, _ = commands
     locks = {"images/toy/far.lock": samples.locked()}

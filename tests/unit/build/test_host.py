@@ -3,7 +3,8 @@
 import pytest
 
 from stackyard.build import host
-from stackyard.system.errors import NothingToRunOn
+from stackyard.system import process
+from stackyard.system.errors import EngineError, NothingToRunOn
 
 
 def test_gpus_are_what_the_driver_lists(tmp_path):
@@ -33,3 +34,53 @@ def test_too_few_gpus_are_said_with_what_to_type(monkeypatch, there, what, why):
 def test_enough_gpus_are_enough(monkeypatch):
     monkeypatch.setattr(host, "gpu_count", lambda: 2)
     assert host.require_gpus(2, "x") is None
+
+
+FEDORA = 'NAME="Fedora Linux"\nVERSION_ID=41\nID=fedora\n'
+UBUNTU = 'NAME="Ubuntu"\nVERSION_CODENAME=noble\nID=ubuntu\nID_LIKE=debian\n'
+
+
+def test_who_may_not_use_the_engine_is_told_so(monkeypatch):
+    refused = EngineError("no container engine answers", hint="sudo usermod -aG docker $USER")
+
+    def refuse():
+        raise refused
+
+    monkeypatch.setattr(host, "Engine", refuse)
+    monkeypatch.setattr(host, "_find", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(host, "running_as_root", lambda: False)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    with pytest.raises(EngineError) as caught:
+        host.ensure_engine(lambda text: None)
+    assert caught.value is refused
+
+
+@pytest.mark.parametrize(
+    ("os_release", "root", "what", "hint"),
+    [
+        (FEDORA, True, "fedora", "sudo dnf install moby-engine docker-buildx mmdebstrap (or"),
+        (UBUNTU, False, "ubuntu/noble", "sudo apt-get install docker.io mmdebstrap (or"),
+        ("", True, "an unknown system", "sudo apt-get install docker.io mmdebstrap (or"),
+    ],
+)
+def test_where_nothing_is_installed_the_systems_own_command_is_named(
+    monkeypatch, tmp_path, os_release, root, what, hint
+):
+    path = tmp_path / "os-release"
+    path.write_text(os_release)
+    monkeypatch.setattr(host, "_OS_RELEASE", path)
+    monkeypatch.setattr(host, "running_as_root", lambda: root)
+    with pytest.raises(EngineError) as caught:
+        host._install(["docker.io", "mmdebstrap"], lambda text: None)
+    assert f"this is {what}, user id" in caught.value.why
+    assert caught.value.hint.startswith(hint)
+
+
+def test_root_on_ubuntu_has_the_packages_installed(monkeypatch, tmp_path):
+    path, ran = tmp_path / "os-release", []
+    path.write_text(UBUNTU)
+    monkeypatch.setattr(host, "_OS_RELEASE", path)
+    monkeypatch.setattr(host, "running_as_root", lambda: True)
+    monkeypatch.setattr(process, "run", lambda words, **named: ran.append(words[2]))
+    host._install(["docker.io", "mmdebstrap"], lambda text: None)
+    assert ran == ["update", "install"]

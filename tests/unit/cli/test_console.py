@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import re
+import time
 
 import pytest
 from rich.console import Console
@@ -59,6 +61,18 @@ def test_without_a_terminal_every_event_is_one_line_on_standard_error(capsys):
     assert [line.split("] ", 1)[1] for line in err.splitlines()] == [
         "toy: starting [nodes]", "toy: all [done]",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_all_commands_and_phases_have_one_clock(monkeypatch, capsys, live):
+    monkeypatch.setattr(console, "STARTED", time.monotonic() - 3600)
+    for name in ("engine", "smoke"):
+        with console.Terminal(live=live) as terminal:
+            for phase in ("start", "train"):
+                terminal.say(name, phase)
+                text = drawn(terminal._progress) if live else capsys.readouterr().err
+                assert re.search(rf"{name}.*{phase}" if live else rf"{name}: {phase}", text)
+                assert re.search(r"\[ *36\d\d\.\d s\]", text)
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -107,9 +107,9 @@ LINES = [
     ("doctor --hosts h --stack toy --base far --gpus 0",
      DoctorRequest(hosts="h", stack="toy", base="far", gpus=0)),
     ("certify toy --hosts h --name n --base far --gpus 0 --image i --against r --updates 5"
-     " --hang 9 --lease 5",
+     " --hang 9 --lease 5 --junit j",
      CertifyRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, image="i", against="r",
-                    updates=5, hang=9.0, lease=5.0)),
+                    updates=5, hang=9.0, lease=5.0, junit="j")),
     ("up toy --hosts h --name n --base far --gpus 0 --network v --lease 5 --days 1.5 --image i"
      " --overlay a --overlay b",
      UpRequest(stack="toy", hosts="h", name="n", base="far", gpus=0, network="v", lease=5.0,

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stackyard.cli import command
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps import run as steps
 from stackyard.mesh.runs import Ended, Reached
@@ -43,7 +44,8 @@ def attempts(monkeypatch):
         links = dict.fromkeys(("study", "train"), link)
         hosts = Reached(fleet=fleet("study", "train"), links=links, failed={})
 
-        def one(project, hosts, mesh, example, wanted, asked, terminal, lost, own):
+        def one(project, hosts, mesh, example, wanted, asked, terminal, lost, own, *, stays):
+            assert stays == (standing is not None)
             started.append([host.name for host in hosts.fleet.hosts if host.name not in lost])
             return left.pop(0)
 
@@ -104,3 +106,34 @@ def test_without_its_first_node_a_mesh_that_is_up_runs_nothing(attempts):
     gone = Ended(job={"code": None, "reason": "x"}, lost_nodes=("study",))
     _, started, said = attempts(gone, standing=MESH)
     assert started == [BOTH] and said[0].startswith("not started again: study, the first node")
+
+
+@pytest.mark.parametrize(
+    ("stays", "record", "said"),
+    [
+        (True, {"name": "j"}, "the training has ended on all hosts; the mesh is still up"),
+        (True, None,
+         "nothing is heard of the training: if it runs, its lease ends it; the mesh is still up"),
+        (False, {"name": "j"}, "everything of this run has been removed"),
+    ],
+)  # fmt: skip
+def test_ctrl_c_says_what_it_leaves(monkeypatch, capsys, stays, record, said):
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    talk = SimpleNamespace(send=lambda *given: None, close=lambda: None)
+    job = SimpleNamespace(name="j"), SimpleNamespace(nodes=("study",))
+    monkeypatch.setattr(steps, "chosen", lambda *given: job)
+    monkeypatch.setattr(steps.runs, "require_valid", lambda *given: None)
+    monkeypatch.setattr(steps.standing, "connect", lambda *given: talk)
+    monkeypatch.setattr(steps.mount, "lay", interrupt)
+    monkeypatch.setattr(steps.runs, "end_job", lambda *given: record)
+    hosts = Reached(fleet=fleet("study", "train"), links={}, failed={})
+    wanted = RunRequest(stack="toy")
+    asked = SimpleNamespace(run="toy", lease=60.0, mounts=())
+
+    def run(terminal):
+        return steps._run(None, hosts, MESH, None, wanted, asked, terminal, (), None, stays=stays)
+
+    assert command.run(run, as_json=False) == 130
+    assert capsys.readouterr().err == f"interrupted: {said}\n"

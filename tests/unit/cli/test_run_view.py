@@ -6,6 +6,7 @@ from rich.console import Console
 from stackyard.cli import run_view
 from stackyard.cli.console import Terminal
 from stackyard.cli.run_view import RunView, hosts_table, runs_table
+from stackyard.mesh import runs
 from tests.unit.machines import node, plan
 
 MESH = plan(node("a"), node("study-2"))
@@ -135,6 +136,7 @@ def job(**changes):
         ({"jobs": [job(state="closing")]}, "closing"),
         ({"jobs": [job(code=3)]}, "failed: exit code 3"),
         ({"jobs": [job(code=None, reason="it was stopped")]}, "failed: it was stopped"),
+        ({"jobs": [job(code=None, reason=runs.INTERRUPTED)]}, "interrupted; the mesh is still up"),
         ({"jobs": [job(code=1), job()]}, "done in 30 s"),
     ],
 )

@@ -2,16 +2,24 @@
 
 import contextlib
 import dataclasses
+import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
 
-from stackyard.build import host
+from stackyard.build import catalog, host
+from stackyard.build.builder import Builder, Built
 from stackyard.cli import console
+from stackyard.cli.options.runs import CertifyRequest
 from stackyard.cli.options.trainings import ProveRequest, SmokeRequest
-from stackyard.cli.steps import prove, smoke
+from stackyard.cli.steps import certify, prove, smoke
 from stackyard.definitions.project import load_project
-from stackyard.system.errors import NothingToRunOn, UsageError
-from tests.unit import reports
+from stackyard.report import smokes
+from stackyard.system import process
+from stackyard.system.errors import EngineError, NothingToRunOn, UsageError
+from tests.unit import reports, samples
+from tests.unit.report import test_certify
 from tests.unit.report.test_junit import PROOFS
 
 
@@ -28,7 +36,10 @@ def test_the_last_lines_say_the_verdict_the_page_and_what_to_type_next():
     )
     verdict, following = ended("passed", "passed", seconds=59.6)
     assert verdict == "2 of 2 stacks passed in 1 min 0 s; page: reports/index.html"
-    assert following.startswith("next: invoke smoke --gpus 2")
+    assert following == (
+        "next: invoke smoke --gpus 2 (GPUs); invoke run toy0 --hosts hosts.yml --gpus 0 -- PROGRAM"
+        " (several hosts)"
+    )
     assert ended("passed", device="cuda")[1] == "next: invoke publish toy0 --to REGISTRY/NAME"
 
 
@@ -118,3 +129,116 @@ def test_proofs_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
     with console.Terminal(live=False) as terminal:
         assert prove.prove(terminal, ProveRequest(junit=str(path)))[1] == 1
     assert '<testcase classname="toy" name="bad"' in path.read_text(encoding="utf-8")
+
+
+def test_what_a_certification_found_goes_to_the_file_that_junit_names(monkeypatch, tmp_path):
+    value = test_certify.record(test_certify.KINDS["dead"])
+    seen = certify._Seen(found=None, health={}, unused={}, image="")
+    path = tmp_path / "results.xml"
+    monkeypatch.setattr(certify, "reached", contextlib.nullcontext)
+    monkeypatch.setattr(certify, "_on_hosts", lambda *given: seen)
+    monkeypatch.setattr(certify.report, "certify_report", lambda *given, **named: dict(value))
+    monkeypatch.setattr(
+        certify, "pages", SimpleNamespace(made_by=lambda root: {}, write=lambda *given: None)
+    )
+    with console.Terminal(live=False) as terminal:
+        asked = CertifyRequest(stack="accelerate", hosts="a,b", gpus=0, junit=str(path))
+        assert certify.certify(terminal, asked)[1] == 1
+    assert '<testsuite name="certify accelerate on cuda"' in path.read_text(encoding="utf-8")
+
+
+SLOW, QUICK = "megatron", "fairseq"
+
+
+class Machine:
+    """An engine of two cores whose builds and smokes are made up here."""
+
+    def __init__(self, monkeypatch):
+        self.project = load_project(locks_required=False)
+        # Set by a smoke's first phase, by its nodes' removal, and when builds are stopped.
+        self.begun, self.removed, self.stopped = (threading.Event() for _ in range(3))
+        self.smoked, self.build, self.phase = [], lambda stack: 0.0, lambda: None
+        monkeypatch.setattr(smoke, "Builder", lambda *given: Fake(self))
+        monkeypatch.setattr(smoke.nodes, "sweep", lambda engine: {})
+        monkeypatch.setattr(smokes.nodes, "remove", lambda *given: self.removed.set())
+        monkeypatch.setattr(smokes.smoke, "run_smoke", self._run)
+        monkeypatch.setattr(smokes, "_keep", lambda *given: None)
+        monkeypatch.setattr(process, "stop_all", self.stopped.set)
+
+    def facts(self):
+        return {"cpus": "2", "memory_gib": "64"}
+
+    def _run(self, *given, run, watcher, **named):
+        watcher.phase("start nodes")
+        self.smoked.append(run.partition("-")[0])
+        self.begun.set()
+        self.phase()
+        return reports.outcome(samples.observation())
+
+    def smoke(self, terminal):
+        return smoke._smoke_each(self.project, self, [SLOW, QUICK], "cpu", 2, None, terminal)
+
+
+class Fake(Builder):
+    """A builder whose builds take as long as its machine says."""
+
+    def __init__(self, machine):
+        self._machine = machine
+
+    def build(self, stack, base, *, again=False, fork=None):
+        seconds = self._machine.build(stack)
+        image = catalog.resolve(self._machine.project.definitions, stack, base)
+        return Built(image=image, tag=stack, info=reports.INFO, seconds=seconds, made=True)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def test_a_stacks_smoke_starts_when_its_own_image_is_there(machine, capsys):
+    def build(stack):
+        if stack == SLOW:
+            assert machine.begun.wait(30), "no smoke began before the slow build's end"
+            return 9.0
+        return 1.0
+
+    machine.build = build
+    with console.Terminal(live=False) as terminal:
+        slow, quick = machine.smoke(terminal)
+    assert (slow["stack"], quick["stack"]) == (SLOW, QUICK)
+    assert (slow["build_seconds"], quick["build_seconds"]) == (9.0, 1.0)
+    assert [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "fairseq: image built in 1.0 s", "fairseq: start nodes",
+        "megatron: image built in 9.0 s", "megatron: start nodes",
+    ]  # fmt: skip
+
+
+def test_the_error_of_a_build_comes_when_the_smokes_that_run_have_ended(machine):
+    def build(stack):
+        if stack == SLOW:
+            assert machine.begun.wait(30)
+            raise EngineError("no space")
+        return 1.0
+
+    machine.build = build
+    with console.Terminal(live=False) as terminal, pytest.raises(EngineError, match="no space"):
+        machine.smoke(terminal)
+    assert machine.smoked == [QUICK]
+    assert not machine.removed.is_set()
+
+
+def test_an_interrupt_during_a_build_ends_builds_and_smokes(machine):
+    def build(stack):
+        assert stack == QUICK or machine.stopped.wait(30), "the build was not stopped"
+        return 1.0
+
+    def phase():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert machine.removed.wait(30), "the smoke was not ended"
+
+    machine.build, machine.phase = build, phase
+    with console.Terminal(live=False) as terminal, pytest.raises(KeyboardInterrupt):
+        machine.smoke(terminal)
+    assert machine.stopped.is_set() and machine.removed.is_set()
+    assert machine.smoked == [QUICK]

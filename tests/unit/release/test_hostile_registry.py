@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from stackyard.release import connection, registry, transport
+from stackyard.release import connection, registry
 from stackyard.release.credentials import Login
 from stackyard.release.layer_source import LayerSource
 from stackyard.scan import oci
+from stackyard.system import transport
 from stackyard.system.errors import RegistryError, ReleaseError
 from tests.unit import servers
 from tests.unit.releases import NAME, image
@@ -270,28 +271,10 @@ def test_an_artifact_in_the_place_of_another_is_refused():
     assert "nothing was used" in error.hint
 
 
-class Flood:
-    """Sends bytes as long as they are taken, up to a bound that the test's memory has."""
-
-    def __init__(self, *, redirects=False, declared=False):
-        self.taken, self._redirects, self._declared = 0, redirects, declared
-
-    def __call__(self, request):
-        if request.path == "/there":
-            return request.reply(200, IMAGE.manifest)
-        size = 64 * 2**20
-        head = {"Content_Length": str(size)} if self._declared else {"Connection": "close"}
-        if self._redirects:
-            head["Location"] = "/there"
-        request.begin(307 if self._redirects else 200, **head)
-        self.taken += request.endless(bytes(2**16), 0, size // 2**16)
-        return None
-
-
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_huge_manifest_is_not_read_to_its_end(monkeypatch, declared):
     monkeypatch.setattr(registry, "LONGEST_MANIFEST", 2**20)
-    flood = Flood(declared=declared)
+    flood = servers.Flood(declared=declared)
     with servers.serve(flood) as server, asked(server) as found:
         refused(lambda: found.manifest(NAME), "is too long")
     assert len(server.asked) == 1
@@ -299,22 +282,16 @@ def test_a_huge_manifest_is_not_read_to_its_end(monkeypatch, declared):
 
 
 def test_the_body_of_a_redirect_is_not_read():
-    flood = Flood(redirects=True)
+    flood = servers.Flood(redirects=True, there=IMAGE.manifest)
     with servers.serve(flood) as server, asked(server) as found:
         assert found.manifest(NAME) == IMAGE.manifest
     assert flood.taken < 32 * 2**20
 
 
-def drip(request):
-    """A byte now and then, each within the time that a read may take."""
-    request.begin(200, Content_Length="1000", Content_Type=oci.INDEX)
-    request.endless(b" ", 0.05, 200)
-
-
 @pytest.mark.parametrize("call", ["manifest", "referrers", "tags", "blob"])
 def test_a_slow_body_is_given_up_in_time(call):
     blob = oci.described("a/b", bytes(1000))
-    with servers.serve(drip) as server, asked(server) as found:
+    with servers.serve(servers.drip) as server, asked(server) as found:
         given = {"manifest": (NAME,), "referrers": (DIGEST,), "tags": (), "blob": (blob,)}[call]
         error = refused(lambda: getattr(found, call)(*given), "does not answer")
     assert "bytes of the answer came in" in error.why
@@ -336,13 +313,13 @@ def test_of_a_layer_that_stalls_or_breaks_off_nothing_is_kept(tmp_path, monkeypa
 
     def answer(request):
         if fault == "slow":
-            drip(request)
+            servers.drip(request)
         elif fault == "short":
             request.begin(200, Content_Length="1000")
             request.wfile.write(bytes(500))
             request.close_connection = True
 
-    layer, flood = oci.described(oci.LAYER, bytes(1000)), Flood()
+    layer, flood = oci.described(oci.LAYER, bytes(1000)), servers.Flood()
     with servers.serve(flood if fault == "endless" else answer) as server, asked(server) as found:
         source = LayerSource(found, tmp_path / "layers", {layer.digest: layer.size})
         what = {

@@ -6,9 +6,10 @@ import json
 import pytest
 import requests
 
-from stackyard.release import connection, registry, transport
+from stackyard.release import connection, registry
 from stackyard.release.credentials import Login
 from stackyard.scan import oci
+from stackyard.system import transport
 from stackyard.system.errors import RegistryError
 from tests.unit.gate_samples import certificate
 from tests.unit.releases import NAME, PLACE, Held, image, reply

@@ -11,6 +11,7 @@ from stackyard.report import junit
 from stackyard.system.errors import UsageError
 from tests.schemas import junit as schema
 from tests.unit import reports
+from tests.unit.report import test_certify
 
 PROOFS = {
     "kind": "prove",
@@ -45,6 +46,18 @@ def test_ci_systems_can_read_the_checks_of_a_smoke(name):
         tags = {"passed": [], "failed": ["failure"], "not run": ["skipped"]}
         assert [one.tag for one in case] == tags[check["outcome"]]
         assert all(one.get("message") == check["why"] for one in case)
+
+
+@pytest.mark.parametrize("kind", test_certify.KINDS)
+def test_ci_systems_can_read_the_checks_of_a_certification(kind):
+    value = test_certify.record(test_certify.KINDS[kind])
+    assert schema.problems(junit.render([value])) == []
+    suite = read(value)[0]
+    assert suite.get("name") == "certify accelerate on cuda"
+    failed = [check["name"] for check in value["checks"] if check["outcome"] == "failed"]
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == failed
+    assert bool(failed) == (value["outcome"] == "failed")
+    assert len(suite) == len(value["checks"])
 
 
 def test_a_failed_check_shows_its_figures():

@@ -37,17 +37,22 @@ def test_podman_is_refused_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("why", "hint"),
+    ("why", "address", "hint"),
     [
-        ("PermissionError(13, 'Permission denied')", "sudo usermod -aG docker"),
-        ("FileNotFoundError(2, 'No such file or directory')", "invoke engine"),
+        ("PermissionError(13, 'Permission denied')", "", "sudo usermod -aG docker"),
+        ("FileNotFoundError(2, 'No such file or directory')", "", "sudo systemctl start docker"),
+        ("FileNotFoundError(2, 'No such file or directory')", "unix:///x", "unset it"),
     ],
 )
-def test_where_no_engine_answers_the_remedy_fits_the_reason(monkeypatch, why, hint):
+def test_where_no_engine_answers_the_remedy_fits_the_reason(monkeypatch, why, address, hint):
     def refuse(*_):
         raise docker.errors.DockerException(f"Error while fetching server API version: {why}")
 
     monkeypatch.setattr(connection, "_connect", refuse)
+    if address:
+        monkeypatch.setenv("DOCKER_HOST", address)
+    else:
+        monkeypatch.delenv("DOCKER_HOST", raising=False)
     with pytest.raises(EngineError, match="no container engine answers") as caught:
         connection.Connection()
     assert hint in caught.value.hint

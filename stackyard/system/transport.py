@@ -1,4 +1,4 @@
-"""Send requests to a registry and read its answers, within bounds of size and time.
+"""Send requests to a registry or index and read answers, within bounds of size and time.
 
 Owns certificates, what credentials a request may carry, and reading bodies. It must not know how a
 registry wants a login: `release.connection` does.
