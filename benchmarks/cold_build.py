@@ -83,7 +83,7 @@ OTHERS = (
         gigabytes=20.0,
         source="https://github.com/d4l3k/torchdrive/pull/4",
         date="2023-04-11",
-        note="about, as a user saw it",
+        note="reported by a user, about",
     ),
     Published(
         name="NVIDIA 2024",
@@ -91,7 +91,7 @@ OTHERS = (
         gigabytes=22.0,
         source="https://github.com/hiyouga/LlamaFactory/issues/4974",
         date="2024-07-26",
-        note="as a user saw it, who names no tag",
+        note="reported by a user, who names no tag",
     ),
     Published(
         name="AWS 2023",
@@ -99,7 +99,7 @@ OTHERS = (
         gigabytes=15.5,
         source="https://github.com/aws/deep-learning-containers/pull/3337",
         date="2023-09-14",
-        note="after that change, 20.8 before; its SageMaker image 18 after 23.4",
+        note="reported by AWS: 20.8 before that change; its SageMaker image 18, before 23.4",
     ),
 )
 INVOKE = Path(sys.prefix) / "bin" / "invoke"

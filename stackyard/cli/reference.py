@@ -109,13 +109,14 @@ def files_page(made: Mapping[str, Any]) -> str:
         required = set(schema.get("required", ()))
         rows = [
             f"| `{key}` | {_kind(value)} | {'yes' if key in required else ''} |"
+            f" {_cell(value.get('description', '')).removesuffix('.')} |"
             for key, value in schema.get("properties", {}).items()
         ]
         what, link = f"{one.what[:1].upper()}{one.what[1:]}", f"../schemas/files/{name}.json"
         parts.append(
             "\n".join([
                 f"## `{schema['title']}`\n", f"{what}. Schema: [{name}.json]({link}).\n",
-                "| key | kind | required |", "|---|---|---|", *rows,
+                "| key | kind | required | meaning |", "|---|---|---|---|", *rows,
             ])
         )  # fmt: skip
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

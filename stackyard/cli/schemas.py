@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stackyard.cli.answers import ANSWERS, Error
@@ -31,13 +31,19 @@ README = f"{FOLDER}/README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """Describe one kind of file: its paths, the reader of its top mapping, and its purpose."""
+    """Describe one kind of file: its paths, the reader of its top mapping, and its purpose.
+
+    Attributes:
+        keys: meanings of keys that are no attributes of what the reader returns.
+    """
 
     pattern: str
     read: Callable[[Entry], object]
     what: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
+_APPLIES = {"applies_to": "versions, Python and devices on which the package has the fault"}
 FILES: Mapping[str, File] = {
     "common": File(
         pattern="images/common.yml",
@@ -63,11 +69,13 @@ FILES: Mapping[str, File] = {
         pattern="images/fixes/*.yml",
         read=lambda top: fix.read_fix(top, ANY, {}),
         what="one recorded repair: symptom, cause, remedy, witness, and until when it is needed",
+        keys=_APPLIES,
     ),
     "limit": File(
         pattern="images/limits/*.yml",
         read=lambda top: fix.read_limit(top, ANY, ()),
         what="what a package cannot do: symptom, cause, what is done instead, witness of both",
+        keys=_APPLIES,
     ),
     "failure": File(
         pattern="images/failures/*.yml",
@@ -83,11 +91,16 @@ FILES: Mapping[str, File] = {
         pattern="images/*/bench.yml",
         read=lambda top: bench_read.read_bench(top, ANY),
         what="what `invoke bench` trains: variants, sizes and bounds",
+        keys={
+            "one_rank": "launcher and arguments of a single rank, where they differ",
+            "fused": "parts that must run fused on every rank on GPUs; a side may name others",
+        },
     ),
     "peaks": File(
         pattern="images/bench/peaks.yml",
         read=bench_read.read_peaks,
         what="the peak FLOPs of GPUs, with sources",
+        keys={"peaks": "words of the driver's names of a GPU, its FLOPs a second, and the source"},
     ),
     "baselines": File(
         pattern="images/baselines/*.yml",
@@ -98,16 +111,19 @@ FILES: Mapping[str, File] = {
         pattern="images/accepted.yml",
         read=audit.read_top,
         what="known vulnerabilities that a release may have all the same, until a day",
+        keys={"accepted": "package, vulnerability, last day and reason of each"},
     ),
     "gate": File(
         pattern="images/gate.yml",
         read=allowed.read_top,
         what="what the search for secrets may find in an image, with the reason",
+        keys={"allowed": "kind of secret, path, fingerprints and reason of each"},
     ),
     "hosts": File(
         pattern="hosts.yml",
         read=lambda top: hosts.read_top(top, ANY),
         what="the hosts of a run, and the folders that nodes see",
+        keys={"defaults": "what hosts have unless they have their own: user, key, gpus and others"},
     ),
     "site": File(
         pattern="site.yml", read=site.read_top, what="the settings of a Slurm or Kubernetes cluster"
@@ -161,7 +177,9 @@ def schemas() -> dict[str, Schema]:
     """Return every schema by its path."""
     made = {"files/settings": _settings()}
     for name, one in FILES.items():
-        made[f"files/{name}"] = file_schema(f"files/{name}", one.pattern, one.read)
+        made[f"files/{name}"] = _described(
+            file_schema(f"files/{name}", one.pattern, one.read), one.keys
+        )
     for name, (title, declared) in REPORTS.items():
         made[f"reports/{name}"] = value_schema(f"reports/{name}", title, declared)
     for name, declared in ANSWERS.items():
@@ -170,6 +188,15 @@ def schemas() -> dict[str, Schema]:
         "answers/error", "any command with --json that ends with an error", Error
     )
     return {path_of(name): schema for name, schema in made.items()}
+
+
+def _described(schema: Schema, words: Mapping[str, str]) -> Schema:
+    """Return the schema of a file with the meanings of further keys."""
+    properties = {
+        key: {**value, **({"description": words[key]} if key in words else {})}
+        for key, value in schema["properties"].items()
+    }
+    return {**schema, "properties": properties}
 
 
 def path_of(name: str) -> str:

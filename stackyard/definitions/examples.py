@@ -45,9 +45,14 @@ class Example:
     """Hold one example of a stack.
 
     Attributes:
+        summary: one line about it.
+        launcher: how the ranks are started.
+        options: options of the launcher.
+        prepare: commands on every node before the training.
+        program: the program and its arguments; placeholders stand in braces.
         files: folders of the stack (below images/<stack>/) by their place in the nodes.
-        values: placeholders that `--set` changes, with their defaults; a default may contain the
-            placeholders of `GIVEN`, such as `{data}`.
+        values: placeholders that `--set` changes, with their defaults; a default may contain
+            placeholders that each run fills in, such as `{data}`.
         devices: what the example adds on each device; it does not run on a missing one.
         sizes: `full` and `reduced`; the value `size` chooses. Reduced is for CPU ranks.
         multiple: the ranks must be a multiple of this times the values named by `parallel`; the

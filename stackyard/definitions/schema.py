@@ -33,11 +33,12 @@ def head(name: str, title: str) -> Schema:
 
 
 def words_of(declared: type | None) -> dict[str, Schema]:
-    """Return descriptions of a class's attributes, from the docstring."""
-    text = inspect.getdoc(declared) or "" if declared else ""
-    _, _, listed = text.partition("Attributes:\n")
-    found = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", listed, re.MULTILINE)
-    return {name: {"description": " ".join(words.split())} for name, words in found}
+    """Return descriptions of a class's attributes, from its docstring and those of its bases."""
+    words = {}
+    for one in reversed(declared.__mro__ if declared else ()):
+        _, _, listed = inspect.cleandoc(vars(one).get("__doc__") or "").partition("Attributes:\n")
+        words |= dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", listed, re.MULTILINE))
+    return {name: {"description": " ".join(text.split())} for name, text in words.items()}
 
 
 def value_schema(name: str, title: str, declared: Any) -> Schema:

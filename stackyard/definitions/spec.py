@@ -53,13 +53,24 @@ class Base:
     """Hold the declaration of an image that stacks are built on.
 
     Attributes:
+        name: the word that `--base` takes; the name of its file.
+        summary: one line about it.
+        device: what its images compute on.
+        python: version of its Python, such as `3.11`.
+        platform: operating system and processor, such as `linux/amd64`.
+        distribution: distribution and release, such as `debian/bookworm`; its package sources are
+            taken from a machine that runs the same.
+        entrypoint: first words of every container's command.
+        bootstrap: how the base is made from a distribution's packages.
+        facts: what is known of the base, such as its CUDA, driver and disk, with sources.
+        env: variables of every image on the base.
         reference: image to pull, or the local name of a bootstrapped one.
         digest: digest of the image to pull, from the base's lock; empty without a lock.
         never_built: why no image has been built on it yet; empty once one has.
         torch: requirements of the layer that all stacks share, when the base has none itself.
-        torch_layers: patterns of names of those that are installed in earlier layers of their own,
-            since engines fetch and unpack several layers at the same time.
-        torch_index: package index that holds them when the caller's own do not.
+        torch_layers: patterns of names of those of `torch` that are installed in earlier layers of
+            their own, since engines fetch and unpack several layers at the same time.
+        torch_index: package index that holds `torch` when the caller's own do not.
         provides: distributions inside the base that are never replaced, with their versions. A host
             base may give less of a version: `2.5` stands for any 2.5.x, empty for any.
         host: how the base is made from the files of a machine.
@@ -175,7 +186,17 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """Hold one known fault of a package: where it applies, what shows it, when its record goes."""
+    """Hold one known fault of a package: where it applies, what shows it, when its record goes.
+
+    Attributes:
+        id: its name; the name of its file.
+        package: the distribution that has the fault.
+        symptom: what a user sees, and after which command.
+        why: the cause.
+        upstream: where it was reported; `none found` where no thread is known.
+        witness: a command that fails with the symptom without the fix, and passes with it.
+        remove_when: what must happen before the record is removed.
+    """
 
     id: str
     package: str
@@ -191,7 +212,12 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Fix(Recorded):
-    """Hold one recorded repair."""
+    """Hold one recorded repair.
+
+    Attributes:
+        remedy: what is replaced, added or installed in place of something else.
+        places: of a remedy with several replacements, the witness of each.
+    """
 
     remedy: Remedy
     places: tuple[Place, ...] = ()
@@ -217,6 +243,9 @@ class Wheel:
     """Hold a distribution without a usable wheel, built from its sdist in a stage of its own.
 
     Attributes:
+        package: the distribution that is built.
+        version: its exact version.
+        env: variables of the build.
         requires: exact requirements of the build.
         compiler: whether a C++ compiler and the Python headers are needed.
         torch: whether torch must be importable during the build.
@@ -309,7 +338,16 @@ class Stack:
     """Hold one declared training environment.
 
     Attributes:
-        smoke: its training on CPU ranks.
+        name: the word that commands take; the name of its folder.
+        summary: one line about it.
+        packages: the distributions that it is about, with exact versions.
+        builds: those that are built from source, each declared in `images/wheels/`.
+        system: system packages that it wants besides.
+        compiler_at_run_time: why its images hold a compiler; without the key they hold none.
+        env: variables of its images.
+        fixes: repairs of its packages, each declared in `images/fixes/`.
+        imports: modules that the build imports once, as a first proof and for their bytecode.
+        smoke: its training on CPU ranks, and below `gpus` that on GPUs.
         gpu_smoke: its training on GPUs; None where none is declared.
     """
 
@@ -349,6 +387,11 @@ class Common:
     """Hold what every image has, whatever its stack.
 
     Attributes:
+        system: system packages of every image.
+        build_system: system packages of the stages that compile.
+        text_packages: packages with the text that smokes train on, unpacked into every image.
+        env: variables of every image.
+        left_out: files that packages bring and images leave out, with the reasons.
         stack_system: system packages that single stacks want besides.
     """
 
@@ -365,6 +408,9 @@ class Failure:
     """Hold one known failure of a build or a training, recognised by what it prints.
 
     Attributes:
+        id: its name; the name of its file.
+        title: one line that names it.
+        cause: why it happens.
         kind: `cause` (what must be repaired), `consequence` (of something that went wrong
             elsewhere) or `remark` (nothing failed, but it could be better).
         steps: where it can occur: `build` (resolving, fetching, building), `run` (nodes, trainings,
@@ -420,6 +466,7 @@ class Baseline:
 
     Attributes:
         gpus: the driver's names of the model.
+        measures: what healthy GPUs reach, each with its spread, its bound and its reports.
         not_measured: kinds that no report holds, each with what is missing.
     """
 

@@ -81,7 +81,12 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Hold the hosts of an inventory, in order, and the folders that their nodes see."""
+    """Hold the hosts of an inventory, in order, and the folders that their nodes see.
+
+    Attributes:
+        hosts: the machines, by name; the names become those of nodes.
+        folders: what every node sees, by path in the nodes.
+    """
 
     source: str
     hosts: tuple[Host, ...]

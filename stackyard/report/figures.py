@@ -21,12 +21,17 @@ def figure(check: Mapping[str, Any]) -> str:
 
 
 def _mesh_figure(measured: Mapping[str, Any]) -> str:
-    return f"{len(measured['logins'])} logins, {len(measured['refused'])} refused"
+    logins = len(measured["logins"])
+    return f"{logins} login{'s' * (logins != 1)}, {len(measured['refused'])} refused"
 
 
 def _loss_figure(measured: Mapping[str, Any]) -> str:
-    last = list(measured.values())[-1]
-    numbers = [last["first"], last["last"]]
+    """Name the losses of the first layout that ended with the judged updates: the reference.
+
+    A layout that is killed and resumed goes on past them until it is killed.
+    """
+    judged = min(measured.values(), key=lambda layout: layout["updates"])
+    numbers = [judged["first"], judged["last"]]
     if not all(isinstance(number, float) for number in numbers):
         return ""
     return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
@@ -43,7 +48,12 @@ def _parity_figure(measured: Mapping[str, Any]) -> str:
 
 def _largest(gaps: Sequence[float | str]) -> str:
     numbers = [gap for gap in gaps if isinstance(gap, float)]
-    return f"max {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
+    return f"differs by {max(numbers):.1g}" if len(numbers) == len(gaps) else ""
+
+
+def _pause_figure(measured: Mapping[str, Any]) -> str:
+    longest = max((one["seconds"] for one in measured.values()), default=0.0)
+    return f"longest pause {longest:.2g} s"
 
 
 def _fused_figure(measured: Mapping[str, Any]) -> str:
@@ -73,5 +83,6 @@ BENCH: Figures = {
     "same_loss": lambda measured: _largest(
         [one["end"] for one in measured.values() if "end" in one]
     ),
+    "steady": _pause_figure,
     "freed": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
 }

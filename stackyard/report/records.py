@@ -84,7 +84,7 @@ def smoke_report(
         "checks": [check_value(check) for check in outcome.checks],
         "diagnoses": _diagnoses(outcome, failures),
         "phases": [
-            {"name": "have the image", "seconds": round(build_seconds, 2), "at": 0.0},
+            {"name": "find or build the image", "seconds": round(build_seconds, 2), "at": 0.0},
             *[phase_value(phase, build_seconds) for phase in outcome.phases],
         ],
         "curves": {

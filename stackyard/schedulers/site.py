@@ -35,11 +35,11 @@ _Site = TypeVar("_Site", SlurmSite, KubernetesSite)
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFile:
-    """Hold clusters, and the folders that jobs see there.
+    """Hold clusters, and the folders that jobs see there. Slurm's runtime may be `AUTO`.
 
     Attributes:
-        slurm: None when the file has no such key; its runtime may be `AUTO`.
-        kubernetes: None when the file has no such key.
+        slurm: settings of a Slurm cluster, where there is one.
+        kubernetes: settings of a Kubernetes cluster, where there is one.
         binds: for each scheduler, folders of its machines (or claims) by path in the containers.
     """
 

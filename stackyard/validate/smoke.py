@@ -228,7 +228,7 @@ def _broken(seen: Observation, why: str, progress: _Progress) -> Observation:
 def _try_mesh(running: nodes.Mesh, seen: Observation, progress: _Progress) -> Observation:
     with progress.phase("log in between nodes"):
         reach = nodes.wait_reachable(running)
-    with progress.phase("try what is refused"):
+    with progress.phase("try forbidden logins"):
         refusals = nodes.try_refusals(running, now=int(time.time()))
     sessions = {
         (source, target): nodes.session_environment(answer["environment"])

@@ -19,7 +19,7 @@ from stackyard.definitions.document import parse_document
 from stackyard.definitions.project import ROOT
 from stackyard.definitions.read.files import read_stack
 from stackyard.mesh import hosts
-from stackyard.report import figures
+from stackyard.report import figures, page
 from tests import tutorials
 from tests.unit.lines import type_line
 from tests.unit.test_architecture import ROOMS
@@ -38,7 +38,7 @@ def prose(text):
     text = re.sub(r"^<!-- [\w ]+: scripts/gpu-figures -->.*?^<!-- end of [\w ]+ -->$", "", text,
                   flags=re.MULTILINE | re.DOTALL)  # fmt: skip
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"<!--.*?-->|^ {4}.*$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"<!--.*?-->|^ {4}[^\n]*$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 # Links
@@ -113,6 +113,18 @@ def test_no_sentence_of_the_way_in_is_long(path):
     assert long_sentences(path.read_text(encoding="utf-8")) == []
 
 
+GUIDES = [*sorted((DOCS / "howto").glob("*.md")), *sorted((DOCS / "explanation").glob("s*.md")),
+          *(DOCS / "reference" / name for name in ("checks.md", "report.md"))]  # fmt: skip
+LONG = {"slurm.md", "templates.md"}  # still have longer ones
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in GUIDES if path.name not in LONG], ids=lambda path: path.name
+)
+def test_no_sentence_of_a_guide_is_very_long(path):
+    assert long_sentences(path.read_text(encoding="utf-8"), most=30) == []
+
+
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", DOCS / "index.md", *tutorials.PAGES], ids=lambda path: path.name
 )
@@ -126,6 +138,7 @@ def test_a_long_sentence_is_seen():
     assert long_sentences(f"{words}more.") == [f"{words}more."]
     assert long_sentences(f"{words.strip()}. {words}\n\n- {words}\n\n```\n{words * 2}\n```\n") == []
     assert long_sentences(f"| {words}| {words}|\n    {words * 2}\n`{words * 2}` is code.") == []
+    assert long_sentences(f"    typed\n\n{words}more.") == [f"{words}more."]
 
 
 # Figures
@@ -226,8 +239,21 @@ def test_every_command_and_option_that_a_page_names_exists(name):
     assert [line for line in typed(text) if unknown(line)] == []
 
 
+RECORD = runpy.run_path(str(ROOT / "scripts" / "record-session"))
+
+
+def test_the_loss_curve_names_every_layout():
+    path = DOCS / "reports/cpu/fairseq/smoke.json"
+    report = json.loads(path.read_text(encoding="utf-8"))
+    made = RECORD["with_legend"](page.losses(report))
+    for text in (made, (DOCS / "recordings/loss.svg").read_text(encoding="utf-8")):
+        assert re.findall(r">([^<>]+)</text>\n(?:<line|<style)", text)[-3:] == list(
+            report["curves"]
+        )
+
+
 def test_every_recorded_command_exists():
-    recordings = runpy.run_path(str(ROOT / "scripts" / "record-session"))["RECORDINGS"]
+    recordings = RECORD["RECORDINGS"]
     there = {path.stem for path in (DOCS / "recordings").iterdir()}
     assert there == {*recordings, "loss"}
     for name, command in recordings.items():

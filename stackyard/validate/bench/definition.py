@@ -104,8 +104,12 @@ class Bench:
         what: description of the training, and of incidental differences between the sides.
         unit: name of a token in tables (`tokens`, `words`).
         prepare: command that makes the data on the first node, from nothing but the image.
-        launcher: starts the ranks; `one_launcher` starts a single rank.
-        sides: others are compared with the first one, unless they name another.
+        launcher: how the ranks are started.
+        program: what every side runs, unless it names its own.
+        sides: the variants; each is compared with the first one, unless it names another.
+        sizes: model, batch, updates and bounds, for `cuda` and for `cpu`.
+        start_seconds: time within which every rank must have joined.
+        stall_seconds: longest silence of a training.
     """
 
     stack: str

@@ -142,7 +142,9 @@ def test_phases_of_one_and_of_several_stacks_are_shown():
     other = {**one, "stack": "ball", "phases": one["phases"][:1]}
     assert "0.50" in drawn(tables.phase_table([one]))
     text = drawn(tables.phase_table([one, other]))
-    assert "ball" in text and text.count("have the image") == 2 and text.count("log in") == 1
+    assert (
+        "ball" in text and text.count("find or build the image") == 2 and text.count("log in") == 1
+    )
 
 
 def test_no_report_is_an_empty_table():

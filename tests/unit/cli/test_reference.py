@@ -43,14 +43,23 @@ def test_patterns_and_names_in_brackets_are_text_and_not_markdown():
     assert "it \\*is\\*" in page and "- <https://a.example/1>" in page
 
 
+KEY = re.compile(r"^\| `(\w+)` \| (.*) \| (yes|) \| (.*) \|$", re.MULTILINE)
+
+
 def test_kinds_are_said_in_words():
     schema = {"title": "x.yml", "required": ["a"], "properties": {
         "a": {"type": ["object", "null"]}, "b": {"enum": ["x", "y", None]},
-        "c": {"type": "boolean"}, "d": {"type": ["string", "number", "null"]}, "e": {},
+        "c": {"type": "boolean", "description": "if a|b."},
+        "d": {"type": ["string", "number", "null"]}, "e": {},
     }}  # fmt: skip
     made = {schemas.path_of(f"files/{name}"): schema for name in ("settings", *schemas.FILES)}
-    rows = re.findall(r"^\| `(.)` \| (.*) \| (.*) \|$", reference.files_page(made), re.MULTILINE)
+    rows = KEY.findall(reference.files_page(made))
     assert rows[:5] == [
-        ("a", "mapping", "yes"), ("b", "`x` or `y`", ""), ("c", "yes or no", ""),
-        ("d", "text, number", ""), ("e", "", ""),
+        ("a", "mapping", "yes", ""), ("b", "`x` or `y`", "", ""),
+        ("c", "yes or no", "", r"if a\|b"), ("d", "text, number", "", ""), ("e", "", "", ""),
     ]  # fmt: skip
+
+
+def test_every_key_of_a_file_has_a_meaning():
+    rows = KEY.findall(MADE["docs/reference/files.md"])
+    assert len(rows) > 100 and [name for name, *_, meaning in rows if not meaning] == []

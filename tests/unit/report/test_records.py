@@ -38,7 +38,7 @@ def test_a_good_smoke_is_said_in_full():
     assert (found["seconds"], found["build_seconds"]) == (12.35, 0.0)
     assert found["nodes"] == ["node1", "node2"]
     assert found["phases"] == [
-        {"name": "have the image", "seconds": 0.0, "at": 0.0},
+        {"name": "find or build the image", "seconds": 0.0, "at": 0.0},
         {"name": "start nodes", "seconds": 0.5, "at": 0.0},
         {"name": "log in between nodes", "seconds": 0.25, "at": 0.5},
     ]
@@ -165,8 +165,8 @@ def test_no_report_at_all_is_no_pass():
         ("world_size", "4 trainings"),
         ("loss_falls", "2.95 to 1.00"),
         ("ranks_agree", "2 hashes"),
-        ("parity", "max 0"),
-        ("resume_equal", "max 0"),
+        ("parity", "differs by 0"),
+        ("resume_equal", "differs by 0"),
         ("no_strays", "0 left"),
     ],
 )
@@ -181,6 +181,23 @@ def test_a_figure_of_any_check_is_text(name):
         assert isinstance(figures.figure(check), str)
         if check["outcome"] == "not run":
             assert figures.figure(check) == ""
+
+
+def test_the_figure_of_losses_is_the_references_not_one_that_trained_on_until_it_was_killed():
+    judged = {"updates": 40, "first": 6.1, "last": 3.53}
+    killed = {"updates": 45, "first": 6.1, "last": 3.35}
+    for measured in ({"one": judged, "ddp-2": killed}, {"ddp-2": killed, "one": judged}):
+        assert figures.figure({"name": "loss_falls", "measured": measured}) == "6.10 to 3.53"
+
+
+def test_one_login_is_no_logins():
+    measured = {"logins": ["node1>node1"], "refused": ["password", "unnamed"]}
+    assert figures.figure({"name": "mesh", "measured": measured}) == "1 login, 2 refused"
+
+
+def test_the_figure_of_steady_is_the_longest_pause_of_all_trainings():
+    measured = {"a-1": {"seconds": 0.038, "at": 86}, "b-1": {"seconds": 6.6, "at": 150}}
+    assert figures.figure({"name": "steady", "measured": measured}) == "longest pause 6.6 s"
 
 
 def test_a_check_that_nobody_knows_has_no_figure():
