@@ -58,6 +58,32 @@ def spread(ranks: int, nodes: Sequence[str]) -> tuple[tuple[str, ...], int]:
     return used, -(-ranks // len(used))
 
 
+def launches(smoke: Smoke, names: Sequence[str], shared: str) -> tuple[TrainingPlan, ...]:
+    """Return the launches of a smoke in order: its layouts, and the one that is resumed.
+
+    The layout that is resumed goes on past its last judged update, until it is killed: up to that
+    update it is the uninterrupted training, too.
+
+    Args:
+        names: of all nodes.
+        shared: the folder that they share.
+    """
+
+    def one(name: str, label: str, kill_after: int | None = None) -> TrainingPlan:
+        layout = smoke.layout(name)
+        used, per_node = spread(layout.ranks, names)
+        return TrainingPlan(
+            layout=layout, label=label, save=f"{shared}/checkpoints/{name}", nodes=used,
+            per_node=per_node, kill_after=kill_after, shared=shared,
+        )  # fmt: skip
+
+    found = [
+        one(layout.name, layout.name, smoke.updates if layout.name == smoke.resume else None)
+        for layout in smoke.layouts
+    ]
+    return (*found, one(smoke.resume, f"{smoke.resume}-resumed"))
+
+
 def data_in(shared: str) -> str:
     """Return the folder of the data, in the folder that the nodes of a run share."""
     return f"{shared}/data"
@@ -69,7 +95,7 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
         "text": TEXT,
         "data": data_in(plan.shared),
         "save": plan.save,
-        "record": plan.folder,
+        "record": plan.record or plan.folder,
         "updates": smoke.updates if plan.kill_after is None else smoke.horizon,
         "horizon": smoke.horizon,
         "save_at": smoke.save_at,
@@ -77,16 +103,20 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
     }
 
 
+def program_words(smoke: Smoke, plan: TrainingPlan) -> tuple[str, ...]:
+    """Return the program of a launch with its arguments, as every rank runs it."""
+    return fill((*smoke.program, *smoke.args, *plan.layout.args), placeholders(smoke, plan))
+
+
 def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> Launch:
     """Return the exact command for node 1, by the layout's launcher."""
-    values = placeholders(smoke, plan)
     request = LaunchRequest(
         nodes=plan.nodes,
         per_node=plan.per_node,
         gpus=plan.gpus,
         device=smoke.device,
         port=port,
-        program=fill((*smoke.program, *smoke.args, *plan.layout.args), values),
+        program=program_words(smoke, plan),
         env=launch_env(smoke, plan),
         folder=SMOKE_FOLDER,
         scratch=f"{SCRATCH}/{plan.label}",
@@ -113,15 +143,20 @@ def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
     return found
 
 
+def prepare_words(smoke: Smoke, shared: str) -> tuple[str, ...]:
+    """Return the command that makes the data, in the folder that the nodes of a run share."""
+    values = {"text": TEXT, "data": data_in(shared), "updates": smoke.updates,
+              "horizon": smoke.horizon}  # fmt: skip
+    return fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
+
+
 def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
     """Make the data on node 1, with the stack's own tools.
 
     Raises:
         EngineError: it failed; carries its last lines.
     """
-    values = {"text": TEXT, "data": data_in(mesh.shared), "updates": smoke.updates,
-              "horizon": smoke.horizon}  # fmt: skip
-    argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
+    argv = prepare_words(smoke, mesh.shared)
     done = mesh.exec(mesh.head, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env))
     if done.code != 0:
         raise EngineError(
