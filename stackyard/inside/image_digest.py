@@ -1,8 +1,8 @@
 """Print a digest of the files of an image's Python packages, and facts about the node it is on.
 
 Owns which files count: all below the folder of the packages but bytecode, which Python may write
-later. Runs inside images: standard library only. It must not judge: whoever knows the image's own
-digest compares.
+later. Runs inside images: standard library only. It must not judge: the caller knows the image's own
+digest and compares.
 
     image_digest.py                 one JSON line: {"digest": HASH, ...}
     image_digest.py FOLDER HASH     the same into FOLDER/HOST.json; fails where the digest is another

@@ -1,7 +1,7 @@
 """Render several jobs that run one after another in one allocation of Slurm, as one batch script.
 
-Owns the folder in which the script and whoever follows it meet, and its names. `slurm` owns how one
-job is started. Pure.
+Owns the names in the folder by which the script is followed. `slurm` owns how one job is started.
+Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def render(whole: Job, steps: Sequence[JobStep], site: SlurmSite, folder: str) -
 
     Args:
         whole: the job that the allocation is asked for.
-        folder: where the script and whoever follows it meet; all nodes see it.
+        folder: the job's, by which it is followed; all nodes see it.
 
     Raises:
         UsageError: a job does not fit; names every reason.

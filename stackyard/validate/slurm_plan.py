@@ -17,7 +17,7 @@ from stackyard.mesh.nodes import SMOKE_FOLDER
 from stackyard.schedulers import slurm_steps
 from stackyard.schedulers.slurm_site import SlurmSite
 from stackyard.schedulers.slurm_steps import JobStep
-from stackyard.validate import training
+from stackyard.validate.launches import launches, prepare_words, program_words
 from stackyard.validate.smoke import NO_GPUS
 from stackyard.validate.training_log import TrainingPlan
 
@@ -67,7 +67,7 @@ class SlurmSmoke:
     def plans(self, names: Sequence[str] = ()) -> tuple[TrainingPlan, ...]:
         """Return the launches in order, on nodes of these names."""
         folder = str(self.folder)
-        found = training.launches(self.smoke, names or ["?"] * self.nodes, folder)
+        found = launches(self.smoke, names or ["?"] * self.nodes, folder)
         records = f"{folder}/{slurm_steps.RECORDS}"
         return tuple(replace(plan, record=f"{records}/{plan.label}") for plan in found)
 
@@ -91,7 +91,7 @@ def steps(asked: SlurmSmoke) -> tuple[JobStep, ...]:
     all_nodes, folder = whole(asked), str(asked.folder)
     look = (f"{asked.work}/{DIGEST}", f"{folder}/{slurm_steps.IMAGES}", asked.digest)
     one = replace(all_nodes, nodes=1, per_node=1, launcher="alone")
-    data = replace(one, program=asked.here(training.prepare_words(asked.smoke, folder)))
+    data = replace(one, program=asked.here(prepare_words(asked.smoke, folder)))
     return (
         JobStep(label=IMAGE, job=replace(all_nodes, program=look), all_end=True),
         JobStep(label=DATA, job=data),
@@ -106,7 +106,7 @@ def training_job(asked: SlurmSmoke, plan: TrainingPlan) -> Job:
         whole(asked),
         nodes=len(plan.nodes),
         per_node=plan.per_node,
-        program=asked.here(training.program_words(asked.smoke, plan)),
+        program=asked.here(program_words(asked.smoke, plan)),
         prepare=(("mkdir", "-p", plan.save),),
         env={**asked.env, slurm_steps.MARK: f"{asked.run}.{plan.label}"},
         launcher=plan.layout.launcher,

@@ -9,37 +9,33 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from stackyard.gpu import nccl
-from stackyard.gpu.infiniband import Fabric
 from stackyard.gpu.nccl import NcclLog
 from stackyard.mesh import survey
-from stackyard.mesh.node_plan import HostProblem, NodePlan, StandingPlan, fabric_of
+from stackyard.mesh.node_plan import HostProblem
 from stackyard.mesh.preflight import NotReady
 from stackyard.mesh.survey import HostFacts
 from stackyard.schedulers import slurm, slurm_client, slurm_steps
-from stackyard.schedulers.slurm_client import Reader
 from stackyard.schedulers.slurm_state import WAITING, JobStatus
 from stackyard.system.errors import MeshError
 from stackyard.system.process import last_lines
 from stackyard.validate import judge
 from stackyard.validate import smoke as smoking
-from stackyard.validate.gpu_hosts import placement_of, used_bytes
-from stackyard.validate.judge_gpu import GpuObservation
+from stackyard.validate.gpu_hosts import used_bytes
 from stackyard.validate.outcome import Observation, Outcome
 from stackyard.validate.record import Training
+from stackyard.validate.slurm_launch import Launch
+from stackyard.validate.slurm_nodes import Placed, place
 from stackyard.validate.slurm_plan import DATA, IMAGE, SlurmSmoke, training_job
 from stackyard.validate.smoke import Progress, SmokeWatcher
 from stackyard.validate.training import TAIL_LINES
 from stackyard.validate.training_log import TrainingLog, TrainingPlan
 
-NAME = "slurm"
 NO_LOGINS = "Slurm starts the ranks of a job, its nodes are no mesh of ssh: no login was tried"
-NO_BARE = "the GPUs are on nodes of Slurm"
 POLL_SECONDS = 0.2
 # Slurm is asked for the job's state this often; files say the rest.
 STATUS_SECONDS = 2.0
@@ -48,36 +44,6 @@ LATE_SECONDS = 5.0
 # A job whose last step is over ends by itself; one that does not is cancelled.
 END_SECONDS = 30.0
 _LABEL = re.compile(r"\s*\d+: ?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    """Hold the nodes that Slurm gave, as a run over hosts has its hosts.
-
-    Attributes:
-        machine: what a report says of the machine, of the first node.
-    """
-
-    plan: StandingPlan
-    facts: Mapping[str, HostFacts]
-    machine: Mapping[str, str]
-
-    @property
-    def fabric(self) -> Fabric:
-        """Return the InfiniBand or RoCE ports between the nodes."""
-        return fabric_of(self.plan, self.facts)
-
-    @property
-    def gpus(self) -> GpuObservation:
-        """Return what is known of the GPUs before the trainings."""
-        placed = placement_of(self.plan, self.facts, self.fabric.why)
-        drivers = {one.driver.version for one in self.facts.values() if one.driver}
-        return GpuObservation(
-            placement=replace(placed, name=NAME),
-            driver=", ".join(sorted(drivers)),
-            no_bare=NO_BARE,
-            used_before=used_bytes(placed, self.facts),
-        )
 
 
 def run(
@@ -119,6 +85,7 @@ class Follower:
         self._asked, self._job, self._watcher = asked, job, watcher
         self._status: JobStatus | None = None
         self._when = 0.0
+        self._names: tuple[str, ...] = ()
 
     def _now(self) -> JobStatus:
         if self._status is None or time.monotonic() - self._when > STATUS_SECONDS:
@@ -159,12 +126,11 @@ class Follower:
         if over.code != 0 or len(told) != self._asked.nodes:
             raise self._failed(IMAGE, f"ended with exit code {over.code}")
         facts = self._facts(slurm_steps.FACTS)
-        plan = StandingPlan(
-            run=self._asked.run, stack=self._asked.stack, base=self._asked.base,
-            image=self._asked.image_id, nodes=tuple(_node(one, facts) for one in told),
-            why="the interface of each node that leads to the first one",
-        )  # fmt: skip
-        return Placed(plan=plan, facts=facts, machine=_machine(told[0], facts))
+        if unknown := [one["host"] for one in told if one["host"] not in facts]:
+            raise MeshError(f"{', '.join(unknown)}: not the name of a node outside its image")
+        found = place(self._asked, told, facts)
+        self._names = found.plan.names
+        return found
 
     def _facts(self, folder: str) -> dict[str, HostFacts]:
         found = {}
@@ -188,7 +154,7 @@ class Follower:
     def train(self, plan: TrainingPlan) -> Training:
         """Follow one launch to its end; kill it at its update, or where it is silent."""
         log = TrainingLog(self._asked.smoke, plan, self._watcher.loss)
-        one = _Launch(self._asked, self._job, plan, log)
+        one = Launch(self._asked, self._job, plan, log)
         try:
             over = self._until_over(plan.label, one.look)
         except MeshError as error:
@@ -210,7 +176,7 @@ class Follower:
             stopped=stopped,
             killed=killed,
             strays={node: _processes(text) for node, text in left.items()},
-            unseen=tuple(node for node in plan.nodes if node not in left),
+            unseen=tuple(node for node in self._names if node not in left),
             tail=last_lines("\n".join(lines), TAIL_LINES),
             seconds=over.ended - over.began,
             command=(*slurm.launcher_words(job), *job.program),
@@ -277,86 +243,6 @@ class _Over:
     code: int | None
     began: float
     ended: float
-
-
-class _Launch:
-    """Watch one launch by its ranks' records, and have Slurm kill it.
-
-    Attributes:
-        killed: it was killed on purpose, once every rank had got there.
-        stopped: why it was killed otherwise; empty if it was not.
-    """
-
-    def __init__(self, asked: SlurmSmoke, job: str, plan: TrainingPlan, log: TrainingLog) -> None:
-        self._asked, self._job, self._plan, self._log = asked, job, plan, log
-        self._readers: dict[Path, Reader] = {}
-        self._began = self._heard = time.monotonic()
-        self._killing = 0.0
-        self.killed, self.stopped = False, ""
-
-    def look(self) -> None:
-        """Take new records; kill the launch where its update has come, or where it is silent."""
-        for path in sorted(Path(self._plan.record).glob("rank*.jsonl")):
-            rank = int(re.sub(r"\D", "", path.name))
-            self._readers.setdefault(path, Reader()).read(
-                path, lambda line, rank=rank: self._take(rank, line)  # type: ignore[misc]
-            )  # fmt: skip
-        if not self.killed and not self.stopped and self._log.due():
-            self.killed = True
-            # Before the kill: the script goes on after a training that was to be killed.
-            (self._asked.folder / slurm_steps.KILLED / self._plan.label).touch()
-        if not self.killed and not self.stopped:
-            self.stopped = self._silent()
-        if (self.killed or self.stopped) and time.monotonic() - self._killing > STATUS_SECONDS:
-            self._killing = time.monotonic()
-            slurm_client.kill_step(self._job, self._plan.label)
-
-    def _take(self, rank: int, line: str) -> None:
-        self._heard = time.monotonic()
-        self._log.take({"rank": rank, "record": line})
-
-    def _silent(self) -> str:
-        smoke, now = self._asked.smoke, time.monotonic()
-        start = smoke.start_seconds + self._asked.site.join_seconds
-        missing = self._plan.layout.ranks - len(self._log.ranks)
-        if missing and now - self._began > start:
-            return f"{missing} of {self._plan.layout.ranks} ranks did not start within {start} s"
-        if not missing and now - self._heard > smoke.stall_seconds:
-            return f"no rank recorded anything for {smoke.stall_seconds} s"
-        limit = start + smoke.stall_seconds * 10
-        return f"it did not end within {limit} s" if now - self._began > limit else ""
-
-    def placed(self) -> tuple[str, ...]:
-        """Return the launch's nodes in rank order: which is first, their rendezvous decided."""
-        plan = self._plan
-        hosts = [r.host for _, r in sorted(self._log.ranks.items()) if r.host in plan.nodes]
-        if plan.layout.ranks != len(plan.nodes):
-            return plan.nodes
-        free = iter(node for node in plan.nodes if node not in hosts)
-        ranks = self._log.ranks
-        return tuple(
-            ranks[number].host if number in ranks and ranks[number].host in plan.nodes
-            else next(free, plan.nodes[number])
-            for number in range(plan.layout.ranks)
-        )  # fmt: skip
-
-
-def _node(told: Mapping[str, Any], facts: Mapping[str, HostFacts]) -> NodePlan:
-    host, interface = str(told["host"]), str(told["interface"])
-    here = facts[host]
-    return NodePlan(
-        name=host,
-        host=host,
-        address=next((i.address for i in here.interfaces if i.name == interface), ""),
-        interface=interface,
-        gpus=tuple(gpu.index for gpu in here.gpus),
-    )
-
-
-def _machine(told: Mapping[str, Any], facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    memory = facts[str(told["host"])].memory_bytes / 2**30
-    names = ("kernel", "cpus", "architecture")
-    return {**{name: str(told[name]) for name in names}, "memory_gib": f"{memory:.1f}"}
 
 
 def _processes(text: str) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
 from stackyard.validate.gpu_run import GpuRun, GpuWatch
+from stackyard.validate.launches import launches
 from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.training_log import TrainingPlan
@@ -267,7 +268,7 @@ def _train_all(
             on_loss=progress.watcher.loss,
         )  # fmt: skip
 
-    plans = training.launches(smoke, running.plan.nodes, running.shared)
+    plans = launches(smoke, running.plan.nodes, running.shared)
     return train_in_turn(smoke, plans, seen, progress, one)
 
 
@@ -278,7 +279,7 @@ def train_in_turn(
     progress: Progress,
     train: Callable[[TrainingPlan], Training],
 ) -> Observation:
-    """Run the launches of a smoke, as `training.launches` orders them, until one fails.
+    """Run the launches of a smoke, as `launches` orders them, until one fails.
 
     Args:
         train: runs one to its end.

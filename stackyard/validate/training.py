@@ -7,7 +7,7 @@ those that hang or fail. It must not judge: it returns a `Training` with the obs
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stackyard.definitions.spec import Smoke
@@ -18,10 +18,10 @@ from stackyard.mesh.nodes import SMOKE_FOLDER, Mesh
 from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
+from stackyard.validate.launches import prepare_words, program_words
 from stackyard.validate.record import Training
 from stackyard.validate.training_log import OnLoss, TrainingLog, TrainingPlan
 
-TEXT = "/usr/local/share/stackyard/text"
 # A launcher's own traceback fills 40 lines; the reason for a rank's death stands before it.
 TAIL_LINES = 200
 NCCL_LINES = 60
@@ -42,70 +42,6 @@ class Start:
     smoke: Smoke
     plan: TrainingPlan
     port: int
-
-
-def fill(words: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:
-    """Put values into the placeholders of a command line."""
-    return tuple(word.format(**values) for word in words)
-
-
-def spread(ranks: int, nodes: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the nodes that a layout's ranks are spread over, and the most ranks on each.
-
-    Uses as many nodes as possible; a layout with fewer ranks than nodes leaves the last ones idle.
-    """
-    used = tuple(nodes[:ranks])
-    return used, -(-ranks // len(used))
-
-
-def launches(smoke: Smoke, names: Sequence[str], shared: str) -> tuple[TrainingPlan, ...]:
-    """Return the launches of a smoke in order: its layouts, and the one that is resumed.
-
-    The layout that is resumed goes on past its last judged update, until it is killed: up to that
-    update it is the uninterrupted training, too.
-
-    Args:
-        names: of all nodes.
-        shared: the folder that they share.
-    """
-
-    def one(name: str, label: str, kill_after: int | None = None) -> TrainingPlan:
-        layout = smoke.layout(name)
-        used, per_node = spread(layout.ranks, names)
-        return TrainingPlan(
-            layout=layout, label=label, save=f"{shared}/checkpoints/{name}", nodes=used,
-            per_node=per_node, kill_after=kill_after, shared=shared,
-        )  # fmt: skip
-
-    found = [
-        one(layout.name, layout.name, smoke.updates if layout.name == smoke.resume else None)
-        for layout in smoke.layouts
-    ]
-    return (*found, one(smoke.resume, f"{smoke.resume}-resumed"))
-
-
-def data_in(shared: str) -> str:
-    """Return the folder of the data, in the folder that the nodes of a run share."""
-    return f"{shared}/data"
-
-
-def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
-    """Return the values of a launch's placeholders."""
-    return {
-        "text": TEXT,
-        "data": data_in(plan.shared),
-        "save": plan.save,
-        "record": plan.record or plan.folder,
-        "updates": smoke.updates if plan.kill_after is None else smoke.horizon,
-        "horizon": smoke.horizon,
-        "save_at": smoke.save_at,
-        "ranks": plan.layout.ranks,
-    }
-
-
-def program_words(smoke: Smoke, plan: TrainingPlan) -> tuple[str, ...]:
-    """Return the program of a launch with its arguments, as every rank runs it."""
-    return fill((*smoke.program, *smoke.args, *plan.layout.args), placeholders(smoke, plan))
 
 
 def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> Launch:
@@ -141,13 +77,6 @@ def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
     for node in plan.nodes:
         found += mesh.exec(node, words, seconds=20).output.splitlines()
     return found
-
-
-def prepare_words(smoke: Smoke, shared: str) -> tuple[str, ...]:
-    """Return the command that makes the data, in the folder that the nodes of a run share."""
-    values = {"text": TEXT, "data": data_in(shared), "updates": smoke.updates,
-              "horizon": smoke.horizon}  # fmt: skip
-    return fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
 
 
 def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
