@@ -24,6 +24,7 @@ from stackyard.validate.outcome import Observation, Outcome, Phase
 SCHEMA: Final = "stackyard.report/2"
 CPU_RANKS = "cpu-ranks"
 HOSTS = "hosts"
+SLURM = "slurm"
 
 
 def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
@@ -34,12 +35,13 @@ def path_of(stack: str, base: str, kind: str, suffix: str) -> str:
 def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
     """Return a record's path: one file per placement of GPUs, without suffix for `together`.
 
-    A report of CPU ranks never replaces one of GPUs, nor one of hosts one of this machine.
+    A report of CPU ranks never replaces one of GPUs, nor one of hosts or Slurm one of this machine.
     """
     name = value.get("gpus", {}).get("placement", "together")
     name = CPU_RANKS if value.get("ranks") == "cpu" else name
-    kind = value["kind"] if name in ("together", HOSTS) else f"{value['kind']}-{name}"
-    kind = f"{kind}-{HOSTS}" if value.get("hosts") else kind
+    kind = value["kind"] if name in ("together", HOSTS, SLURM) else f"{value['kind']}-{name}"
+    where = SLURM if value.get("slurm") else HOSTS if value.get("hosts") else ""
+    kind = f"{kind}-{where}" if where else kind
     # An image of users' own code has records of its own, so that it never replaces the stack's.
     short = "-".join(source["short"] for source in value["image"].get("sources", ()))
     kind = f"{kind}-src-{short}" if short else kind

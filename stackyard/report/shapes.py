@@ -311,18 +311,32 @@ class HostsValue(TypedDict):
     hosts: list[HostValue]
 
 
+class SlurmValue(TypedDict):
+    """Hold the job of a smoke on Slurm.
+
+    Attributes:
+        job: its number.
+        runtime: how its nodes entered the image (docs/howto/slurm.md).
+    """
+
+    job: str
+    runtime: str
+
+
 class SmokeParts(TypedDict, total=False):
     """Hold what only some smokes have.
 
     Attributes:
         ranks: where CPU ranks trained in an image for GPUs.
-        hosts: of a smoke over hosts.
+        hosts: of a smoke over hosts, or the nodes of one on Slurm.
+        slurm: of a smoke on Slurm.
         against: after `invoke smoke --against`.
     """
 
     made: MadeValue
     ranks: str
     hosts: HostsValue
+    slurm: SlurmValue
     gpus: GpusValue
     speeds: dict[str, SpeedValue]
     against: Comparison

@@ -19,17 +19,21 @@ from typing import Any
 from stackyard.build.builder import Built
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Smoke
+from stackyard.gpu.infiniband import Fabric
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import node_names
+from stackyard.mesh.node_plan import StandingPlan
 from stackyard.mesh.spread import Spread
+from stackyard.mesh.survey import HostFacts
 from stackyard.report import page, pages, records, vouch
 from stackyard.report.shapes import HostsValue, HostValue, SmokeReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError
-from stackyard.validate import gpu_run, smoke
+from stackyard.validate import gpu_run, slurm_smoke, smoke
 from stackyard.validate.gpu_hosts import HostGpus
 from stackyard.validate.gpu_run import GpuPlan
 from stackyard.validate.outcome import Observation
+from stackyard.validate.slurm_plan import SlurmSmoke
 
 
 def at_once(facts: Mapping[str, str], wanted: int) -> int:
@@ -181,11 +185,60 @@ def smoke_on_hosts(
     return value
 
 
+def smoke_on_slurm(
+    project: Project,
+    asked: SlurmSmoke,
+    job: str,
+    built: Built,
+    watcher: smoke.SmokeWatcher,
+    installed: Mapping[str, Mapping[str, str]],
+) -> SmokeReport:
+    """Follow the smoke of one image on Slurm, write its reports and evidence, return the record.
+
+    Args:
+        job: number of the job, which was submitted.
+        installed: versions found in the image, whose content all nodes have.
+
+    Raises:
+        NotReady: a node has another image; nothing was trained.
+    """
+    started = datetime.datetime.now(datetime.timezone.utc)
+    clock, device = time.monotonic(), asked.smoke.device
+    seen = Observation(
+        nodes=(),
+        environment={**built.info.environment, **asked.env},
+        recorded=recorded_curve(project.root, asked.stack) if device != "cpu" else {},
+        installed=installed,
+    )
+    outcome, placed = slurm_smoke.run(asked, job, seen, watcher)
+    value = records.smoke_report(
+        built.image,
+        built.info,
+        outcome,
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        host=placed.machine if placed else {},
+        ranks=device,
+        build_seconds=built.seconds,
+        failures=project.definitions.failures.values(),
+    )
+    value["slurm"] = {"job": job, "runtime": asked.site.runtime}
+    if placed:
+        value["hosts"] = _hosts_value(placed.plan, placed.facts, placed.fabric)
+    _keep(project, value, built, watcher)
+    return value
+
+
 def hosts_value(spread: Spread) -> HostsValue:
     """Return the hosts of a run as data; empty lists before the hosts were asked."""
-    plan, facts = spread.plan, spread.facts
-    if plan is None or spread.fabric is None:
+    if spread.plan is None or spread.fabric is None:
         return {"network": "", "nccl": "", "hosts": []}
+    return _hosts_value(spread.plan, spread.facts, spread.fabric)
+
+
+def _hosts_value(
+    plan: StandingPlan, facts: Mapping[str, HostFacts], fabric: Fabric
+) -> HostsValue:  # fmt: skip
     found: list[HostValue] = []
     for name in dict.fromkeys(node.host for node in plan.nodes):
         own = [node for node in plan.nodes if node.host == name]
@@ -203,7 +256,7 @@ def hosts_value(spread: Spread) -> HostsValue:
             "driver": here.driver.version if here.driver else "",
             "gpus": records.devices(g for g in here.gpus if g.index in used),
         })  # fmt: skip
-    nccl = spread.fabric.why if any(node.gpus for node in plan.nodes) else ""
+    nccl = fabric.why if any(node.gpus for node in plan.nodes) else ""
     return {"network": plan.why, "nccl": nccl, "hosts": found}
 
 

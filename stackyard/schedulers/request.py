@@ -139,12 +139,32 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
     job = replace(job, binds=binds, env={**job.env, **settings.parse(given.env)})
     notes = list(_saving(job, site, where)) if example else []
     if isinstance(site, SlurmSite):
-        site, told = _slurm_here(_as_typed(site, given), job.image, away=away)
+        site, told = _slurm_here(_as_typed(site, given.runtime, given.image), job.image, away=away)
         notes += told
         # A job that is submitted again must not find its files of the last time on its nodes.
         job = replace(job, prepare=(("rm", "-rf", where.folder), *job.prepare))
     notes += _pulling(job, site)
     return ClusterJob(job=job, site=site, notes=tuple(notes))
+
+
+def slurm_site(
+    given: str, image: str, reference: str, runtime: str = ""
+) -> tuple[SlurmSite, Mapping[str, str], tuple[str, ...]]:
+    """Return how Slurm is used here, its folders by place in the containers, and notes on both.
+
+    Args:
+        given: the settings of the cluster, by their file; empty for `SITE_FILE`, if that is there.
+        image: path of the image on the nodes; empty for what the settings say.
+        reference: the image by tag or id, whose environment the nodes may need.
+        runtime: how nodes enter the image; empty for what the settings say.
+
+    Raises:
+        StackyardError: the settings are invalid, or Slurm is not here.
+    """
+    site, binds = load_site("slurm", given)
+    assert isinstance(site, SlurmSite)
+    site, notes = _slurm_here(_as_typed(site, runtime, image), reference, away=False)
+    return site, binds, tuple(notes)
 
 
 def _where(project: Project, given: ClusterArguments, stack: str) -> Where:
@@ -184,15 +204,15 @@ def _per_node(given: ClusterArguments) -> int:
     return each
 
 
-def _as_typed(site: SlurmSite, given: ClusterArguments) -> SlurmSite:
+def _as_typed(site: SlurmSite, runtime: str, image: str) -> SlurmSite:
     """Return the site with the runtime, and the path of the image, that were typed."""
-    if given.runtime and given.runtime not in RUNTIMES:
+    if runtime and runtime not in RUNTIMES:
         raise UsageError(
-            f"--runtime {shown(given.runtime)!r} is none", why=nearest(given.runtime, RUNTIMES),
+            f"--runtime {shown(runtime)!r} is none", why=nearest(runtime, RUNTIMES),
             hint=f"one of {', '.join(RUNTIMES)}",
         )  # fmt: skip
-    site = replace(site, runtime=given.runtime or site.runtime)
-    return replace(site, image=given.image) if given.image.startswith("/") else site
+    site = replace(site, runtime=runtime or site.runtime)
+    return replace(site, image=image) if image.startswith("/") else site
 
 
 def _slurm_here(site: SlurmSite, image: str, *, away: bool) -> tuple[SlurmSite, list[str]]:

@@ -21,12 +21,14 @@ from stackyard.system.archive import pack
 from stackyard.system.errors import UsageError
 
 SCRIPT = "job.sh"
+# Lines of a job's log that say what NCCL used begin so.
+NCCL = "stackyard: nccl: "
 _GPU_CHECK = (
     "import sys, torch; n = torch.cuda.device_count();"
     " sys.exit(f'{n} GPUs are visible, %d are needed' if n < %d else 0)"
 )
 # Delimiters of the script's here-documents.
-_MARKS = ("STACKYARD_NODE", "STACKYARD_FILES", "STACKYARD_ENTER", "STACKYARD_OCI")
+MARKS = ("STACKYARD_NODE", "STACKYARD_FILES", "STACKYARD_ENTER", "STACKYARD_OCI")
 
 
 def render(job: Job, site: SlurmSite) -> dict[str, str]:
@@ -36,7 +38,19 @@ def render(job: Job, site: SlurmSite) -> dict[str, str]:
         UsageError: the job does not fit; names every reason.
     """
     check(job, site)
-    values: dict[str, object] = {
+    values = {
+        **head_values(job, site),
+        "srun": srun_options(job, site),
+        "node": node_script(job, site).rstrip("\n"),
+    }
+    text = template.render("clusters/slurm.sh.j2", values)
+    require_marks(job.name, text, dict.fromkeys(MARKS, 1))
+    return {SCRIPT: text}
+
+
+def head_values(job: Job, site: SlurmSite) -> dict[str, object]:
+    """Return the values of the part of a batch script that precedes its first srun."""
+    return {
         "name": job.name,
         "stack": job.stack,
         "base": job.base,
@@ -46,22 +60,29 @@ def render(job: Job, site: SlurmSite) -> dict[str, str]:
         "runtime": site.runtime,
         "image": site.image,
         "directives": directives(job, site),
-        "srun": srun_options(job, site),
         "entering": "".join(f"{word} " for word in entering.words_before(job, site)),
         "enter": entering.enter_script(job, site) if site.entered else "",
         "oci_config": oci_config(job) if site.runtime == "oci" else "",
-        "node": node_script(job, site).rstrip("\n"),
     }
-    text = template.render("clusters/slurm.sh.j2", values)
+
+
+def require_marks(name: str, text: str, marks: Mapping[str, int]) -> None:
+    """Require that no value ends a part of a batch script early.
+
+    Args:
+        marks: how many lines may be only this delimiter.
+
+    Raises:
+        UsageError: a value has such a line.
+    """
     lines = text.splitlines()
-    early = [mark for mark in _MARKS if lines.count(mark) > 1]
+    early = [mark for mark, count in marks.items() if lines.count(mark) > count]
     if early:
         raise UsageError(
-            f"{job.name} cannot run on Slurm: a value has a line that is only {early[0]}",
+            f"{name} cannot run on Slurm: a value has a line that is only {early[0]}",
             why="that line ends a part of the batch script",
             hint="write the value in another way",
         )
-    return {SCRIPT: text}
 
 
 def log_name(name: str, job_id: str) -> str:
@@ -155,7 +176,6 @@ def _bound(place: str, folder: str) -> dict[str, object]:
 
 def node_script(job: Job, site: SlurmSite) -> str:
     """Render the script that every node executes inside the image."""
-    elastic = job.launcher not in ("alone", "each")
     env = environment(job, site)
     # Where the user asks NCCL to speak, its lines stay in the output.
     quiet = job.device == "cuda" and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(env)
@@ -172,8 +192,8 @@ def node_script(job: Job, site: SlurmSite) -> str:
         "prepare": job.prepare,
         "gpu_check": _GPU_CHECK % (job.per_node, job.per_node),
         "join_seconds": site.join_seconds,
-        "elastic": elastic,
-        "launcher": _torchrun(job) if elastic else _interpreter(job),
+        "elastic": is_elastic(job),
+        "launcher": launcher_words(job),
         "program": job.program,
     }
     return template.render("clusters/slurm-node.sh.j2", values)
@@ -182,6 +202,16 @@ def node_script(job: Job, site: SlurmSite) -> str:
 def _archive(files: Mapping[str, bytes]) -> str:
     packed = pack({path.lstrip("/"): data for path, data in files.items()}, mode=0o755)
     return base64.encodebytes(packed).decode().rstrip("\n")
+
+
+def launcher_words(job: Job) -> list[str]:
+    """Return the words before a job's program that start its ranks on each node."""
+    return _torchrun(job) if is_elastic(job) else _interpreter(job)
+
+
+def is_elastic(job: Job) -> bool:
+    """Return whether the ranks of a job meet at a rendezvous."""
+    return job.launcher not in ("alone", "each")
 
 
 def _torchrun(job: Job) -> list[str]:

@@ -118,7 +118,7 @@ def logs(job_id: str, follow: bool, on_line: Callable[[str], None]) -> JobStatus
     Raises:
         StackyardError: there is no such job, or its log is not on this machine.
     """
-    reader = _Reader()
+    reader = Reader()
     while True:
         now = status(job_id)
         path = Path(now.log)
@@ -137,13 +137,14 @@ def logs(job_id: str, follow: bool, on_line: Callable[[str], None]) -> JobStatus
         time.sleep(POLL_SECONDS)
 
 
-class _Reader:
+class Reader:
     """Read the new lines of a growing file, whole lines only."""
 
     def __init__(self) -> None:
         self._at, self._rest = 0, b""
 
     def read(self, path: Path, on_line: Callable[[str], None]) -> None:
+        """Pass on the lines that were added since the last call."""
         with path.open("rb") as file:
             file.seek(self._at)
             data = file.read()
@@ -153,8 +154,23 @@ class _Reader:
             on_line(line.decode("utf-8", errors="replace"))
 
     def finish(self, on_line: Callable[[str], None]) -> None:
+        """Pass on what follows the last end of a line."""
         if self._rest:
             on_line(self._rest.decode("utf-8", errors="replace"))
+
+
+def kill_step(job_id: str, name: str) -> None:
+    """Kill all processes of a job's step, by its name, with SIGKILL; the job goes on.
+
+    Raises:
+        CommandError: Slurm refused; holds its message.
+    """
+    words = ["squeue", "--noheader", "--steps", "--jobs", _checked(job_id), "--format", "%i %j"]
+    for line in _slurm(*words).output.splitlines():
+        number, _, found = line.strip().partition(" ")
+        if found.strip() == name:
+            # A step that has just ended is no error.
+            _slurm("scancel", "--signal=KILL", number, check=False)
 
 
 def cancel(job_id: str) -> JobStatus:

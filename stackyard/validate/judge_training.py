@@ -106,4 +106,9 @@ def left_behind(groups: Mapping[str, Sequence[Training]], broken: str) -> Check:
         for node in dict.fromkeys(node for node, _ in left):
             wrong += [said for (on, _), said in left.items() if on == node][:_NAMED]
     measured = {"processes_left": count, "trainings": sum(map(len, groups.values()))}
+    unseen = [f"{name}: {node} did not tell what is left"
+              for name, trainings in groups.items()
+              for node in dict.fromkeys(n for one in trainings for n in one.unseen)]  # fmt: skip
+    if unseen and not wrong:
+        return not_run("no_strays", expected, "; ".join(unseen), measured)
     return check("no_strays", measured, expected, wrong)

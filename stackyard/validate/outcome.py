@@ -28,6 +28,7 @@ class Observation:
         trainings: the uninterrupted training of each layout.
         installed: versions by name, of `python` and `debian`, as found in node 1's image.
         broken: why the smoke could not go on; empty if it ran to its end.
+        no_logins: why nodes cannot log in to each other where that is not tried; else empty.
     """
 
     nodes: tuple[str, ...]
@@ -44,6 +45,7 @@ class Observation:
     gpu: GpuObservation | None = None
     recorded: Mapping[int, float] = field(default_factory=dict)
     installed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    no_logins: str = ""
 
     @property
     def everything(self) -> dict[str, Training]:

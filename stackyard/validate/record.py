@@ -84,6 +84,7 @@ class Training:
         command: the command that node 1 ran.
         nccl: NCCL's log of its channels; None on CPU ranks.
         began: when it was launched, in seconds since the epoch; 0 where that is not known.
+        unseen: nodes that did not tell which processes were left.
     """
 
     layout: str
@@ -99,6 +100,7 @@ class Training:
     nodes: tuple[str, ...] = ()
     nccl: NcclLog | None = None
     began: float = 0.0
+    unseen: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError, StackyardError
 from stackyard.validate import judge, measure, training
 from stackyard.validate.gpu_run import GpuRun, GpuWatch
+from stackyard.validate.launches import launches
 from stackyard.validate.outcome import Observation, Outcome, Phase
 from stackyard.validate.record import Training
 from stackyard.validate.training_log import TrainingPlan
@@ -67,8 +68,8 @@ class Stopped(StackyardError):
 
 
 @dataclass
-class _Progress:
-    """Gather an Observation while phases run."""
+class Progress:
+    """Gather the trainings of a smoke while its phases run."""
 
     watcher: SmokeWatcher
     phases: Phases = field(default_factory=Phases)
@@ -76,6 +77,11 @@ class _Progress:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Time a phase, and say that it begins.
+
+        Raises:
+            Stopped: the watcher asked for it.
+        """
         if self.watcher.stop.is_set():
             raise Stopped("the smoke was stopped")
         self.watcher.phase(name)
@@ -192,7 +198,7 @@ def smoke_in(
         Stopped: the watcher asked for it.
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
-    progress = _Progress(watcher=watcher or SmokeWatcher())
+    progress = Progress(watcher=watcher or SmokeWatcher())
     running: nodes.Mesh | None = None
     with contextlib.ExitStack() as stack:
         try:
@@ -221,11 +227,11 @@ def smoke_in(
     )
 
 
-def _broken(seen: Observation, why: str, progress: _Progress) -> Observation:
+def _broken(seen: Observation, why: str, progress: Progress) -> Observation:
     return replace(seen, trainings=progress.trainings, broken=why)
 
 
-def _try_mesh(running: nodes.Mesh, seen: Observation, progress: _Progress) -> Observation:
+def _try_mesh(running: nodes.Mesh, seen: Observation, progress: Progress) -> Observation:
     with progress.phase("log in between nodes"):
         reach = nodes.wait_reachable(running)
     with progress.phase("try forbidden logins"):
@@ -243,7 +249,7 @@ def _train_all(
     running: nodes.Mesh,
     smoke: Smoke,
     seen: Observation,
-    progress: _Progress,
+    progress: Progress,
     gpu: GpuWatch | None,
 ) -> Observation:
     with progress.phase("prepare data"):
@@ -255,36 +261,37 @@ def _train_all(
             port = running.port(next(ports))
             seen = replace(seen, gpu=gpu.measured(running, seen.gpu, port))
 
-    def one(name: str, label: str, save: str, kill_after: int | None = None) -> Training:
-        layout = smoke.layout(name)
-        used, per_node = training.spread(layout.ranks, running.plan.nodes)
-        plan = TrainingPlan(
-            layout=layout,
-            label=label,
-            save=save,
-            run=running.plan.run,
-            nodes=used,
-            per_node=per_node,
-            gpus=gpu.takes(len(used), per_node) if gpu else (),
-            kill_after=kill_after,
-            shared=running.shared,
-        )
-        with progress.phase(f"train {label}"):
-            port = running.port(next(ports))
-            return training.train(running, smoke, plan, port=port, on_loss=progress.watcher.loss)
+    def one(plan: TrainingPlan) -> Training:
+        takes = gpu.takes(len(plan.nodes), plan.per_node) if gpu else ()
+        return training.train(
+            running, smoke, replace(plan, gpus=takes, run=running.plan.run), port=running.port(next(ports)),
+            on_loss=progress.watcher.loss,
+        )  # fmt: skip
 
-    def checkpoints(layout: str) -> str:
-        return f"{running.shared}/checkpoints/{layout}"
+    plans = launches(smoke, running.plan.nodes, running.shared)
+    return train_in_turn(smoke, plans, seen, progress, one)
 
-    for layout in smoke.layouts:
-        # The layout that is resumed goes on past its last judged update, until it is killed: up to
-        # that update it is the uninterrupted training, too.
-        end = smoke.updates if layout.name == smoke.resume else None
-        found = one(layout.name, layout.name, checkpoints(layout.name), end)
-        progress.trainings[layout.name] = found
+
+def train_in_turn(
+    smoke: Smoke,
+    plans: Sequence[TrainingPlan],
+    seen: Observation,
+    progress: Progress,
+    train: Callable[[TrainingPlan], Training],
+) -> Observation:
+    """Run the launches of a smoke, as `launches` orders them, until one fails.
+
+    Args:
+        train: runs one to its end.
+    """
+    *layouts, last = plans
+    for plan in layouts:
+        with progress.phase(f"train {plan.label}"):
+            progress.trainings[plan.label] = found = train(plan)
         if found.failed:
-            why = f"{layout.name} failed, and nothing was started after it"
+            why = f"{plan.label} failed, and nothing was started after it"
             return replace(seen, trainings=progress.trainings, broken=why)
+    with progress.phase(f"train {last.label}"):
+        resumed = train(last)
     killed = progress.trainings[smoke.resume]
-    resumed = one(smoke.resume, f"{smoke.resume}-resumed", checkpoints(smoke.resume))
     return replace(seen, trainings=progress.trainings, killed=killed, resumed=resumed)

@@ -7,7 +7,7 @@ those that hang or fail. It must not judge: it returns a `Training` with the obs
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stackyard.definitions.spec import Smoke
@@ -18,10 +18,10 @@ from stackyard.mesh.nodes import SMOKE_FOLDER, Mesh
 from stackyard.mesh.supervisor import Event, Refused
 from stackyard.system.errors import EngineError
 from stackyard.system.process import last_lines
+from stackyard.validate.launches import prepare_words, program_words
 from stackyard.validate.record import Training
 from stackyard.validate.training_log import OnLoss, TrainingLog, TrainingPlan
 
-TEXT = "/usr/local/share/stackyard/text"
 # A launcher's own traceback fills 40 lines; the reason for a rank's death stands before it.
 TAIL_LINES = 200
 NCCL_LINES = 60
@@ -44,49 +44,15 @@ class Start:
     port: int
 
 
-def fill(words: tuple[str, ...], values: Mapping[str, object]) -> tuple[str, ...]:
-    """Put values into the placeholders of a command line."""
-    return tuple(word.format(**values) for word in words)
-
-
-def spread(ranks: int, nodes: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the nodes that a layout's ranks are spread over, and the most ranks on each.
-
-    Uses as many nodes as possible; a layout with fewer ranks than nodes leaves the last ones idle.
-    """
-    used = tuple(nodes[:ranks])
-    return used, -(-ranks // len(used))
-
-
-def data_in(shared: str) -> str:
-    """Return the folder of the data, in the folder that the nodes of a run share."""
-    return f"{shared}/data"
-
-
-def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
-    """Return the values of a launch's placeholders."""
-    return {
-        "text": TEXT,
-        "data": data_in(plan.shared),
-        "save": plan.save,
-        "record": plan.folder,
-        "updates": smoke.updates if plan.kill_after is None else smoke.horizon,
-        "horizon": smoke.horizon,
-        "save_at": smoke.save_at,
-        "ranks": plan.layout.ranks,
-    }
-
-
 def materialize(smoke: Smoke, plan: TrainingPlan, ssh_port: int, port: int) -> Launch:
     """Return the exact command for node 1, by the layout's launcher."""
-    values = placeholders(smoke, plan)
     request = LaunchRequest(
         nodes=plan.nodes,
         per_node=plan.per_node,
         gpus=plan.gpus,
         device=smoke.device,
         port=port,
-        program=fill((*smoke.program, *smoke.args, *plan.layout.args), values),
+        program=program_words(smoke, plan),
         env=launch_env(smoke, plan),
         folder=SMOKE_FOLDER,
         scratch=f"{SCRATCH}/{plan.label}",
@@ -119,9 +85,7 @@ def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
     Raises:
         EngineError: it failed; carries its last lines.
     """
-    values = {"text": TEXT, "data": data_in(mesh.shared), "updates": smoke.updates,
-              "horizon": smoke.horizon}  # fmt: skip
-    argv = fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
+    argv = prepare_words(smoke, mesh.shared)
     done = mesh.exec(mesh.head, argv, seconds=seconds, folder=SMOKE_FOLDER, env=dict(smoke.env))
     if done.code != 0:
         raise EngineError(

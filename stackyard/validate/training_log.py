@@ -31,6 +31,7 @@ class TrainingPlan:
         shared: the folder that the nodes of the run share.
         kill_after: SIGKILL everything once every rank has made this update and saved; until
             then the training runs as if it would go on.
+        record: folder of the ranks' records, where it is not the folder of the ranks.
     """
 
     layout: Layout
@@ -42,6 +43,7 @@ class TrainingPlan:
     gpus: tuple[tuple[int, ...], ...] = ()
     kill_after: int | None = None
     shared: str = SHARED
+    record: str = ""
 
     @property
     def folder(self) -> str:

@@ -116,7 +116,7 @@ def running_cluster(image: str, shared: Path, volume: str = "") -> Iterator[Slur
 
 def _write_commands(cluster: SlurmCluster) -> None:
     cluster.commands.mkdir()
-    for name in ("sbatch", "scontrol", "scancel", "sacct", "srun"):
+    for name in ("sbatch", "scontrol", "scancel", "sacct", "squeue", "srun"):
         path = cluster.commands / name
         path.write_text(
             f"#!/bin/sh\nat=/\ncase $PWD in {cluster.shared}*) at=$PWD ;; esac\n"

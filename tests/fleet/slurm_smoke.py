@@ -11,7 +11,7 @@ from stackyard.definitions.project import INSIDE, ROOT, load_project
 from stackyard.launch.job import Job
 from stackyard.mesh.nodes import SMOKE_FOLDER
 from stackyard.schedulers import slurm_client
-from stackyard.validate import smoke, training
+from stackyard.validate import launches, smoke
 from tests.fleet.slurm_cluster import wait
 
 # The layout of each stack that is trained here, and whether nodes must share what was prepared.
@@ -26,7 +26,7 @@ def job(stack, folder, updates=None, **changes):
     name, shared_data = STACKS[stack]
     layout = wanted.layout(name)
     values = {
-        "text": training.TEXT,
+        "text": launches.TEXT,
         "data": folder / "data" if shared_data else f"/tmp/{folder.name}/data",
         "save": folder / "save",
         "record": folder / "record",
@@ -45,8 +45,8 @@ def job(stack, folder, updates=None, **changes):
         "nodes": 2,
         "per_node": 1,
         "device": "cpu",
-        "program": training.fill((*wanted.program, *wanted.args, *layout.args), values),
-        "prepare": (training.fill(wanted.prepare, values),),
+        "program": launches.fill((*wanted.program, *wanted.args, *layout.args), values),
+        "prepare": (launches.fill(wanted.prepare, values),),
         "env": {"PYTHONPATH": SMOKE_FOLDER, **wanted.env},
         "folder": SMOKE_FOLDER,
         "binds": {str(folder): str(folder)},

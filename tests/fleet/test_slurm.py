@@ -1,5 +1,6 @@
 """The three stacks train over two nodes of a real Slurm, end as they should, and leave nothing."""
 
+import json
 import os
 import re
 import signal
@@ -209,6 +210,78 @@ def test_a_run_that_is_interrupted_is_cancelled_and_leaves_nothing(cluster, word
     wait(lambda: running.processes() == [], 10)
     assert not folder.exists()
     assert running.on("ctl", "squeue", "-h") == ""
+
+
+# Smokes
+
+
+def smoke(cluster, words, *more, **options):
+    """`invoke smoke STACK --on slurm`, typed; the job's user writes into its folder."""
+    stack, running, _ = cluster
+    folder = running.shared / "smoke"
+    line = [ROOT / ".venv/bin/invoke", "smoke", stack, "--gpus", "0", "--on", "slurm",
+            "--site", words[words.index("--site") + 1], "--out", folder, *more]  # fmt: skip
+    typed = subprocess.Popen(line, cwd=ROOT, umask=0, text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, **options)  # fmt: skip
+    return typed, folder
+
+
+def assert_nothing_left(running, folder):
+    wait(lambda: running.processes() == [], 10)
+    assert not folder.exists()
+    assert running.on("ctl", "squeue", "-h") == ""
+    for node in ("node1", "node2"):
+        assert running.on(node, "find", "/tmp", "-name", "stackyard-*") == ""
+
+
+def test_a_smoke_trains_kills_and_resumes_and_its_report_names_the_nodes(cluster, words):
+    _, running, _ = cluster
+    typed, folder = smoke(cluster, words, "--json")
+    said, errors = typed.communicate(timeout=420)
+    (value,) = json.loads(said)["reports"]
+    wrong = [check for check in value["checks"] if check["outcome"] != "passed"]
+    assert [check["name"] for check in wrong] == ["mesh"], (wrong, errors[-2000:])
+    assert (wrong[0]["outcome"], typed.returncode) == ("not run", 3)
+    assert "no login was tried" in wrong[0]["why"]
+    assert value["nodes"] == ["node1", "node2"]
+    found = value["hosts"]["hosts"]
+    assert {host["image"] for host in found} == {value["image"]["id"]}
+    assert all(host["interface"] and host["address"] for host in found)
+    assert value["slurm"]["runtime"] == "filesystem"
+    resumed = next(check for check in value["checks"] if check["name"] == "resume_equal")
+    assert resumed["measured"]["killed_after"] >= resumed["measured"]["updates"]
+    assert_nothing_left(running, folder)
+
+
+@in_one_cluster
+@pytest.mark.repeat  # unit tests hold the refusal; here it is a node's own file that differs
+def test_a_node_with_another_image_is_named_and_nothing_is_trained(cluster, words):
+    _, running, _ = cluster
+    where = "/usr/local/lib/python3.11/dist-packages/fairseq/added.py"
+    running.on("node2", "touch", where)
+    try:
+        typed, folder = smoke(cluster, words)
+        _, errors = typed.communicate(timeout=180)
+    finally:
+        running.on("node2", "rm", where)
+    assert typed.returncode == 3, errors[-2000:]
+    assert re.search(r"nothing was started: 1 problem on node2\n.*node2: its image is another one",
+                     errors), errors  # fmt: skip
+    assert_nothing_left(running, folder)
+
+
+@in_one_cluster
+@pytest.mark.repeat  # a run that is interrupted is cancelled by the same code
+def test_a_smoke_that_is_interrupted_cancels_its_job_and_leaves_nothing(cluster, words):
+    _, running, _ = cluster
+    typed, folder = smoke(cluster, words)
+    try:
+        wait(lambda: list(folder.glob("records/ddp-2/rank1.jsonl")), 180)
+    finally:
+        typed.send_signal(signal.SIGINT)
+    typed.communicate(timeout=90)
+    assert typed.returncode == 130
+    assert_nothing_left(running, folder)
 
 
 # What does not depend on the stack is tried with one of them, and a program that starts fast

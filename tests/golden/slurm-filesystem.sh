@@ -37,17 +37,20 @@ second=$(address_of "${nodes[1]}") || fail "no IPv4 address of ${nodes[1]}"
 address=$(ip -o -4 route get "$second" | sed -n 's/.* src \([0-9.]*\).*/\1/p')
 [ -n "$address" ] || fail "${nodes[0]} has no route to ${nodes[1]} ($second)"
 
-# From the job's number, so that jobs on one node differ; the first one that nobody listens on.
-port=
-for try in {0..99}; do
-  candidate=$((20000 + (SLURM_JOB_ID + try) % 10000))
-  if ! (exec 3<> "/dev/tcp/$address/$candidate") 2> /dev/null; then
-    port=$candidate
-    break
-  fi
-done
-[ -n "$port" ] || fail "no free port on ${nodes[0]} from $((20000 + SLURM_JOB_ID % 10000)) on"
+# find_port SKIPPED: from the job's number, so that jobs on one node differ; the first one that nobody listens on.
+find_port() {
+  local try candidate
+  for try in {0..99}; do
+    candidate=$((20000 + (SLURM_JOB_ID + $1 + try) % 10000))
+    if ! (exec 3<> "/dev/tcp/$address/$candidate") 2> /dev/null; then
+      port=$candidate
+      return
+    fi
+  done
+  fail "no free port on ${nodes[0]} from $((20000 + SLURM_JOB_ID % 10000)) on"
+}
 
+find_port 0
 say "job $SLURM_JOB_ID on ${nodes[*]}; a line that starts with N: is from the node of that place, from 0 on"
 say "rendezvous at $address:$port"
 code=0
@@ -64,7 +67,8 @@ fail() {
 
 made=()
 stopped=
-scratch=$(mktemp -d)
+# Named after the job: a step that is killed cannot remove it.
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/stackyard-$3-XXXXXX")
 # However it ends: the job's files do not stay where there were none before.
 trap 'rm -rf -- "$scratch"; rm -f -- ${made[@]+"${made[@]}"}' EXIT
 # Slurm signals every process of the job itself: torchrun, told twice, would leave its ranks behind.

@@ -8,7 +8,7 @@ from stackyard.definitions.project import ROOT
 from stackyard.launch.job import Job
 from stackyard.schedulers.kubernetes import make_keys, render
 from stackyard.schedulers.kubernetes_site import KubernetesSite, needs_mesh
-from stackyard.validate.training import fill, placeholders, spread
+from stackyard.validate.launches import fill, placeholders, spread
 from stackyard.validate.training_log import TrainingPlan
 from tests.golden.conftest import HERE
 from tests.schemas.kubernetes import problems

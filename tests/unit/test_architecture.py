@@ -45,7 +45,7 @@ PURE = [
     "schedulers.kubernetes",
     "schedulers.kubernetes_pod", "schedulers.kubernetes_site", "schedulers.kubernetes_start",
     "schedulers.kubernetes_state", "schedulers.kubernetes_yaml", "schedulers.site",
-    "schedulers.entering", "schedulers.slurm", "schedulers.slurm_site",
+    "schedulers.entering", "schedulers.slurm", "schedulers.slurm_site", "schedulers.slurm_steps",
     "schedulers.slurm_state", "data.dataset", "data.sharded",
     "validate.bench.definition", "validate.bench.flops",
     "validate.bench.judge", "validate.bench.plan", "validate.bench.result",

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from stackyard.cli.option import HOSTS, CpuBase, GpuBase, Image, Junit, Option, Stacks, Verbose
+from stackyard.cli.option import (
+    HOSTS,
+    CpuBase,
+    GpuBase,
+    Image,
+    Junit,
+    Option,
+    Site,
+    Stacks,
+    Verbose,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +35,15 @@ class SmokeRequest:
         str, Option("an earlier smoke.json (or a folder like reports/) to compare with", "REPORT")
     ] = ""
     hosts: Annotated[str, Option(f"train over hosts instead of on this machine: {HOSTS}")] = ""
+    on: Annotated[str, Option("slurm: train as a job there (docs/howto/slurm.md)", "CLUSTER")] = ""
+    site: Site = ""
+    out: Annotated[
+        str,
+        Option(
+            "with --on: the job's folder, which all nodes see; it is removed (./smoke-NAME)",
+            "FOLDER",
+        ),
+    ] = ""
     image: Image = ""
     junit: Junit = ""
     verbose: Verbose = False

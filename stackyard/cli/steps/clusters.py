@@ -24,6 +24,7 @@ from stackyard.definitions.project import ROOT, load_project
 from stackyard.gpu import nccl, transport
 from stackyard.gpu.nccl import NcclLog
 from stackyard.launch.job import Job
+from stackyard.schedulers import slurm
 from stackyard.schedulers.client import Cluster, State, Submitted, cluster_of
 from stackyard.schedulers.request import (
     ClusterArguments,
@@ -34,8 +35,6 @@ from stackyard.schedulers.request import (
 from stackyard.system.errors import StackyardError, UsageError
 
 KEPT = 400
-# Slurm's nodes begin these lines so.
-NCCL = "stackyard: nccl: "
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -49,8 +48,8 @@ class Lines:
 
     def __call__(self, node: str, text: str) -> None:
         """Show and keep one line of a node; what NCCL used is kept for the end."""
-        if text.startswith(NCCL):
-            self._nccl.append(text.removeprefix(NCCL))
+        if text.startswith(slurm.NCCL):
+            self._nccl.append(text.removeprefix(slurm.NCCL))
             return
         self.kept.append({"node": node, "text": text})
         self._terminal.text(f"{node} | {text}" if node else text)
@@ -147,7 +146,7 @@ def _attached(
 ) -> dict[str, Any]:
     submitted: Submitted | None = None
     try:
-        with _uninterrupted():
+        with uninterrupted():
             submitted = cluster.submit(job, asked.out)
         _announce(given, job, submitted, asked.detach, terminal)
         if asked.detach:
@@ -200,7 +199,7 @@ def _sentence(state: State) -> str:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Delay signals while a job's number is unknown, since it could not be ended yet."""
     came: list[int] = []
 

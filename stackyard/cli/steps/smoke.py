@@ -17,7 +17,7 @@ from stackyard.cli import tables
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import SmokeRequest
-from stackyard.cli.steps import compare, diagnose, smoke_hosts
+from stackyard.cli.steps import compare, diagnose, smoke_hosts, smoke_slurm
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import access
 from stackyard.mesh import nodes
@@ -39,19 +39,26 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
         project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="smoke", image=asked.image,
-        image_here=not asked.hosts, cpu_ranks_anywhere=True, typed=typed,
+        image_here=not asked.hosts and not asked.image.startswith("/"), cpu_ranks_anywhere=True,
+        typed=typed,
     )  # fmt: skip
     gpus = chosen.gpus or 0
     require_fit_for_hosts(asked, typed)
+    smoke_slurm.require_fit(asked, typed)
     count = node_count(gpus, asked.nodes, asked.placement, typed)
-    if gpus and not asked.hosts:
+    if gpus and not asked.hosts and not asked.on:
         host.require_gpus(gpus, typed)
     names, base = list(chosen.stacks), chosen.base.name
     require_smokes(project, names, chosen.device)
     earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
     if asked.junit:
         junit.require_place(Path(asked.junit))
-    if asked.hosts:
+    if asked.on:
+        reports = smoke_slurm.smoke_each(
+            project, chosen, asked, lambda built: _watcher(built, chosen.device, terminal),
+            terminal, typed,
+        )  # fmt: skip
+    elif asked.hosts:
         reports = smoke_hosts.smoke_each(
             project, chosen, asked.hosts, chosen.device,
             lambda built: _watcher(built, chosen.device, terminal), terminal, typed,

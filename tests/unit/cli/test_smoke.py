@@ -13,12 +13,14 @@ from stackyard.build.builder import Builder, Built
 from stackyard.cli import console
 from stackyard.cli.options.runs import CertifyRequest
 from stackyard.cli.options.trainings import ProveRequest, SmokeRequest
-from stackyard.cli.steps import certify, prove, smoke
+from stackyard.cli.steps import certify, prove, smoke, smoke_slurm
 from stackyard.definitions.project import load_project
+from stackyard.mesh.preflight import NotReady
 from stackyard.report import smokes
+from stackyard.schedulers.request import slurm_site
 from stackyard.system import process
-from stackyard.system.errors import EngineError, NothingToRunOn, UsageError
-from tests.unit import reports, samples
+from stackyard.system.errors import EngineError, NothingToRunOn, StackyardError, UsageError
+from tests.unit import reports, samples, slurm_smokes
 from tests.unit.report import test_certify
 from tests.unit.report.test_junit import PROOFS
 
@@ -65,6 +67,70 @@ def test_a_smoke_that_cannot_be_is_refused_with_what_to_type(
         smoke.node_count(gpus, nodes, "", "invoke smoke")
         host.require_gpus(gpus, "invoke smoke")
     assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "hint"),
+    [
+        ({"site": "s.yml", "out": "x"}, "--site and --out: only for a smoke on Slurm",
+         "invoke smoke toy --on slurm"),
+        ({"on": "kubernetes"}, "a smoke runs on Slurm, not on kubernetes",
+         "invoke smoke toy --on slurm, or --hosts"),
+        ({"on": "slurm", "hosts": "h.yml", "placement": "x"},
+         "--hosts and --placement cannot be given with --on slurm", "invoke smoke toy --on slurm"),
+    ],
+)  # fmt: skip
+def test_options_of_another_place_are_refused(options, what, hint):
+    with pytest.raises(UsageError) as caught:
+        smoke_slurm.require_fit(SmokeRequest(stack="toy", **options), "invoke smoke toy")
+    assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+def test_a_site_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"nowhere\.yml cannot be read"):
+        slurm_site(str(tmp_path / "nowhere.yml"), "", "stackyard/toy:cpu")
+
+
+class Slurm:
+    """What becomes of a submitted job."""
+
+    def __init__(self, monkeypatch, number="17"):
+        self.cancelled, self.number = [], number
+        monkeypatch.setattr(smoke_slurm.slurm_client, "submit", self.submit)
+        monkeypatch.setattr(smoke_slurm.slurm_client, "cancel", self.cancelled.append)
+
+    def submit(self, folder):
+        self.files = {path.name for path in folder.rglob("*") if path.is_file()}
+        if not self.number:
+            raise StackyardError("refused")
+        return self.number
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, NotReady])
+def test_a_submitted_smoke_is_cancelled_and_its_folder_removed_however_it_ends(
+    tmp_path, monkeypatch, error
+):
+    slurm, plan = Slurm(monkeypatch), slurm_smokes.plan(tmp_path / "job")
+    problem = error([]) if error is NotReady else error and error()
+    with (
+        contextlib.suppress(KeyboardInterrupt, NotReady),
+        smoke_slurm._submitted(plan, console.Terminal()) as job,
+    ):
+        assert (job, plan.folder.is_dir()) == ("17", True)
+        assert {"job.sh", "train.py", "image_digest.py", "stackyard_record.py"} == slurm.files
+        if problem:
+            raise problem
+    assert (slurm.cancelled, plan.folder.exists()) == (["17"], False)
+
+
+def test_a_smoke_that_slurm_refuses_leaves_no_folder(tmp_path, monkeypatch):
+    slurm, plan = Slurm(monkeypatch, number=""), slurm_smokes.plan(tmp_path / "job")
+    with (
+        pytest.raises(StackyardError, match="refused"),
+        smoke_slurm._submitted(plan, console.Terminal()),
+    ):
+        pass
+    assert (slurm.cancelled, plan.folder.exists()) == ([], False)
 
 
 def test_a_smoke_on_cpu_ranks_may_begin():

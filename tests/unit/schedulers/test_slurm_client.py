@@ -127,6 +127,13 @@ def test_a_log_on_another_machine_is_said(slurm, tmp_path):
     assert "first of its nodes" in caught.value.why
 
 
+def test_a_step_is_killed_by_its_name_and_the_others_are_not(slurm):
+    steps = "17.batch batch\n17.3 ddp-2\n17.4 ddp-2-resumed\n"
+    found = slurm(squeue=[(0, steps)], scancel=[(1, "it has ended")])
+    slurm_client.kill_step("17", "ddp-2")
+    assert found.called[1:] == [("scancel", "--signal=KILL", "17.3")]
+
+
 def test_cancelling_waits_until_nothing_runs(slurm):
     states = ["RUNNING", "COMPLETING", "COMPLETING", "CANCELLED"]
     found = slurm(scontrol=[(0, job(state)) for state in states], scancel=[(0, "")])

@@ -5,7 +5,7 @@ import pytest
 from stackyard.gpu import access
 from stackyard.gpu.placement import ISOLATED, SHARED
 from stackyard.system.errors import UsageError
-from stackyard.validate import gpu_run, training
+from stackyard.validate import gpu_run, launches
 from stackyard.validate.gpu_run import GpuPlan, GpuRun
 from tests.unit.gpu.test_access import DRIVER
 from tests.unit.gpu.test_placement import host, pair
@@ -39,7 +39,7 @@ def run(*, used=None, **changes):
 )
 def test_a_layouts_ranks_take_gpus_in_order(nodes, ranks, takes):
     names = tuple(f"node{n + 1}" for n in range(nodes))
-    used, per_node = training.spread(ranks, names)
+    used, per_node = launches.spread(ranks, names)
     assert run(nodes=nodes).takes(len(used), per_node) == takes
 
 

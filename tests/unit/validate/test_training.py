@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from stackyard.validate import training
-from stackyard.validate.training import fill, materialize
+from stackyard.validate import launches, training
+from stackyard.validate.launches import fill
+from stackyard.validate.training import materialize
 from stackyard.validate.training_log import TrainingLog, TrainingPlan
 from tests.unit import samples
 
@@ -23,7 +24,7 @@ def test_placeholders_are_filled_in_every_word():
 def test_every_placeholder_that_a_definition_may_use_has_a_value():
     from stackyard.definitions.read.smoke import PLACEHOLDERS
 
-    assert set(training.placeholders(SMOKE, plan())) == set(PLACEHOLDERS)
+    assert set(launches.placeholders(SMOKE, plan())) == set(PLACEHOLDERS)
 
 
 def test_a_layout_is_launched_with_its_own_nodes_launcher_and_arguments():
@@ -66,8 +67,8 @@ def test_the_kill_waits_until_every_rank_has_saved_and_made_the_last_judged_upda
 
 
 def test_a_training_that_is_to_be_killed_would_go_on():
-    assert training.placeholders(SMOKE, plan())["updates"] == SMOKE.updates
-    found = training.placeholders(SMOKE, plan(kill_after=SMOKE.updates))
+    assert launches.placeholders(SMOKE, plan())["updates"] == SMOKE.updates
+    found = launches.placeholders(SMOKE, plan(kill_after=SMOKE.updates))
     assert found["updates"] == found["horizon"] == 10 * SMOKE.updates
 
 
