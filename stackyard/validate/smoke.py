@@ -264,8 +264,8 @@ def _train_all(
     def one(plan: TrainingPlan) -> Training:
         takes = gpu.takes(len(plan.nodes), plan.per_node) if gpu else ()
         return training.train(
-            running, smoke, replace(plan, gpus=takes, run=running.plan.run), port=running.port(next(ports)),
-            on_loss=progress.watcher.loss,
+            running, smoke, replace(plan, gpus=takes, run=running.plan.run),
+            port=running.port(next(ports)), on_loss=progress.watcher.loss,
         )  # fmt: skip
 
     plans = launches(smoke, running.plan.nodes, running.shared)
