@@ -147,7 +147,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _job_state(job: Mapping[str, Any]) -> str:
     if job["state"] == "running":
-        return ", ".join(_progress(job))
+        return "\n".join(_progress(job))
     if job["state"] != "ended":
         return str(job["state"])
     if job["code"] == 0 and not job["reason"]:
@@ -156,7 +156,7 @@ def _job_state(job: Mapping[str, Any]) -> str:
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is known of a running job: its step, update, loss, rate and time to go."""
+    """Yield lines of what is known of a running job: step, update and loss, rate and time to go."""
     if job.get("hang"):
         yield f"does not get on: {job['hang']}"
     elif not job.get("update"):
@@ -164,13 +164,11 @@ def _progress(job: Mapping[str, Any]) -> Iterator[str]:
     if not job.get("update"):
         return
     total, rate = job["shown"].get("updates"), job.get("updates_per_second")
-    yield f"update {job['update']:,}" + (f" of {total:,}" if total else "")
-    if job.get("loss") is not None:
-        yield f"loss {float(job['loss']):.4f}"
-    if rate:
-        yield f"{rate:.3g} updates/s"
-    if rate and total and not job.get("hang"):
-        yield f"{span(max(0, total - job['update']) / rate)} to go"
+    of, loss = f" of {total:,}" if total else "", job.get("loss")
+    yield f"update {job['update']:,}{of}" + ("" if loss is None else f", loss {float(loss):.4f}")
+    if rate and not job.get("hang"):
+        left = f", {span(max(0, total - job['update']) / rate)} to go" if total else ""
+        yield f"{rate:.3g} updates/s{left}"
 
 
 def span(seconds: float) -> str:
@@ -187,7 +185,7 @@ def span(seconds: float) -> str:
 
 def loads_table(hosts: Sequence[HostLoad]) -> Table:
     """Return the table of what GPUs do: a row for each host, a value for each of its GPUs."""
-    table = Table(title="GPUs, in order", title_justify="left")
+    table = Table(title="GPUs (values in the order of their numbers)", title_justify="left")
     for column in ("host", "GPUs", "busy %", "power W", "memory GiB", "remarks"):
         table.add_column(column, overflow="fold")
     for host in hosts:

@@ -139,16 +139,17 @@ def training(**changes):
         ({"jobs": [job(state="running", code=None)]}, "train"),
         (
             {"jobs": [training()]},
-            "update 1,200 of 10,000, loss 3.2500, 2.5 updates/s, 59 min to go",
+            "update 1,200 of 10,000, loss 3.2500\n2.5 updates/s, 59 min to go",
         ),
-        ({"jobs": [training(shown={})]}, "update 1,200, loss 3.2500, 2.5 updates/s │"),
-        ({"jobs": [training(updates_per_second=None)]}, "update 1,200 of 10,000, loss 3.2500 │"),
-        ({"jobs": [training(loss="nan", shown={})]}, "update 1,200, loss nan, 2.5 updates/s"),
-        ({"jobs": [training(update=0)]}, "train │"),
+        ({"jobs": [training(shown={})]}, "update 1,200, loss 3.2500 \n2.5 updates/s "),
+        ({"jobs": [training(updates_per_second=None)]}, "update 1,200 of 10,000, loss 3.2500"),
         (
-            {"jobs": [training(hang="rank 1")]},
-            "does not get on: rank 1, update 1,200 of 10,000, loss 3.2500, 2.5 updates/s │",
+            {"jobs": [training(loss="nan")]},
+            "update 1,200 of 10,000, loss nan \n2.5 updates/s, 59 min to go",
         ),
+        ({"jobs": [training(loss=None, shown={})]}, "update 1,200 \n2.5 updates/s "),
+        ({"jobs": [training(update=0)]}, "train "),
+        ({"jobs": [training(hang="rank 1")]}, "does not get on: rank 1 \nupdate 1,200 of 10,000"),
         ({"jobs": [job(state="closing")]}, "closing"),
         ({"jobs": [job(code=3)]}, "failed: exit code 3"),
         ({"jobs": [job(code=None, reason="it was stopped")]}, "failed: it was stopped"),
@@ -156,7 +157,9 @@ def training(**changes):
     ],
 )
 def test_a_runs_state_is_that_of_its_last_job(changes, state):
-    assert state in shown(runs_table([run(**changes)]))
+    text = shown(runs_table([run(**changes)]))
+    assert all(line in text for line in state.split("\n"))
+    assert ("updates/s" in text) == ("updates/s" in state)
 
 
 @pytest.mark.parametrize(
