@@ -413,6 +413,8 @@ class JobValue(_Job, total=False):
         stopped: a controller asked for its end.
         update: the last update that a rank recorded; null where none does.
         hang: which rank is missing where others wait; empty while it gets on.
+        loss: that of the last update; text where it is no finite number (`nan`, `inf`).
+        updates_per_second: of about the last minute; null until it is known.
     """
 
     step: Any
@@ -427,6 +429,8 @@ class JobValue(_Job, total=False):
     stopped: bool
     update: int | None
     hang: str
+    loss: float | str | None
+    updates_per_second: float | None
 
 
 class Ran(JobValue):
@@ -542,6 +546,37 @@ class RunRow(TypedDict):
     jobs: list[JobValue]
 
 
+class GpuLoad(TypedDict):
+    """Hold what one GPU does; a value is null where it cannot be read.
+
+    Attributes:
+        waits: it is busy and draws little power, as one that waits in a collective.
+        unread: why it does not answer; empty where it does.
+    """
+
+    index: int
+    name: str
+    busy_percent: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    memory_used_gib: float | None
+    memory_gib: float | None
+    waits: bool
+    unread: str
+
+
+class HostLoad(TypedDict):
+    """Hold what the GPUs of one host do.
+
+    Attributes:
+        unread: why they cannot be read, or why there is none; empty where they were.
+    """
+
+    host: str
+    unread: str
+    gpus: list[GpuLoad]
+
+
 class Status(TypedDict):
     """Hold the answer of `invoke status`.
 
@@ -551,6 +586,12 @@ class Status(TypedDict):
 
     runs: list[RunRow]
     silent: list[str]
+
+
+class Watched(Status):
+    """Hold the answer of `invoke status --watch`: the last look."""
+
+    gpus: list[HostLoad]
 
 
 class Logs(TypedDict):
@@ -870,7 +911,7 @@ ANSWERS: Mapping[str, Any] = {
     "up": Up,
     "run": Ran | Examples | Written | RanOnCluster,
     "export": Exported,
-    "status": Status | ClusterState,
+    "status": Status | Watched | ClusterState,
     "logs": Logs | ClusterLogs,
     "sync": Synced,
     "stop": Stopped | ClusterState,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stackyard.system.stream import ToolLine
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress
-    from rich.table import Table
 
 SPARKS = "▁▂▃▄▅▆▇█"
 # One clock for all commands that a person typed in one line (`invoke engine smoke`).
@@ -140,8 +140,8 @@ class Terminal:
         with self._lock:
             print(text, file=sys.stderr, flush=True)
 
-    def table(self, table: Table) -> None:
-        """Print a result as a table, unless JSON was asked for."""
+    def table(self, table: RenderableType) -> None:
+        """Print a result as a table, or as several, unless JSON was asked for."""
         from rich.console import Console
 
         if not self.json:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,6 +23,8 @@ from stackyard.mesh.runs import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+    from stackyard.cli.answers import HostLoad
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 BAR_SECONDS = 10.0
@@ -144,15 +147,78 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _job_state(job: Mapping[str, Any]) -> str:
-    if job["state"] == "running" and job.get("hang"):
-        return f"does not get on: {job['hang']}"
+    if job["state"] == "running":
+        return "\n".join(_progress(job))
     if job["state"] != "ended":
-        return str(job["step"] if job["state"] == "running" else job["state"])
+        return str(job["state"])
     if job["code"] == 0 and not job["reason"]:
         return f"done in {job['ended'] - job['started']:.0f} s"
     if job["reason"] == INTERRUPTED:
         return "interrupted; the mesh is still up"
     return f"failed: {job['reason'] or 'exit code ' + str(job['code'])}"
+
+
+def _progress(job: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines of what is known of a running job: step, update and loss, rate and time to go."""
+    if job.get("hang"):
+        yield f"does not get on: {job['hang']}"
+    elif not job.get("update"):
+        yield str(job["step"])
+    if not job.get("update"):
+        return
+    total, rate = job["shown"].get("updates"), job.get("updates_per_second")
+    of, loss = f" of {total:,}" if total else "", job.get("loss")
+    yield f"update {job['update']:,}{of}" + ("" if loss is None else f", loss {float(loss):.4f}")
+    if rate and not job.get("hang"):
+        left = f", {span(max(0, total - job['update']) / rate)} to go" if total else ""
+        yield f"{rate:.3g} updates/s{left}"
+
+
+def span(seconds: float) -> str:
+    """Return a time for people: its largest unit, and the next for hours and days."""
+    minutes, hours = seconds / 60, seconds / 3600
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    if hours < 36:
+        return f"{int(hours)} h {int(minutes % 60)} min"
+    return f"{int(hours / 24)} d {int(hours % 24)} h"
+
+
+def loads_table(hosts: Sequence[HostLoad]) -> Table:
+    """Return the table of what GPUs do: a row for each host, a value for each of its GPUs."""
+    table = Table(title="GPUs (values in the order of their numbers)", title_justify="left")
+    for column in ("host", "GPUs", "busy %", "power W", "memory GiB", "remarks"):
+        table.add_column(column, overflow="fold")
+    for host in hosts:
+        gpus = host["gpus"]
+        kinds = Counter(gpu["name"] for gpu in gpus)
+        waiting = [gpu for gpu in gpus if gpu["waits"]]
+        numbers = ", ".join(str(gpu["index"]) for gpu in waiting)
+        lost = [f"GPU {gpu['index']}: {gpu['unread']}" for gpu in gpus if gpu["unread"]]
+        waits = [f"GPU {numbers}: busy at little power, as one that waits"] if waiting else []
+        table.add_row(
+            host["host"],
+            ", ".join(f"{count} x {name}" for name, count in kinds.items()),
+            " ".join(_shown(gpu["busy_percent"]) + "!" * gpu["waits"] for gpu in gpus),
+            _of([gpu["power_watts"] for gpu in gpus], [gpu["power_limit_watts"] for gpu in gpus]),
+            _of([gpu["memory_used_gib"] for gpu in gpus], [gpu["memory_gib"] for gpu in gpus]),
+            "; ".join(filter(None, [host["unread"], *waits, *lost])),
+        )
+    return table
+
+
+def _of(values: Sequence[float | None], limits: Sequence[float | None]) -> str:
+    """Return values, and the limit of all or of each."""
+    if not values:
+        return ""
+    highest = " ".join(_shown(one) for one in limits) if len(set(limits)) > 1 else _shown(limits[0])
+    return f"{' '.join(_shown(one) for one in values)} of {highest}"
+
+
+def _shown(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f}"
 
 
 def hosts_table(answer: Mapping[str, Any]) -> Table:

@@ -13,8 +13,8 @@ from stackyard.cli.options.runs import (
     CertifyRequest,
     ExportRequest,
     LogsRequest,
-    RunningRequest,
     RunRequest,
+    StatusRequest,
     StopRequest,
     SyncRequest,
     UpRequest,
@@ -81,16 +81,21 @@ def export(terminal: Terminal, asked: ExportRequest) -> Answer:
 
 
 @command
-def status(terminal: Terminal, asked: RunningRequest) -> Answer:
+def status(terminal: Terminal, asked: StatusRequest) -> Answer:
     """Show the runs on hosts and their jobs, or the state of a cluster's job.
 
     Example:
         invoke status
+        invoke status --watch
     """
     if asked.on or asked.job or asked.site:
         from stackyard.cli.steps import clusters
 
         return clusters.status(terminal, asked)
+    if asked.watch:
+        from stackyard.cli.steps import watch
+
+        return watch.watch(terminal, asked)
     from stackyard.cli.steps import hosts
 
     return hosts.status(terminal, asked)

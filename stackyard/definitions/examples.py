@@ -20,7 +20,9 @@ TEXT = "/usr/local/share/stackyard/text"
 FULL, REDUCED = "full", "reduced"
 # Programs that lie beside every example's own, as what these import.
 BESIDE = ("stackyard_record.py", "stackyard_stop.py")
-GIVEN = ("text", "data", "save", "record", "ranks", "nodes", "per_node", "groups")
+GIVEN = (
+    "text", "data", "save", "record", "tensorboard", "ranks", "nodes", "per_node", "groups",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Where:
 
     Attributes:
         folder: the job's folder on the nodes; data and records go below it.
-        save: where checkpoints go.
+        save: where checkpoints go, and TensorBoard's event files below them.
         record: where ranks record what they do; empty for a folder below `folder`.
     """
 
@@ -130,6 +132,7 @@ def job_of(
     size = chosen_size(example, where.device, given)
     values = _values(example, where, size, given)
     device = example.devices[where.device]
+    program = (*example.program, *size.args, *device.args)
 
     def fill(words: Sequence[str]) -> tuple[str, ...]:
         return tuple(word.format(**values) for word in words)
@@ -142,14 +145,26 @@ def job_of(
         nodes=where.nodes,
         per_node=where.per_node,
         device=where.device,
-        program=(*fill((*example.program, *size.args, *device.args)), *more),
+        program=(*fill(program), *more),
         prepare=tuple(fill(step.run) for step in example.prepare if step.unless not in given),
         env={**size.env, **device.env},
         folder=next(iter(example.files), "/root"),
         files=files,
         launcher=example.launcher,
         options=example.options,
+        updates=_updates(program, values, more),
     )
+
+
+def _updates(
+    program: Sequence[str], values: Mapping[str, object], more: Sequence[str]
+) -> int | None:
+    """Return the updates of an example; None where the user's own arguments may change them."""
+    names = {word.partition("=")[0] for word in program if "{updates}" in word}
+    changed = any(word.partition("=")[0] in names for word in more)
+    text = str(values.get("updates", ""))
+    known = text.isascii() and text.isdecimal() and len(text) < 16
+    return int(text) if known and not changed else None
 
 
 def chosen_size(example: Example, device: str, given: Mapping[str, str]) -> Size:
@@ -195,6 +210,7 @@ def _values(
         "data": f"{where.folder}/data",
         "save": where.save,
         "record": where.record or f"{where.folder}/record",
+        "tensorboard": f"{where.save}/tensorboard",
         "ranks": ranks,
         "nodes": where.nodes,
         "per_node": where.per_node,

@@ -109,13 +109,15 @@ def read_adapters() -> Adapters:
     return infiniband.parse(said.output.splitlines())
 
 
-def read_health(env: Mapping[str, str] | None = None) -> HostHealth:
+def read_health(
+    env: Mapping[str, str] | None = None, command: Sequence[str] = health.COMMAND
+) -> HostHealth:
     """Read the health of this machine, in a process of its own: a broken GPU may hang NVML.
 
     Args:
         env: variables added to this process's own.
     """
-    argv = [sys.executable, *health.COMMAND[1:]]
+    argv = [sys.executable, *command[1:]]
     try:
         said = process.run(argv, stdin=health.PROGRAM, env=env, timeout=health.SECONDS, check=False)
     except StackyardError as error:

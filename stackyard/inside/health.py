@@ -6,6 +6,7 @@ changes nothing. NVML is called by ctypes: its own binding is on no host. A valu
 read is named with the reason, and is never a zero.
 
     health.py [ROOT]    ROOT: a folder that holds the dev of a made-up machine, for tests
+    health.py --load    only what changes while the GPUs compute: utilization, power, memory
 """
 
 import ctypes
@@ -57,6 +58,14 @@ CALLS = (
      (), ULONGLONG),
     (("power_limit_mw",), ("nvmlDeviceGetEnforcedPowerLimit",), (), UINT),
     (("power_default_mw",), ("nvmlDeviceGetPowerManagementDefaultLimit",), (), UINT),
+)  # fmt: skip
+# Values that one call writes into a structure of equal numbers: nvmlUtilization_t, nvmlMemory_t.
+LOAD = (
+    (("busy_percent", "memory_busy_percent"), ("nvmlDeviceGetUtilizationRates",), (), UINT * 2),
+    (("memory_bytes", "memory_free_bytes", "memory_used_bytes"), ("nvmlDeviceGetMemoryInfo",), (),
+     ULONGLONG * 3),
+    (("power_mw",), ("nvmlDeviceGetPowerUsage",), (), UINT),
+    (("power_limit_mw",), ("nvmlDeviceGetEnforcedPowerLimit",), (), UINT),
 )  # fmt: skip
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+),? ?(.*)")
 _LINES = 200
@@ -121,7 +130,22 @@ class Library:
         return buffer.value.decode("ascii", "replace")
 
 
-def read_gpu(library: Library, index: int) -> Any:
+def values_of(library: Library, handle: Any, call: Any) -> Any:
+    """Return the values of one call, by name.
+
+    Raises:
+        Unread: the call fails.
+    """
+    names, functions, arguments, kind = call
+    whole = issubclass(kind, ctypes.Array)
+    made = [kind()] if whole else [kind() for _ in names]
+    words = [UINT(argument) for argument in arguments]
+    library.call(functions, handle, *words, *(ctypes.byref(value) for value in made))
+    # Python 3.6 knows no `strict`.
+    return dict(zip(names, made[0] if whole else (one.value for one in made)))  # noqa: B905
+
+
+def read_gpu(library: Library, index: int, calls: Any = CALLS) -> Any:
     """Read one GPU."""
     found: Any = {"index": index, "uuid": "", "name": "", "bus": "", "values": {}, "unread": {},
                   "links": [], "lost": ""}  # fmt: skip
@@ -140,17 +164,14 @@ def read_gpu(library: Library, index: int) -> Any:
         found["bus"] = place.busId.decode("ascii", "replace").lower()
     except Unread as error:
         found["unread"]["bus"] = str(error)
-    for names, functions, arguments, kind in CALLS:
-        values = [kind() for _ in names]
-        words = [UINT(argument) for argument in arguments]
+    for call in calls:
         try:
-            library.call(functions, handle, *words, *(ctypes.byref(value) for value in values))
-            # Python 3.6 knows no `strict`.
-            found["values"].update(zip(names, (value.value for value in values)))  # noqa: B905
+            found["values"].update(values_of(library, handle, call))
         except Unread as error:
-            found["unread"].update(dict.fromkeys(names, str(error)))
+            found["unread"].update(dict.fromkeys(call[0], str(error)))
             found["lost"] = str(error) if error.code in LOST else found["lost"]
-    found["links"] = list(read_links(library, handle, found["unread"]))
+    if calls is CALLS:
+        found["links"] = list(read_links(library, handle, found["unread"]))
     return found
 
 
@@ -181,7 +202,7 @@ def read_links(library: Library, handle: Any, unread: Any) -> Any:
         unread["nvlink"] = why
 
 
-def read_gpus(found: Any) -> None:
+def read_gpus(found: Any, calls: Any = CALLS) -> None:
     """Read the driver's version and all GPUs, or the reason why there is none."""
     try:
         library = Library()
@@ -198,7 +219,7 @@ def read_gpus(found: Any) -> None:
         found["driver"] = version.value.decode("ascii", "replace")
         count = UINT()
         library.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found["gpus"] = [read_gpu(library, index) for index in range(count.value)]
+        found["gpus"] = [read_gpu(library, index, calls) for index in range(count.value)]
     except Unread as error:
         found["nvml"] = str(error)
     library.call("nvmlShutdown")
@@ -281,6 +302,15 @@ def shared_memory(root: str) -> Any:
     return sizes.f_blocks * sizes.f_frsize
 
 
+def read_load() -> Any:
+    """Read the load of all GPUs, in the form of `read`."""
+    found: Any = {"version": VERSION, "driver": "", "no_gpus": "", "nvml": "", "gpus": [],
+                  "kernel": {"unread": "it was not asked", "whole": False, "xids": []},
+                  "shm_bytes": None}  # fmt: skip
+    read_gpus(found, LOAD)
+    return found
+
+
 def read(root: str = "") -> Any:
     """Read the machine and all of its GPUs."""
     found: Any = {"version": VERSION, "driver": "", "no_gpus": "", "nvml": "", "gpus": [],
@@ -291,4 +321,4 @@ def read(root: str = "") -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(read(*sys.argv[1:2])))
+    print(json.dumps(read_load() if sys.argv[1:] == ["--load"] else read(*sys.argv[1:2])))

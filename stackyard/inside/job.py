@@ -7,6 +7,7 @@ starts and ends nothing (`supervisor.py` does).
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -30,6 +31,8 @@ LAUNCHER_SECONDS = 25.0
 HANG_TIMES, HANG_SECONDS = 5.0, 30.0
 # Of a program that records nothing, lines are its updates: after so many its pace is known.
 MARKS = 10
+# The rate is that of so many last marks, a second or more apart: records come in bursts.
+RATE_MARKS, RATE_SECONDS = 60, 1.0
 # Messages that ranks log after another rank is gone.
 _PEER = re.compile(
     r"by peer|broken pipe|connection (was )?(closed|reset|refused)|remote process|socket|timed? ?out"
@@ -51,6 +54,7 @@ class Job:
         grace_seconds: processes that its launcher leaves may take this long to end by themselves.
         spoke: when a rank last recorded something.
         updates: the last update that each rank recorded.
+        loss: that of its last update; None where none is recorded.
         moved: when it last got on: by an update, or by a line where nothing is recorded.
         pace: seconds from one of these to the next, of the last ones.
         hang_seconds: silence beyond its own pace after which its ranks are asked where they are.
@@ -100,6 +104,8 @@ class Job:
         self.grace_seconds = float(str(value.get("grace_seconds") or 0))
         self.death_seconds = RESTART_SECONDS if value.get("restarts") else DEATH_SECONDS
         self.updates: dict[int, int] = {}
+        self.loss: float | None = None
+        self._passed: deque[tuple[float, int]] = deque(maxlen=RATE_MARKS)
         self.moved = self._marked = self.heard
         self.pace: deque[float] = deque(maxlen=20)
         self.hang_seconds = float(str(value.get("hang_seconds") or HANG_SECONDS))
@@ -130,8 +136,16 @@ class Job:
             "reason": self.reason, "started": self.started, "ended": self.ended,
             "lease": self.lease, "ranks": self.ranks, "left": self.left, "shown": self.shown,
             "stopped": self.stopped, "update": max(self.updates.values(), default=None),
-            "hang": self.hang,
+            "hang": self.hang, "loss": _number(self.loss), "updates_per_second": self.rate,
         }  # fmt: skip
+
+    @property
+    def rate(self) -> float | None:
+        """Return the updates a second, of about the last minute; None until it is known."""
+        if len(self._passed) < 2:
+            return None
+        (since, first), (until, last) = self._passed[0], self._passed[-1]
+        return (last - first) / (until - since)
 
     def ask_to_end(self, reason: str, seconds: float) -> None:
         """Note that its ranks were asked to end, and when they are killed."""
@@ -162,6 +176,7 @@ class Job:
                 self.updates[rank] = step
                 if step > front:
                     self._mark(first=not front)
+                    self._pass(step, event.get("loss"))
         except (ValueError, KeyError, TypeError):
             return
         self.spoke = time.monotonic()
@@ -181,6 +196,13 @@ class Job:
         if not first:
             self.pace.append(now - self._marked)
         self._marked = now
+
+    def _pass(self, step: int, loss: object) -> None:
+        """Note when an update was passed, and its loss."""
+        now = time.monotonic()
+        if not self._passed or now - self._passed[-1][0] >= RATE_SECONDS:
+            self._passed.append((now, step))
+        self.loss = None if loss is None else float(str(loss))
 
     def _move(self) -> None:
         self.moved = time.monotonic()
@@ -240,6 +262,11 @@ class Job:
         rank = min(together, key=order)
         at = f" after update {self.updates[rank]}" if rank in self.updates else ""
         return f"rank {rank} ({self.ranks[rank]['node']}) ended{at}: {self.ranks[rank]['end']}"
+
+
+def _number(value: float | None) -> float | str | None:
+    """Return a number for JSON, which has no infinity and no NaN: these are text."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def entries(path: Path, start: int) -> tuple[list[object], int]:

@@ -1,14 +1,17 @@
-"""Record what a training rank does while a smoke watches it.
+"""Record what a training rank does, for a smoke, for `invoke status` and for TensorBoard.
 
 Owns the record format: one JSON object a line, in `<folder>/rank<N>.jsonl`, one file a rank. Runs
 inside containers beside the workload, so it imports nothing but the standard library (tensors are
-hashed through their own methods). It must not decide whether a run is good:
+hashed through their own methods, and event files are written by torch's writer, which is imported
+where a folder for them is named). It must not decide whether a run is good:
 `stackyard.validate.judge` does, from these files.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import json
 import os
 import socket
@@ -32,6 +35,18 @@ def _fused() -> dict[str, Any]:
     return ledger.states() if ledger is not None else {}
 
 
+def events_folder(folder: str, rank: int) -> str:
+    """Return the folder for TensorBoard's event files; empty where its package is absent.
+
+    The first rank then prints one line that says so.
+    """
+    if folder and importlib.util.find_spec("tensorboard") is None:
+        if rank == 0:
+            print("no TensorBoard events: the package tensorboard is not installed", flush=True)
+        return ""
+    return folder
+
+
 class Recorder:
     """Write the record of one rank.
 
@@ -41,15 +56,30 @@ class Recorder:
         world_size: number of ranks this process sees, from the process group itself.
         backend: the process group's backend (`gloo`, `nccl`, or `none` for a single process).
         device: device that the rank computes on (`cpu`, `cuda:0`, ...).
+        tensorboard: folder for the first rank's event files, where no other part of the training
+            writes them; empty for none.
+        says: print every tenth loss in a user's run, where the program does not.
     """
 
     def __init__(
-        self, folder: str, rank: int, world_size: int, *, backend: str, device: str = "cpu"
+        self,
+        folder: str,
+        rank: int,
+        world_size: int,
+        *,
+        backend: str,
+        device: str = "cpu",
+        tensorboard: str = "",
+        says: bool = True,
     ) -> None:
         os.makedirs(folder, exist_ok=True)
         self.rank = rank
         # A user's own run shows the output of ranks; a smoke reads the record instead.
-        self._says = rank == 0 and "STACKYARD_LOGS" in os.environ
+        self._says = says and rank == 0 and "STACKYARD_LOGS" in os.environ
+        self._events: Any = None
+        if rank == 0 and events_folder(tensorboard, rank):
+            board = importlib.import_module("torch.utils.tensorboard")
+            self._events = board.SummaryWriter(tensorboard)
         self._parts: dict[str, Any] = {}
         self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
         self._write(
@@ -68,6 +98,9 @@ class Recorder:
         if self._says and (step % 10 == 0 or step == 1):
             print(f"update {step} loss {float(loss):.4f}", flush=True)
         self._write(event="step", step=step, loss=float(loss))
+        if self._events is not None:
+            self._events.add_scalar("loss", float(loss), step)
+            self._events.flush()
         self._tell_fused()
 
     def window(
@@ -129,6 +162,8 @@ class Recorder:
             )
         self._write(event="end", step=step)
         self._file.close()
+        if self._events is not None:
+            self._events.close()
 
     def _tell_fused(self) -> None:
         """Record the state of the fused parts where it has changed."""

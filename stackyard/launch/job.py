@@ -36,6 +36,7 @@ class Job:
             the hosts' own.
         config: the user's own accelerate configuration.
         own: users' source trees that replace installed packages, as they are recorded.
+        updates: how many updates it makes, by its example; None where that is not known.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Job:
     settings: Mapping[str, str] = field(default_factory=dict)
     config: AccelerateConfig | None = None
     own: tuple[str, ...] = ()
+    updates: int | None = None
 
     @property
     def ranks(self) -> int:

@@ -28,9 +28,13 @@ def examine(
     return judge(read_all(links), facts)
 
 
-def read_all(links: Mapping[str, Link]) -> dict[str, HostHealth]:
-    """Read the health of all hosts at the same time; one that does not answer is unread."""
-    found, failed = on_each(links, read)
+def read_all(links: Mapping[str, Link], *, load: bool = False) -> dict[str, HostHealth]:
+    """Read the health of all hosts at the same time; one that does not answer is unread.
+
+    Args:
+        load: only the utilization, power and memory of their GPUs.
+    """
+    found, failed = on_each(links, read_load if load else read)
     for name, error in failed.items():
         found[name] = HostHealth(unread=error.what.removeprefix(f"{name}: "))
     return found
@@ -42,8 +46,17 @@ def read(link: Link) -> HostHealth:
     Raises:
         HostError: the host does not answer in time.
     """
-    words = ("sh", "-c", _START, "sh", *health.COMMAND)
-    return health.parse(link.send(health.PROGRAM, *words, seconds=health.SECONDS))
+    return _read(link, health.COMMAND, health.SECONDS)
+
+
+def read_load(link: Link) -> HostHealth:
+    """Read the utilization, power and memory of the GPUs of one host, as `read` does."""
+    return _read(link, health.LOAD_COMMAND, health.LOAD_SECONDS)
+
+
+def _read(link: Link, command: Sequence[str], seconds: float) -> HostHealth:
+    words = ("sh", "-c", _START, "sh", *command)
+    return health.parse(link.send(health.PROGRAM, *words, seconds=seconds))
 
 
 def judge(

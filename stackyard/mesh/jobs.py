@@ -283,6 +283,7 @@ def start_request(
             "stack": job.stack, "base": job.base, "launcher": job.launcher,
             "ranks": sum(len(slots) for slots in selection.slots.values()),
             "program": list(job.program),
+            **({"updates": job.updates} if job.updates else {}),
             **({"own_code": list(job.own)} if job.own else {}),
         },
     }  # fmt: skip

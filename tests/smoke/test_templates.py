@@ -6,6 +6,7 @@ Steps are those that `invoke run` gives to a mesh's supervisor; here the test pl
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import secrets
 import time
@@ -17,6 +18,7 @@ from stackyard.definitions.job_source import Work, example_files, load_example, 
 from stackyard.definitions.project import ROOT
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.jobs import select, start_request
+from stackyard.mesh.node import rank_folder
 from stackyard.mesh.node_plan import NodePlan, StandingPlan
 from stackyard.system.archive import pack
 from stackyard.validate import smoke
@@ -44,7 +46,27 @@ TEMPLATES = {
 }
 # Every run of the tests sees fairseq's `lm-fsdp` on a user's own corpus; these are taken up again.
 FIRST = {"megatron": "gpt2-345m-tp", "accelerate": "gpt2-zero-3"}
-
+# By stack: TensorBoard's names of the loss of a template, and of what else is written beside it.
+WRITTEN = {
+    "fairseq": ("train_inner/loss", {"train_inner/lr", "train/loss"}),
+    "megatron": ("Train/Samples/train_loss", {"Train/Samples/lr", "Valid/Samples/loss"}),
+    "accelerate": ("loss", {"lr"}),
+}
+# Small models, whose losses fairseq or our recorder writes.
+SMALL = [("fairseq", "lm-ddp"), ("megatron", "gpt-tp"), ("accelerate", "ddp-file"),
+         ("accelerate", "llama-zero2")]  # fmt: skip
+EVENTS = """
+import json, pathlib, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+top, found = pathlib.Path(sys.argv[1]), {}
+for folder in sorted({path.parent for path in top.rglob("events.out.tfevents.*")}):
+    read = EventAccumulator(str(folder))
+    read.Reload()
+    for name in read.Tags()["scalars"]:
+        place = (folder / name).relative_to(top)
+        found[str(place)] = [(event.step, event.value) for event in read.Scalars(name)]
+print(json.dumps(found))
+"""
 
 RESUMED = f"""
 cd /var/tmp/srv/templates
@@ -107,7 +129,8 @@ def play(running, stack, name, settings="", per_node=1, words=(), folder="", ste
     example = load_example(ROOT, stack, name)
     folder = folder or f"/var/lib/stackyard/jobs/{secrets.token_hex(4)}"
     where = Where(name=folder[-8:], base="cpu", image="", nodes=2, per_node=per_node, device="cpu",
-                  folder=folder, save=f"{folder}/checkpoints")  # fmt: skip
+                  folder=folder, save=f"{folder}/checkpoints",
+                  record=rank_folder(folder[-8:]))  # fmt: skip
     work = Work(example=name, settings=settings, words=words)
     job = make_job(work, example, where, root=ROOT, stack=stack, usual="")
     standing = StandingPlan(run=running.plan.run, stack=stack, base="cpu", image="",
@@ -170,6 +193,46 @@ def test_a_template_trains_on_two_ranks(meshes, trained, stack, name):
         words = ["python3", "-c", script, f"{folder}/checkpoints/model/model.safetensors"]
         done = running.engine.exec(running.first, words, seconds=30)
         assert done.code == 0, done.output
+
+
+def require_events(running, stack, folder, name, others=frozenset()):
+    """The first rank's event files hold the losses that it recorded, and these other values."""
+    words = ["python3", "-c", EVENTS, f"{folder}/checkpoints/tensorboard"]
+    done = running.engine.exec(running.first, words, seconds=60)
+    assert done.code == 0, done.output
+    written = json.loads(done.output.splitlines()[-1])
+    assert others <= set(written), sorted(written)
+    words = ["cat", f"{rank_folder(folder[-8:])}/rank0.jsonl"]
+    lines = running.engine.exec(running.first, words, seconds=20).output.splitlines()
+    steps = [line for line in map(json.loads, lines) if line["event"] == "step"]
+    assert steps and [loss for _, loss in written[name]] == pytest.approx(
+        [line["loss"] for line in steps], rel=1e-6
+    )
+    # DeepSpeed counts samples, the others updates.
+    each = written[name][0][0] if stack == "megatron" and "/" in name else 1
+    assert [at for at, _ in written[name]] == [each * line["step"] for line in steps]
+
+
+@pytest.mark.parametrize(
+    ("stack", "name"),
+    [
+        pytest.param(*found, id="/".join(found), marks=pytest.mark.repeat)
+        for found in TEMPLATES
+    ],
+)  # fmt: skip
+def test_a_template_writes_event_files_with_the_losses_of_its_record(meshes, trained, stack, name):
+    _, folder = trained(stack, name)
+    loss, others = WRITTEN[stack]
+    require_events(meshes(stack), stack, folder, loss, others)
+
+
+@pytest.mark.repeat
+@pytest.mark.parametrize(("stack", "name"), SMALL)
+def test_small_examples_write_event_files_too(meshes, stack, name):
+    _, folder = play(meshes(stack), stack, name, "updates=20")
+    require_events(
+        meshes(stack), stack, folder, WRITTEN[stack][0] if stack == "fairseq" else "loss"
+    )
 
 
 @pytest.mark.repeat

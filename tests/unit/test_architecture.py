@@ -71,6 +71,8 @@ ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
 BESIDE = {"strays", "line", "job", "client", "step", "members", "stacks", "hang", "apply_fixes"}
+# What a program in nodes takes from its image, where a rank asks for it: torch's writer.
+OF_THE_IMAGE = {("inside.stackyard_record", "torch")}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 STARTING = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve",
             "execvp", "execvpe", "execl", "execlp", "spawnv", "spawnl", "spawnvp"}  # fmt: skip
@@ -253,7 +255,8 @@ def beyond_the_library(package):
         # What lies beside a program in the image is there for it, too.
         others = foreign(source) - set(sys.stdlib_module_names) - BESIDE
         own = {"stackyard"} if any(m.startswith("stackyard") for m, _ in _named(source)) else set()
-        found += [f"{name} imports {other}" for other in sorted(others | own)]
+        found += [f"{name} imports {other}" for other in sorted(others | own)
+                  if (name, other) not in OF_THE_IMAGE]  # fmt: skip
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from stackyard_record import Recorder
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--record", required=True, help="folder of this launch's records")
+    parser.add_argument("--tensorboard", default="", help="folder of event files")
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device, backend = torch.device("cpu"), "gloo"
@@ -39,6 +42,8 @@ def main() -> None:
         torch.cuda.set_device(device)
     meeting = os.environ["STACKYARD_INIT_METHOD"]
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world)
+    recorder = Recorder(options.record, rank, world, backend=backend, device=str(device),
+                        tensorboard=options.tensorboard, says=False)  # fmt: skip
     text = "".join((options.text / f"{name}.txt").read_text()[:3000] for name in ("zh", "en"))
     vocabulary = sorted(set(text))
     tokens = torch.tensor([vocabulary.index(character) for character in text])
@@ -54,8 +59,10 @@ def main() -> None:
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean)
+        recorder.step(step, mean.item() / world)
         if rank == 0 and (step % 10 == 0 or step == 1):
             print(f"update {step}/{options.updates} loss {mean.item() / world:.4f}", flush=True)
+    recorder.end(options.updates)
     del parallel, loss, mean
     dist.destroy_process_group()
 

@@ -37,6 +37,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--record", required=True)
+    parser.add_argument("--tensorboard", default="", help="folder of event files")
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--save-at", type=int, required=True)
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
@@ -105,6 +106,7 @@ def main() -> None:
         accelerator.num_processes,
         backend=accelerator.state.backend or "none",
         device=str(accelerator.device),
+        tensorboard=options.tensorboard,
     )
     progress = Progress()
     train(options, accelerator, recorder, progress)

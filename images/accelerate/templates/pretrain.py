@@ -28,7 +28,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     set_seed,
 )
-from stackyard_record import Recorder
+from stackyard_record import Recorder, events_folder
 from stackyard_stop import StopSignal
 from torch.utils.data import DataLoader, Dataset
 
@@ -42,6 +42,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, required=True, help="train.npy, or its folder")
     parser.add_argument("--save", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--record", required=True, help="folder of this launch's records")
+    parser.add_argument("--tensorboard", default="", help="folder of event files; empty: none")
     parser.add_argument("--zero-stage", type=int, choices=(0, 1, 2, 3), default=0)
     parser.add_argument("--ds-config", type=Path, help="DeepSpeed's JSON: what you add to ZeRO")
     for name in ("vocabulary", "layers", "hidden", "heads", "sequence", "updates", "batch"):
@@ -98,6 +99,7 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
         SystemExit: it would train with something else than was asked for.
     """
     named = options.zero_stage and not torch.cuda.is_available()
+    events = events_folder(options.tensorboard, int(os.environ.get("RANK", "0")))
     accelerator = Accelerator(
         mixed_precision=options.precision,
         gradient_accumulation_steps=options.accumulate,
@@ -105,7 +107,10 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
         # order.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None,
+        log_with="tensorboard" if events else None,
+        project_dir=events or None,
     )
+    accelerator.init_trackers("")  # no folder of its own below the one that was named
     if not options.zero_stage:
         return accelerator
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
@@ -277,6 +282,8 @@ def train(
             scheduler.step()
             progress.step += 1
             recorder.step(progress.step, total / options.accumulate)
+            rate = scheduler.get_last_lr()[0]
+            accelerator.log({"loss": total / options.accumulate, "lr": rate}, progress.step)
             total = 0.0
             last = stop.agreed(accelerator.device) or progress.step == options.updates
             if options.save_every and (last or progress.step % options.save_every == 0):

@@ -35,6 +35,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--save", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--record", required=True, help="record folder of this launch")
+    parser.add_argument("--tensorboard", default="", help="folder of event files")
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True, help="updates to index samples for")
     parser.add_argument("--save-at", type=int, required=True, help="update to save after")
@@ -156,6 +157,7 @@ def main() -> None:
         dist.get_world_size(),
         backend=dist.get_backend(),
         device=accelerator.current_device_name(),
+        tensorboard=options.tensorboard,
     )
     initialise_parallelism(options.tp, options.pp)
     tokenizer = CharacterTokenizer.load(options.data)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from megatron.core import parallel_state, tensor_parallel
-from stackyard_record import Recorder
+from stackyard_record import Recorder, events_folder
 from stackyard_stop import StopSignal
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=10000, help="and at the end; 0: never")
     parser.add_argument("--save", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--record", required=True, help="folder of this launch's records")
+    parser.add_argument("--tensorboard", default="", help="folder of event files; empty: none")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
     return parser.parse_args()
 
@@ -67,6 +68,9 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
     }
     if options.precision != "no":
         found[options.precision] = {"enabled": True}
+    events = events_folder(options.tensorboard, dist.get_rank())
+    if events and "tensorboard" not in config:
+        found["tensorboard"] = {"enabled": True, "output_path": events, "job_name": ""}
     clash = sorted(set(found) & set(config))
     if clash:
         raise SystemExit(f"{options.ds_config}: {', '.join(clash)} come from the arguments")
@@ -124,12 +128,24 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
     return engine
 
 
+def write_event(engine: Any, name: str, value: Any) -> None:
+    """Write a value to DeepSpeed's monitor, which only the first rank keeps, as DeepSpeed does."""
+    if engine.monitor.enabled:
+        engine.monitor.write_events([(name, float(value), engine.global_samples)])
+
+
 class Plain:
     """Give an engine without a pipeline the `train_batch` and `eval_batch` of a pipeline."""
 
     def __init__(self, engine: Any, accumulate: int) -> None:
         self.engine, self.accumulate = engine, accumulate
         self.load_checkpoint, self.save_checkpoint = engine.load_checkpoint, engine.save_checkpoint
+        self.monitor = engine.monitor
+
+    @property
+    def global_samples(self) -> int:
+        """Return how many samples were trained on."""
+        return int(self.engine.global_samples)
 
     def _loss(self, data: Iterator[samples.Sample]) -> torch.Tensor:
         tokens, labels = (part.to(self.engine.device) for part in next(data))
@@ -146,7 +162,9 @@ class Plain:
             self.engine.step()
             total += loss.detach().float() / self.accumulate
         dist.all_reduce(total)
-        return total / dist.get_world_size()
+        total /= dist.get_world_size()
+        write_event(self, "Train/Samples/train_loss", total)
+        return total
 
     @torch.no_grad()
     def eval_batch(self, data: Iterator[samples.Sample]) -> torch.Tensor:
@@ -193,8 +211,10 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder, stop: St
             first = rounds * options.eval_iters * batch
             some = samples.batches(valid, options, first=first, replica=replica)
             losses = [float(engine.eval_batch(some)) for _ in range(options.eval_iters)]
+            mean = sum(losses) / len(losses)
+            write_event(engine, "Valid/Samples/loss", mean)
             if dist.get_rank() == 0:
-                print(f"update {step} valid {sum(losses) / len(losses):.4f}", flush=True)
+                print(f"update {step} valid {mean:.4f}", flush=True)
         stopped = stop.agreed(get_accelerator().current_device_name())
         last = stopped or step == options.updates
         if options.save_every and (last or step % options.save_every == 0):

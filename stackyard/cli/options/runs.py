@@ -235,6 +235,19 @@ class RunningRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StatusRequest(RunningRequest):
+    """Ask for the state of runs on hosts, or of a cluster's job."""
+
+    watch: Annotated[
+        bool,
+        Option(
+            "show it again and again, with utilization, power and memory of every GPU, until no"
+            " job runs or Ctrl-C; with --json once"
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopRequest(RunningRequest):
     """Ask for the end of what runs in a mesh, or of a cluster's job."""
 

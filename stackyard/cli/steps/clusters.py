@@ -18,7 +18,14 @@ from typing import Any
 
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
-from stackyard.cli.options.runs import LEASE, ExportRequest, LogsRequest, RunningRequest, RunRequest
+from stackyard.cli.options.runs import (
+    LEASE,
+    ExportRequest,
+    LogsRequest,
+    RunningRequest,
+    RunRequest,
+    StatusRequest,
+)
 from stackyard.cli.steps import diagnose
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.gpu import nccl, transport
@@ -216,8 +223,19 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
-def status(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """Run `invoke status --on ENGINE --job JOB`."""
+def status(terminal: Terminal, asked: StatusRequest) -> Answer:
+    """Run `invoke status --on ENGINE --job JOB`.
+
+    Raises:
+        UsageError: `--watch`, which needs the hosts' GPUs and the run's supervisor.
+    """
+    if asked.watch:
+        raise UsageError(
+            "--watch is for runs on hosts",
+            why="a cluster's nodes are not reached by ssh",
+            hint=f"invoke logs --on {asked.on or 'slurm'} --job {asked.job or 'JOB'} --follow; or"
+            " TensorBoard, which reads the folder tensorboard below --save",
+        )
     state = _cluster(asked.on, asked.site, asked.job).state(asked.job)
     terminal.text(_sentence(state))
     for line in state.parts:

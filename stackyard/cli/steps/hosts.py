@@ -20,7 +20,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.runs import (
     DoctorRequest,
     LogsRequest,
-    RunningRequest,
+    StatusRequest,
     StopRequest,
     SyncRequest,
 )
@@ -89,18 +89,24 @@ def _no_hosts(path: Path, what: str, why: str) -> UsageError:
     )
 
 
-def status(terminal: Terminal, asked: RunningRequest) -> Answer:
+def status(terminal: Terminal, asked: StatusRequest) -> Answer:
     """Run `invoke status`: show every run on the hosts, and its job."""
     with reached(load_fleet(asked.hosts)) as hosts:
-        there, silent = standing.find(hosts.links)
-        rows = [row(r, _state(hosts, r)) for n, r in there.items() if asked.name in ("", n)]
-    for host, error in {**hosts.failed, **silent}.items():
+        rows, silent = rows_of(hosts, asked.name)
+    for host, error in silent.items():
         terminal.note(f"{host} does not answer: {error.what.removeprefix(f'{host}: ')}")
     if rows:
         terminal.table(runs_table(rows))
     else:
         terminal.text(f"no run is on {len(hosts.links)} hosts")
-    return {"runs": rows, "silent": sorted({**hosts.failed, **silent})}, 0
+    return {"runs": rows, "silent": sorted(silent)}, 0
+
+
+def rows_of(hosts: Reached, name: str) -> tuple[list[dict[str, Any]], dict[str, StackyardError]]:
+    """Return the rows of a run, or of all, and the errors of hosts that do not answer."""
+    there, silent = standing.find(hosts.links)
+    rows = [row(run, _state(hosts, run)) for known, run in there.items() if name in ("", known)]
+    return rows, {**hosts.failed, **silent}
 
 
 def _state(hosts: Reached, run: Standing) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from stackyard.cli.console import Terminal
-from stackyard.cli.options.runs import ExportRequest, LogsRequest, RunningRequest, RunRequest
+from stackyard.cli.options.runs import ExportRequest, LogsRequest, RunRequest, StatusRequest
 from stackyard.cli.steps import clusters, hosts
 from stackyard.cli.steps import run as steps
 from stackyard.definitions.project import load_project
@@ -714,7 +714,7 @@ def test_a_run_on_kubernetes_writes_nothing_here(here, monkeypatch):
 
 
 def asked(on="slurm", job="7"):
-    return RunningRequest(on=on, job=job)
+    return StatusRequest(on=on, job=job)
 
 
 def test_a_job_is_looked_at_and_listened_to_and_stopped(here, slurm, capsys):
@@ -730,6 +730,15 @@ def test_a_job_is_looked_at_and_listened_to_and_stopped(here, slurm, capsys):
     assert run(clusters.stop, asked(), as_json=True) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["state"] == "cancelled" and unfit("answers/stop", value) == []
+
+
+def test_a_clusters_job_is_not_watched_and_what_shows_it_is_named(here, slurm, capsys):
+    slurm(job_status("running"))
+    watched = StatusRequest(on="slurm", job="7", watch=True)
+    assert run(clusters.status, watched, as_json=True) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "--watch is for runs on hosts"
+    assert error["hint"].startswith("invoke logs --on slurm --job 7 --follow")
 
 
 @pytest.mark.parametrize(("engine", "job"), [("slurm", ""), ("", "7"), ("lsf", "7")])

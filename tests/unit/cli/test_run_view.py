@@ -5,7 +5,7 @@ from rich.console import Console
 
 from stackyard.cli import run_view
 from stackyard.cli.console import Terminal
-from stackyard.cli.run_view import RunView, hosts_table, runs_table
+from stackyard.cli.run_view import RunView, hosts_table, loads_table, runs_table, span
 from stackyard.mesh import runs
 from tests.unit.machines import node, plan
 
@@ -126,6 +126,11 @@ def job(**changes):
             "started": 100.0, "ended": 130.0, "shown": {"ranks": 2}, **changes}  # fmt: skip
 
 
+def training(**changes):
+    return job(**{"state": "running", "code": None, "update": 1200, "loss": 3.25,
+                  "updates_per_second": 2.5, "shown": {"updates": 10000}, **changes})  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
@@ -133,6 +138,19 @@ def job(**changes):
         ({"error": "a is gone"}, "a is gone"),
         ({"jobs": [job()]}, "done in 30 s"),
         ({"jobs": [job(state="running", code=None)]}, "train"),
+        (
+            {"jobs": [training()]},
+            "update 1,200 of 10,000, loss 3.2500\n2.5 updates/s, 59 min to go",
+        ),
+        ({"jobs": [training(shown={})]}, "update 1,200, loss 3.2500 \n2.5 updates/s "),
+        ({"jobs": [training(updates_per_second=None)]}, "update 1,200 of 10,000, loss 3.2500"),
+        (
+            {"jobs": [training(loss="nan")]},
+            "update 1,200 of 10,000, loss nan \n2.5 updates/s, 59 min to go",
+        ),
+        ({"jobs": [training(loss=None, shown={})]}, "update 1,200 \n2.5 updates/s "),
+        ({"jobs": [training(update=0)]}, "train "),
+        ({"jobs": [training(hang="rank 1")]}, "does not get on: rank 1 \nupdate 1,200 of 10,000"),
         ({"jobs": [job(state="closing")]}, "closing"),
         ({"jobs": [job(code=3)]}, "failed: exit code 3"),
         ({"jobs": [job(code=None, reason="it was stopped")]}, "failed: it was stopped"),
@@ -141,7 +159,41 @@ def job(**changes):
     ],
 )
 def test_a_runs_state_is_that_of_its_last_job(changes, state):
-    assert state in shown(runs_table([run(**changes)]))
+    text = shown(runs_table([run(**changes)]))
+    assert all(line in text for line in state.split("\n"))
+    assert ("updates/s" in text) == ("updates/s" in state)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1 h 30 min"),
+     (129599, "35 h 59 min"), (129600, "1 d 12 h"), (8.64e6, "100 d 0 h")],
+)  # fmt: skip
+def test_a_time_to_go_is_said_in_the_units_that_matter(seconds, said):
+    assert span(seconds) == said
+
+
+def load(index, **changes):
+    return {"index": index, "name": "NVIDIA H200", "busy_percent": 98, "power_watts": 655.2,
+            "power_limit_watts": 700.0, "memory_used_gib": 93.1, "memory_gib": 140.4,
+            "waits": False, "unread": "", **changes}  # fmt: skip
+
+
+def test_gpus_of_a_host_stand_in_a_row_and_those_that_wait_are_marked():
+    waits = load(1, busy_percent=100, power_watts=121.0, waits=True)
+    dark = load(2, busy_percent=None, power_watts=None, memory_used_gib=None)
+    lines = shown(loads_table([
+        {"host": "a", "unread": "", "gpus": [load(0), waits, dark]},
+        {"host": "b", "unread": "there is no python3", "gpus": []},
+        {"host": "c", "unread": "", "gpus": [load(0, memory_gib=None), load(1, unread="lost")]},
+    ])).splitlines()  # fmt: skip
+    (a, b, c) = ([cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line)
+    assert a == [
+        "a", "3 x NVIDIA H200", "98 100! ?", "655 121 ? of 700", "93 93 ? of 140",
+        "GPU 1: busy at little power, as one that waits",
+    ]  # fmt: skip
+    assert b == ["b", "", "", "", "", "there is no python3"]
+    assert c[4:] == ["93 93 of ? 140", "GPU 1: lost"]
 
 
 def test_nodes_that_are_gone_are_marked():

@@ -124,10 +124,35 @@ def test_what_the_user_sets_goes_over_what_a_size_sets():
 
 
 def test_what_is_given_by_its_place_is_filled():
-    names = ["text", "ranks", "nodes", "per_node", "record"]
+    names = ["text", "ranks", "nodes", "per_node", "record", "tensorboard"]
     example = read(changed(program=[f"{{{name}}}" for name in names]))
     job = job_of(example, where(nodes=3, per_node=2), {})
-    assert job.program == (TEXT, "6", "3", "2", "/job/record")
+    assert job.program == (
+        TEXT, "6", "3", "2", "/job/record", "/job/checkpoints/tensorboard",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "updates"),
+    [
+        ({}, (), 60),
+        ({"updates": "7"}, ("--clip=1",), 7),
+        ({"updates": "many"}, (), None),
+        ({}, ("--steps=9",), None),
+        ({}, ("--steps", "9"), None),
+    ],
+)
+def test_how_many_updates_a_job_makes_is_known_unless_the_user_may_have_changed_it(
+    given, more, updates
+):
+    assert job_of(read(SAMPLE), where("cuda"), {}, given, more).updates == updates
+
+
+def test_every_example_writes_event_files_below_its_checkpoints():
+    for path in COMMITTED:
+        found = job_of(load(path), where(nodes=4, per_node=4), {})
+        assert any("=/job/checkpoints/tensorboard" in word for word in found.program), path
+        assert found.updates, path
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,22 @@ ONE(nvmlDeviceGetMaxPcieLinkWidth, unsigned int)
 ONE(nvmlDeviceGetEnforcedPowerLimit, unsigned int)
 ONE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int)
 
+typedef struct nvmlUtilization_st { unsigned int gpu, memory; } nvmlUtilization_t;
+typedef struct nvmlMemory_st { unsigned long long total, free, used; } nvmlMemory_t;
+ONE(nvmlDeviceGetPowerUsage, unsigned int)
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *busy) {
+    unsigned long long v[4];
+    nvmlReturn_t code = answer("nvmlDeviceGetUtilizationRates", gpu_of(device), -1, -1, v);
+    if (!code) { busy->gpu = (unsigned int)v[0]; busy->memory = (unsigned int)v[1]; }
+    return code;
+}
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    unsigned long long v[4];
+    nvmlReturn_t code = answer("nvmlDeviceGetMemoryInfo", gpu_of(device), -1, -1, v);
+    if (!code) { memory->total = v[0]; memory->free = v[1]; memory->used = v[2]; }
+    return code;
+}
+
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *now, nvmlEnableState_t *next) {
     unsigned long long v[4];
     nvmlReturn_t code = answer("nvmlDeviceGetEccMode", gpu_of(device), -1, -1, v);

@@ -34,6 +34,9 @@ nvmlDeviceGetEnforcedPowerLimit -1 -1 -1 0 700000
 nvmlDeviceGetPowerManagementDefaultLimit -1 -1 -1 0 700000
 nvmlDeviceGetNvLinkState -1 -1 -1 0 1
 nvmlDeviceGetNvLinkErrorCounter -1 -1 -1 0 0
+nvmlDeviceGetUtilizationRates -1 -1 -1 0 98 41
+nvmlDeviceGetPowerUsage -1 -1 -1 0 655000
+nvmlDeviceGetMemoryInfo -1 -1 -1 0 150754820096 50754820096 100000000000
 """
 
 
@@ -57,11 +60,11 @@ def stubs(tmp_path_factory):
 def ask(stubs, tmp_path, allow_processes):
     """Read this machine's GPUs as the made-up NVML shows them; later lines replace earlier ones."""
 
-    def read(*changes, driver="new"):
+    def read(*changes, driver="new", command=health.COMMAND):
         plan = tmp_path / "plan"
         plan.write_text(HEALTHY + "".join(f"{line}\n" for line in changes))
         env = {"LD_LIBRARY_PATH": str(stubs[driver]), "NVML_STUB": str(plan)}
-        return dataclasses.replace(gpus.read_health(env), log="", xids=(), whole_log=True)
+        return dataclasses.replace(gpus.read_health(env, command), log="", xids=(), whole_log=True)
 
     return read
 
@@ -83,6 +86,31 @@ def test_a_healthy_pair_is_read_whole(ask):
     shown = {one.name: one.what for one in merged(examine(found))}
     assert shown["nvlink"] == "GPU 0, 1: 18 links are active"
     assert shown["pcie"] == "GPU 0, 1: 16 lanes of generation 5, its best"
+
+
+def test_the_light_mode_reads_what_changes_while_gpus_compute_and_nothing_else(ask):
+    found = ask("nvmlDeviceGetPowerUsage 1 -1 -1 3", command=health.LOAD_COMMAND)
+    first, second = found.gpus
+    assert first.values == {
+        "busy_percent": 98, "memory_busy_percent": 41, "power_mw": 655000, "power_limit_mw": 700000,
+        "memory_bytes": 150754820096, "memory_free_bytes": 50754820096,
+        "memory_used_bytes": 100000000000,
+    }  # fmt: skip
+    assert (first.unread, first.links, found.shm_bytes) == ({}, (), None)
+    assert second.unread == {"power_mw": "not supported by this GPU or driver"}
+    assert not second.waits
+
+
+@pytest.mark.parametrize(
+    ("busy", "power", "waits"),
+    [(100, 655000, False), (100, 280000, True), (100, 280001, False), (95, 120000, True),
+     (94, 120000, False)],
+)  # fmt: skip
+def test_a_gpu_that_is_busy_and_draws_little_power_waits(ask, busy, power, waits):
+    changes = (f"nvmlDeviceGetUtilizationRates 0 -1 -1 0 {busy} 0",
+               f"nvmlDeviceGetPowerUsage 0 -1 -1 0 {power}")  # fmt: skip
+    found = ask(*changes, command=health.LOAD_COMMAND)
+    assert [gpu.waits for gpu in found.gpus] == [waits, False]
 
 
 BIG = 2**32 + 5  # a counter of 64 bits that was read as 32 would be 5

@@ -1,5 +1,6 @@
 """What a rank says about itself, line by line, and that it is read back the same."""
 
+import importlib.util
 import json
 import math
 import os
@@ -95,6 +96,69 @@ def test_the_same_parameters_have_the_same_hash_in_any_order(recorder, tmp_path)
 def test_any_difference_of_name_shape_or_bit_changes_the_hash(recorder, tmp_path, other):
     same = hashed(recorder, tmp_path, ("a", Tensor([1, 2])))
     assert hashed(recorder, tmp_path, other) != same
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """A made-up package tensorboard, and what is done with its writer."""
+    done = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            done.append(folder)
+
+        def add_scalar(self, *words):
+            done.append(words)
+
+        def flush(self):
+            done.append("flush")
+
+        def close(self):
+            done.append("close")
+
+    for name in ("torch", "torch.utils"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(
+            cuda=types.SimpleNamespace(is_available=lambda: False)))  # fmt: skip
+    writer = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", writer)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("rank", "folder", "wrote"), [(0, "/e", True), (1, "/e", False), (0, "", False)]
+)
+def test_the_first_rank_writes_event_files_where_a_folder_is_named(
+    board, tmp_path, rank, folder, wrote
+):
+    made = Recorder(str(tmp_path), rank, 2, backend="gloo", tensorboard=folder)
+    made.step(1, 2.5)
+    made.end(1)
+    assert board == (["/e", ("loss", 2.5, 1), "flush", "close"] if wrote else [])
+
+
+def test_without_the_package_one_rank_says_so_once_and_training_goes_on(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for rank in (0, 1):
+        made = Recorder(str(tmp_path), rank, 2, backend="gloo", tensorboard="/e")
+        made.step(1, 2.5)
+        made.end(1)
+    assert capsys.readouterr().out == (
+        "no TensorBoard events: the package tensorboard is not installed\n"
+    )
+
+
+@pytest.mark.parametrize(("says", "said"), [(True, "update 1 loss 2.5000\n"), (False, "")])
+def test_a_program_that_prints_losses_itself_is_not_repeated(
+    tmp_path, monkeypatch, capsys, says, said
+):
+    monkeypatch.setenv("STACKYARD_LOGS", "/logs")
+    made = Recorder(str(tmp_path), 0, 2, backend="gloo", says=says)
+    made.step(1, 2.5)
+    made.end(1)
+    assert capsys.readouterr().out == said
 
 
 def test_a_second_recorder_of_the_rank_goes_on_in_the_same_file(recorder, tmp_path):

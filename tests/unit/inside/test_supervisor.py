@@ -553,6 +553,30 @@ def training(mesh):
     return mesh
 
 
+def test_the_last_loss_and_the_rate_are_told_also_where_records_come_in_bursts(training):
+    # Three updates, 2 s each; then 40 of 0.1 s that an agent reads five at a time.
+    assert (training.job.value()["loss"], training.job.rate) == (1.0, 0.5)
+    for burst in range(8):
+        training.tick(0.5)
+        for step in range(5):
+            recorded(training, 0, event="step", step=4 + 5 * burst + step, loss=0.5)
+    value = training.job.value()
+    assert (value["update"], value["loss"]) == (43, 0.5)
+    assert value["updates_per_second"] == pytest.approx(38 / 8, rel=0.2)
+    recorded(training, 1, event="step", step=4, loss=9.0)  # a rank that is behind
+    recorded(training, 0, event="step", step=44, loss=float("nan"))
+    value = training.job.value()
+    assert value["loss"] == "nan"
+    json.dumps(value, allow_nan=False)
+
+
+def test_of_a_program_that_records_nothing_neither_loss_nor_rate_is_told(mesh):
+    mesh.start()
+    mesh.say({"said": [{"rank": 0, "text": "hello"}]})
+    value = mesh.job.value()
+    assert (value["loss"], value["updates_per_second"], value["update"]) == (None, None, None)
+
+
 def test_ranks_that_do_not_get_on_are_asked_once_and_the_missing_one_is_named(training):
     training.tick(39.5)  # 5 times the longest update, and 30 s
     assert training.asked() == {"a": "watch", "b": "watch"}

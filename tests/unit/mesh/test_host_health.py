@@ -74,6 +74,11 @@ def test_a_host_is_read_by_the_same_program_over_its_login(allow_processes):
     assert found.shm_bytes is not None
 
 
+def test_the_load_of_gpus_is_read_by_the_light_mode(allow_processes):
+    found = host_health.read_all({"a": Shell()}, load=True)["a"]
+    assert (found.unread, found.shm_bytes, found.log) == ("", None, "it was not asked")
+
+
 def test_a_host_without_python_or_an_answer_is_not_run_and_does_not_pass(allow_processes, tmp_path):
     links = {"a": Shell(path=str(tmp_path)), "b": Shell(error=HostError("b", "it is gone"))}
     found = host_health.examine(links, {name: facts(name) for name in links})

@@ -281,6 +281,8 @@ def test_a_request_names_its_job_lease_nodes_and_what_people_are_shown():
         "shown": {"stack": "fairseq", "base": "cpu", "launcher": "deepspeed", "ranks": 4,
                   "program": ["/srv/train.py", "--lr=1"]},
     }  # fmt: skip
+    value, _ = start(TWO, job(updates=500))
+    assert value["shown"]["updates"] == 500
 
 
 def test_files_are_node_1s_unless_every_node_needs_them():

@@ -1,18 +1,24 @@
-"""Save and end fairseq's training after SIGTERM: a plugin (`--user-dir`).
+"""Save and end fairseq's training after SIGTERM, and record its losses: a plugin (`--user-dir`).
 
 Ranks are signalled at different moments and must save after the same update. fairseq adds up the
 training time of all ranks in every update, for --stop-time-hours: a signalled rank adds a time that
-no training takes, and every rank sees it in the same sum. Nothing else is computed.
+no training takes, and every rank sees it in the same sum. Nothing else is computed. Where Stackyard
+reads records (STACKYARD_LOGS), every rank records what fairseq logs: the same loss, in base 2.
 """
 
+import functools
 import logging
+import os
 import signal
 from typing import Any
 
 import fairseq_cli.train
 import torch
+import torch.distributed as dist
 from fairseq import checkpoint_utils
+from fairseq.logging import metrics
 from fairseq.trainer import Trainer
+from stackyard_record import Recorder
 
 logger = logging.getLogger("fairseq_cli.train")
 # Seconds that a signalled rank adds: 30,000 years, of which a mean over 1000 ranks leaves 30.
@@ -36,6 +42,7 @@ class _Signal:
 _signal = _Signal()
 _own_time = Trainer._local_cumulative_training_time
 _validate_and_save = fairseq_cli.train.validate_and_save
+_own_values = metrics.get_smoothed_values
 
 
 def _local_time(self: Trainer) -> float:
@@ -66,5 +73,28 @@ def _save_or_go_on(
     return [None], True
 
 
+@functools.cache
+def _recorder() -> Recorder:
+    """Return this rank's recorder, which is first asked for after the process group is there."""
+    ready = dist.is_initialized()
+    return Recorder(
+        os.environ["STACKYARD_LOGS"],
+        dist.get_rank() if ready else 0,
+        dist.get_world_size() if ready else 1,
+        backend=dist.get_backend() if ready else "none",
+        device=f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu",
+        says=False,
+    )
+
+
+def _recorded_values(name: str) -> Any:
+    """Return what fairseq is about to log, and record the loss of its updates."""
+    found: Any = _own_values(name)
+    if name == "train_inner" and "STACKYARD_LOGS" in os.environ:
+        _recorder().step(int(found["num_updates"]), float(found["loss"]))
+    return found
+
+
+metrics.get_smoothed_values = _recorded_values
 Trainer._local_cumulative_training_time = _local_time
 fairseq_cli.train.validate_and_save = _save_or_go_on
