@@ -60,8 +60,11 @@ def absent(shown):
         return f"{shown}: there is no such file"
     if not path.startswith("tests/"):
         return ""
-    if not colons or name.partition("[")[0] not in functions(path):
+    name, _, case = name.rstrip("]").partition("[")
+    if not colons or name not in functions(path):
         return f"{shown}: there is no such test"
+    if case and f'"{case}"' not in (ROOT / path).read_text(encoding="utf-8"):
+        return f"{shown}: there is no such case"
     return ""
 
 
@@ -105,6 +108,9 @@ def test_what_is_missing_is_seen():
     assert absent("tests/unit/test_notes.py::test_what_is_missing_is_seen") == ""
     assert absent("tests/unit/test_notes.py::test_that_nobody_wrote").endswith("no such test")
     assert absent("tests/unit/test_notes.py").endswith("no such test")
+    case = "tests/fleet/test_runs.py::test_every_launcher_trains_over_hosts[gpt-{}]"
+    assert absent(case.format("tp")) == ""
+    assert absent(case.format("t")).endswith("no such case")
     assert absent("docs/reports/none.json").endswith("no such file")
 
 
