@@ -25,7 +25,7 @@ import uv
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stackyard.build import dockerfile, packages
-from stackyard.build.recipe import BASE_LABEL, BaseContent, BaseRecipe
+from stackyard.build.recipe import BASE_LABEL, PACKAGES_LABEL, BaseContent, BaseRecipe
 from stackyard.definitions.spec import Base, Common
 from stackyard.system import cleanup, process
 from stackyard.system.chunks import digest_of_file
@@ -195,7 +195,7 @@ def make_base(
         if holding is not None:
             holding.result()
         say("importing the base")
-        changes = ['CMD ["/bin/bash"]', f"LABEL {packages.PACKAGES_LABEL}={digest}"]
+        changes = ['CMD ["/bin/bash"]', f"LABEL {PACKAGES_LABEL}={digest}"]
         engine.import_tar(root, reference, changes)
 
 

@@ -132,6 +132,8 @@ def test_a_tokenizer_comes_along_with_its_own_numbers(box, make, place, convert,
 
 LAYOUTS = {
     "3d": (4, ["--tp=2", "--pp=2", "--replicas=1", "--accumulate=2"], ""),
+    "tp-zero-1": (4, ["--tp=2", "--replicas=2", "--accumulate=1"], "zero-1"),
+    "pp-zero-1": (4, ["--pp=2", "--replicas=2", "--accumulate=2"], "zero-1"),
     "zero-1": (2, ["--replicas=2", "--accumulate=1"], "zero-1"),
     "zero-2": (2, ["--replicas=2", "--accumulate=1"], "zero-2"),
     "zero-3": (2, ["--replicas=2", "--accumulate=1"], "zero-3"),
@@ -187,7 +189,7 @@ def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, 
         convert("megatron", folder)
 
 
-@pytest.mark.parametrize("stage", once([0, 3]))
+@pytest.mark.parametrize("stage", once([0, 2, 3]))
 def test_accelerate(box, place, convert, tokens, difference, stage):
     folder = place / f"convert-accelerate-{stage}"
     folder.mkdir()
@@ -198,9 +200,10 @@ def test_accelerate(box, place, convert, tokens, difference, stage):
     (folder / "accelerate.yaml").write_text(
         "{compute_environment: LOCAL_MACHINE, distributed_type: DEEPSPEED, use_cpu: true,"
         " mixed_precision: 'no', num_machines: 1, num_processes: 2, machine_rank: 0,"
-        " deepspeed_config: {zero_stage: 3, zero3_init_flag: false, offload_param_device: none,"
-        " offload_optimizer_device: none, gradient_accumulation_steps: 1,"
-        " zero3_save_16bit_model: true}}"
+        f" deepspeed_config: {{zero_stage: {stage}, zero3_init_flag: false,"
+        " offload_param_device: none, offload_optimizer_device: none,"
+        " gradient_accumulation_steps: 1,"
+        f" zero3_save_16bit_model: {str(stage == 3).lower()}}}}}"
     )
     env = {"TORCHDYNAMO_DISABLE": "1"} | ({} if stage else {"ACCELERATE_USE_CPU": "true"})
     run = box("accelerate")

@@ -1,32 +1,35 @@
 """Each stack's own example trains on what `invoke data` made: the loss falls."""
 
 import json
+import re
 import shutil
 
 from stackyard.definitions import examples
+from stackyard.definitions.job_source import example_files, load_example
 from stackyard.definitions.project import ROOT
-from stackyard.definitions.read.example import read_example
-from stackyard.validate import smoke
 
 UPDATES = 30
 
 
 def program(stack, name, folder, **given):
-    """The example's command, with its places below `folder`."""
-    path = ROOT / "images" / stack / "examples" / f"{name}.yml"
-    example = read_example(path.read_text(encoding="utf-8"), str(path), stack, name)
+    """The example's commands, the program's last, with their places below `folder`."""
+    example = load_example(ROOT, stack, name)
     where = examples.Where(
         name="x", base="cpu", image="x", nodes=1, per_node=example.multiple, device="cpu",
         folder=str(folder), save=str(folder / "save"),
     )  # fmt: skip
-    job = examples.job_of(example, where, {}, {"updates": str(UPDATES), **given})
-    for file, data in smoke.workload_files(ROOT / "images" / stack / "smoke").items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(data)
-    for name in examples.BESIDE:
-        shutil.copy(ROOT / "stackyard" / "inside" / name, folder)
-    words = [word.replace("/srv/smoke", str(folder)) for word in job.program]
-    return [*(["python3"] if words[0].endswith(".py") else []), *words], dict(job.env)
+    files = example_files(ROOT, example)
+    job = examples.job_of(example, where, files, {"updates": str(UPDATES), **given})
+    for place, data in job.files.items():
+        path = folder / place.partition("/srv/")[2].partition("/")[2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def here(words):
+        words = [re.sub(r"/srv/(smoke|templates)\b", str(folder), word) for word in words]
+        return [*(["python3"] if words[0].endswith(".py") else []), *words]
+
+    return [here(words) for words in (*job.prepare, job.program)], dict(job.env)
 
 
 def losses(folder):
@@ -38,7 +41,7 @@ def test_fairseq(box, make, place):
     folder = place / "train-fairseq"
     (folder / "data").mkdir(parents=True)
     shutil.move(make("fairseq", tokenizer="bpe", split=(98.0, 2.0, 0.0)), folder / "data" / "bin")
-    words, env = program("fairseq", "lm-ddp", folder, log_every="5")
+    (*_, words), env = program("fairseq", "lm-ddp", folder, log_every="5")
     words += ["--distributed-world-size=1", "--no-save", "--log-format=json"]
     said = box("fairseq").said(*words, env=env)
     inner = [json.loads(line[line.index("{") :]) for line in said.splitlines()
@@ -49,25 +52,33 @@ def test_fairseq(box, make, place):
 
 
 def test_megatron(box, make, place):
+    """The notes' own template on a folder that is divided already, with its validation."""
     folder = place / "train-megatron"
-    made = make("megatron", vocab="characters.json", train="spelled.txt", eod="<eod>")
-    shutil.copytree(made, folder / "data")
-    for kind in ("bin", "idx"):
-        (folder / "data" / f"train.{kind}").rename(folder / "data" / f"text.{kind}")
-    # Its own text would be read where the index is missing.
-    words, env = program("megatron", "gpt-tp", folder)
-    words = [word for word in words if not word.startswith(("--tp", "--dp"))]
-    box("megatron").said(*words, env=env, folder=str(folder))
+    data = make("megatron", vocab="characters.json", train="spelled.txt", eod="<eod>",
+                split=(900.0, 50.0, 50.0))  # fmt: skip
+    shutil.copytree(data, folder / "corpus")
+    commands, env = program(
+        "megatron", "gpt2-345m", folder, corpus=f"{folder}/corpus", vocabulary="4096",
+    )  # fmt: skip
+    assert not any("make_corpus" in word for words in commands for word in words)
+    *prepare, words = commands
+    for first in prepare:
+        box("megatron").said(*first, env=env, folder=str(folder))
+    words = ["torchrun", "--nproc_per_node=1", *words[1:]]
+    said = box("megatron").said(*words, env=env, folder=str(folder))
     found = losses(folder)
     assert len(found) == UPDATES
     assert found[-1] < 0.9 * found[0], found
+    valid = [float(loss) for loss in re.findall(r"update \d+ valid ([0-9.]+)", said)]
+    assert len(valid) == 2 and valid[1] < valid[0], valid
+    assert {path.name for path in (folder / "save").glob("global_step*")} == {"global_step30"}
 
 
 def test_accelerate(box, make, place):
     folder = place / "train-accelerate"
     shutil.copytree(make("accelerate", tokenizer="bpe", seq_length=32), folder / "data")
     (folder / "data" / "train.npy").rename(folder / "data" / "blocks.npy")
-    words, env = program("accelerate", "llama-ddp", folder)
+    (*_, words), env = program("accelerate", "llama-ddp", folder)
     box("accelerate").said(*words, env=env, folder=str(folder))
     found = losses(folder)
     assert len(found) == UPDATES

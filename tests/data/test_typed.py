@@ -1,7 +1,8 @@
-"""`invoke data` as it is typed: compressed JSON lines in, data that fairseq trains on out."""
+"""`invoke data` and `invoke convert` as they are typed: from compressed JSON lines to a model."""
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 
@@ -13,18 +14,12 @@ from stackyard.definitions.project import ROOT
 @pytest.fixture
 def typed():
     def run(*words):
-        line = [sys.executable, "-m", "invoke", "data", *words, "--base", "cpu", "--json"]
+        line = [sys.executable, "-m", "invoke", *words, "--base", "cpu", "--json"]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
     return run
-
-
-@pytest.fixture
-def plain(make):
-    """The same text as a plain file."""
-    return make("fairseq", out="plain", tokenizer="bpe", split=(98.0, 2.0, 0.0))
 
 
 @pytest.fixture
@@ -38,23 +33,58 @@ def lines(material, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
-def test_json_lines_give_the_bytes_of_plain_text(typed, plain, lines, material, suffix):
-    out = lines / "out"
+FILES = {"fairseq": ("bin", "idx", "txt"), "megatron": ("bin", "idx")}
+
+
+@pytest.mark.parametrize(
+    ("stack", "suffix"),
+    [("fairseq", ".jsonl"), ("fairseq", ".jsonl.gz"), ("fairseq", ".jsonl.zst"),
+     ("megatron", ".jsonl.gz")],
+)  # fmt: skip
+def test_json_lines_give_the_bytes_of_plain_text(typed, make, lines, material, stack, suffix):
+    plain = make(stack, out="plain", tokenizer="bpe", split=(98.0, 2.0, 0.0))
+    out = lines / "typed"
     about, _ = typed(
-        "fairseq", "--input", f"{lines}/text{suffix}", "--tokenizer", str(material / "bpe"),
+        "data", stack, "--input", f"{lines}/text{suffix}", "--tokenizer", str(material / "bpe"),
         "--split", "98,2", "--out", str(out),
     )  # fmt: skip
-    for name in ("train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt"):
+    names = [path.name for kind in FILES[stack] for path in plain.glob(f"*.{kind}")]
+    assert len(names) == {"fairseq": 5, "megatron": 4}[stack]
+    for name in names:
         assert (out / name).read_bytes() == (plain / name).read_bytes()
     assert about["splits"]["train"]["documents"] == 2352
 
 
-def test_fairseq_trains_on_folders_one_an_epoch(typed, box, lines, material, place):
+@pytest.mark.parametrize(
+    ("folder", "options", "end"),
+    [
+        ("gpt2", ("--vocab", "{}/vocab.json", "--merges", "{}/merges.txt"), "<|endoftext|>"),
+        ("bert", ("--tokenizer", "{}", "--eod", "[SEP]"), "[SEP]"),
+    ],
+)
+def test_megatrons_other_tokenizers_number_text_as_transformers_does(
+    typed, box, material, tmp_path, folder, options, end
+):
+    own, text, out = material / folder, material / "text.txt", tmp_path / "out"
+    about, _ = typed("data", "megatron", "--input", str(text), "--out", str(out),
+                     *(word.format(own) for word in options))  # fmt: skip
+    wanted = own / "wanted.bin"
+    said = box("accelerate").said(
+        "python3", "/srv/test/by_transformers.py", str(own), str(text), end, str(wanted)
+    )
+    count, different = map(int, said.splitlines()[-1].split())
+    assert about["splits"]["train"]["tokens"] == count and different > 100
+    assert (out / "train.bin").read_bytes() == wanted.read_bytes()
+
+
+def test_fairseq_trains_on_folders_one_an_epoch_and_its_model_is_converted(
+    typed, box, lines, material, place
+):
     out = place / "sharded"
     _, said = typed(
-        "fairseq", "--input", f"{lines}/text.jsonl.zst", "--tokenizer", str(material / "bpe"),
-        "--split", "98,2", "--shards", "3", "--out", str(out),
+        "data", "fairseq", "--input", f"{lines}/text.jsonl.zst",
+        "--tokenizer", str(material / "bpe"), "--split", "98,2", "--shards", "3",
+        "--out", str(out),
     )  # fmt: skip
     folders = f"{out}/shard0:{out}/shard1:{out}/shard2"
     assert f"fairseq-train {folders}" in said
@@ -62,8 +92,8 @@ def test_fairseq_trains_on_folders_one_an_epoch(typed, box, lines, material, pla
         "fairseq-train", folders, "--task=language_modeling", "--arch=transformer_lm",
         "--decoder-layers=1", "--decoder-embed-dim=32", "--decoder-ffn-embed-dim=32",
         "--decoder-attention-heads=2", "--tokens-per-sample=64", "--batch-size=32",
-        "--optimizer=adam", "--lr=0.001", "--max-epoch=4", "--no-save", "--log-format=json",
-        "--cpu", "--num-workers=0",
+        "--optimizer=adam", "--lr=0.001", "--max-epoch=4", "--log-format=json",
+        "--cpu", "--num-workers=0", f"--save-dir={place}/sharded-save",
     )  # fmt: skip
     epochs = [json.loads(line[line.index("{") :]) for line in told.splitlines()
               if '"train_loss"' in line]  # fmt: skip
@@ -71,3 +101,20 @@ def test_fairseq_trains_on_folders_one_an_epoch(typed, box, lines, material, pla
     updates = [int(one["train_num_updates"]) for one in epochs]
     # The fourth epoch reads the first folder again.
     assert updates[3] - updates[2] == updates[0]
+    model = place / "sharded-model"
+    about, _ = typed(
+        "convert", "fairseq", "--checkpoint", f"{place}/sharded-save/checkpoint_last.pt",
+        "--data", str(out), "--out", str(model),
+    )  # fmt: skip
+    assert (about["class"], about["out"]) == ("OPTForCausalLM", str(model))
+    told = box("accelerate").said(
+        "python3", "-c",
+        "import sys; from transformers import AutoTokenizer as T, AutoModelForCausalLM as M\n"
+        "t, m = T.from_pretrained(sys.argv[1]), M.from_pretrained(sys.argv[1])\n"
+        "given = t(open(sys.argv[2]).readline().strip(), return_tensors='pt').input_ids\n"
+        "print(len(t), m.config.vocab_size, float(m(input_ids=given, labels=given).loss))",
+        str(model), str(material / "text.txt"),
+    )  # fmt: skip
+    *numbers, loss = told.splitlines()[-1].split()
+    assert numbers == [str(about["vocabulary"])] * 2
+    assert float(loss) < math.log(about["vocabulary"])

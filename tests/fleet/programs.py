@@ -35,7 +35,7 @@ for update, (x, y) in enumerate((batch for epoch in range(6) for batch in data),
     optimizer.zero_grad()
     if one.is_main_process:
         print(f"update {update} loss {loss.item():.6f}", flush=True)
-kind = one.distributed_type.value
+kind = f"{one.distributed_type.value} in {one.mixed_precision}"
 print(f"rank {one.process_index} of {one.num_processes} by {kind}", flush=True)
 one.end_training()
 """
@@ -84,4 +84,38 @@ if trainer.is_world_process_zero():
             print(f"update {row['step']} loss {float(row['loss']):.6f}", flush=True)
 ranks = f"{args.process_index} of {args.world_size}"
 print(f"rank {ranks} deepspeed {bool(args.deepspeed)}", flush=True)
+"""
+# LoRA on a small GPT-2 under ZeRO-3, its adapter saved in both ways.
+LORA = """
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+torch.manual_seed(7)
+one = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2,
+                   bos_token_id=0, eos_token_id=0)
+wanted = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+model = get_peft_model(GPT2LMHeadModel(shape), wanted)
+model, optimizer = one.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+text = torch.arange(4 * 32).reshape(4, 32) % 3
+for update in range(1, 31):
+    loss = model(input_ids=text, labels=text).loss
+    one.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    if one.is_main_process:
+        print(f"update {update} loss {loss.item():.6f}", flush=True)
+state = one.get_state_dict(model)  # on every rank; the first one gets it
+if one.is_main_process:
+    whole = {name.replace(".default", ""): tensor for name, tensor in state.items()}
+    for way, more in (("plain", {}), ("gathered", {"state_dict": state})):
+        one.unwrap_model(model).save_pretrained(f"/tmp/{way}", **more)
+        saved = load_file(f"/tmp/{way}/adapter_model.safetensors")
+        same = [torch.equal(tensor, whole[name]) for name, tensor in saved.items()]
+        print(f"saved {way}: {sum(same)} of {len(same)} as trained", flush=True)
+kind = one.distributed_type.value
+print(f"rank {one.process_index} of {one.num_processes} by {kind}", flush=True)
+one.end_training()
 """

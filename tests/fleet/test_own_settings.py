@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.programs import DEEPSPEED, OWN_ACCELERATE, TRAINER
+from tests.fleet.programs import DEEPSPEED, LORA, OWN_ACCELERATE, TRAINER
 
 # Nothing is compiled on CPU ranks, and importing the compiler takes seconds.
 LIGHTER = ("--env", "TORCHDYNAMO_DISABLE=1")
@@ -25,6 +25,7 @@ def two(three):
     path.write_text(text)
     programs = {
         "own.py": OWN_ACCELERATE, "ds.py": DEEPSPEED, "hf.py": TRAINER, "says.py": SAYS,
+        "lora.py": LORA,
         "ds.json": json.dumps({
             "train_batch_size": 4, "gradient_accumulation_steps": 1,
             "zero_optimization": {"stage": 2, "overlap_comm": False},
@@ -36,6 +37,13 @@ def two(three):
             "zero_optimization": {"stage": 2, "overlap_comm": False},
         }),
         "odd.json": json.dumps({"train_batch_size": 3}),
+        "lora.json": json.dumps({
+            "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1,
+            "zero_optimization": {
+                "stage": 3, "overlap_comm": False, "stage3_param_persistence_threshold": 0,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+        }),
     }  # fmt: skip
     for name, text in programs.items():
         (three.folder / "shared" / name).write_text(text)
@@ -96,6 +104,33 @@ def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind
         assert "machine_rank: this run's own values are used" in done.stderr
 
 
+def test_no_default_configuration_of_accelerate_is_read(two):
+    """`accelerate config` left one in every node, of bf16; the run's own says nothing of it."""
+    folder = "/root/.cache/huggingface/accelerate"
+    text = '{compute_environment: LOCAL_MACHINE, distributed_type: "NO", mixed_precision: bf16}'
+    write = f"mkdir -p {folder} && echo '{text}' > {folder}/default_config.yaml"
+    for host in two.hosts.values():
+        host.run("docker", "exec", f"stackyard-accelerate-{host.name}", "sh", "-c", write)
+    try:
+        done = run(two, "--launcher", "accelerate", "--", "/shared/own.py")
+    finally:
+        for host in two.hosts.values():
+            host.run("docker", "exec", f"stackyard-accelerate-{host.name}", "rm", "-r", folder)
+    assert done.stdout.count("of 2 by MULTI_CPU in no") == 2, done.stdout[-3000:]
+    assert f"{folder}/default_config.yaml on study is not read" in done.stderr
+
+
+def test_an_adapter_trained_under_zero_3_is_saved_whole_when_it_is_gathered(two, config):
+    """And is not when it is not: peft's own way (images/limits/peft-zero3-saving.yml)."""
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+    text += "  deepspeed_config_file: /shared/lora.json\n  zero3_init_flag: false\n"
+    done = run(two, *config(text), "--", "/shared/lora.py")
+    learned(done.stdout)
+    assert done.stdout.count("of 2 by DEEPSPEED") == 2
+    assert "saved gathered: 4 of 4 as trained" in done.stdout, done.stdout[-3000:]
+    assert "saved plain: 0 of 4 as trained" in done.stdout, done.stdout[-3000:]
+
+
 @pytest.mark.parametrize(
     "launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.repeat)]
 )
@@ -107,19 +142,20 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("launcher", "more"),
     [
-        pytest.param(("--deepspeed", "/shared/trainer.json"), id="zero"),
-        pytest.param((), id="ddp", marks=pytest.mark.repeat),
+        pytest.param("torchrun", ("--deepspeed", "/shared/trainer.json"), id="zero"),
+        pytest.param("torchrun", (), id="ddp", marks=pytest.mark.repeat),
+        pytest.param("accelerate", (), id="accelerate", marks=pytest.mark.repeat),
     ],
 )
-def test_an_hf_trainer_script(two, more):
+def test_an_hf_trainer_script(two, launcher, more):
     words = (
         "/shared/hf.py", "--output_dir", "/tmp/out", "--max_steps", "10", "--logging_steps", "2",
         "--per_device_train_batch_size", "2", "--learning_rate", "0.01",
         "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true",
     )  # fmt: skip
-    done = run(two, "--launcher", "torchrun", "--", *words, *more)
+    done = run(two, "--launcher", launcher, "--", *words, *more)
     learned(done.stdout)
     assert done.stdout.count(f"of 2 deepspeed {bool(more)}") == 2
 

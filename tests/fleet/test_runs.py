@@ -86,6 +86,37 @@ def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
     assert all(host.ranks() == [] for host in meshes.hosts.values())
 
 
+def test_a_copy_that_was_edited_trains_by_its_own_script(meshes):
+    """Its arguments, values and program are the user's; the template's stay as they are."""
+    name, two = f"copy-{secrets.token_hex(3)}", meshes.only("study", "train")
+    own = two.folder / name
+    two.invoke("run", "megatron", "--example", "gpt2-345m-tp", "--gpus", "0", "--name", name,
+               "--save", f"/shared/{name}", "--write", str(own))  # fmt: skip
+    for file, old, new in (
+        ("example.yml", "  updates: '30'", "  updates: '12'"),
+        ("example.yml", "- --clip=1.0", "- --clip=0.5\n- --mark=mine"),
+        ("files/srv-templates/pretrain.py", '    parser.add_argument("--tp"',
+         '    parser.add_argument("--mark")\n    parser.add_argument("--tp"'),
+        ("files/srv-templates/pretrain.py", "    recorder.end(options.updates)",
+         "    recorder.end(options.updates)\n    print('ended as', options.mark, options.clip)"),
+    ):  # fmt: skip
+        text = (own / file).read_text()
+        assert text.count(old) == 1, (file, text)
+        (own / file).write_text(text.replace(old, new))
+    done = subprocess.run(
+        ["sh", own / "start.sh", "--lr=0.004"], cwd=two.folder, stdin=subprocess.DEVNULL,
+        text=True, capture_output=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert "is done: 2 ranks" in done.stdout
+    assert done.stdout.count("ended as mine 0.5") == 2
+    found = losses(done.stdout)
+    assert len(found) >= 2 and found[-1] < found[0], found
+    # What it saved is where the copy was told to save, on the folder of all hosts.
+    kept = meshes.folder / "shared" / name
+    assert {path.name for path in kept.glob("global_step*")} == {"global_step12"}
+
+
 def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes):
     """tqdm through pdsh comes in one block at the end; here it comes while it moves."""
     program = (

@@ -14,7 +14,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def test_the_labels_are_the_plans_and_the_packages_of_its_base(built):
     found = dict(built.info.labels)
-    assert packages.reference(found.pop(packages.PACKAGES_LABEL)) == built.plan.packages
+    assert packages.reference(found.pop(recipe.PACKAGES_LABEL)) == built.plan.packages
     assert found == dict(built.plan.labels)
 
 

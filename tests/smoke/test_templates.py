@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import secrets
 import time
@@ -32,9 +33,9 @@ SAME = {
 }
 # By stack and template: what is set beside its defaults, ranks on each node.
 TEMPLATES = {
-    ("fairseq", "gpt2-fsdp"): ("updates=20", 1),
+    ("fairseq", "gpt2-fsdp"): ("save_every=15", 1),
     ("fairseq", "lm-fsdp"): ("", 1),
-    ("megatron", "gpt2-345m"): ("", 1),
+    ("megatron", "gpt2-345m"): ("save_every=15", 1),
     ("megatron", "gpt2-345m-tp"): ("", 1),
     ("megatron", "gpt2-345m-3d"): ("", 2),
     ("megatron", "gpt2-zero-1"): ("", 1),
@@ -44,6 +45,21 @@ TEMPLATES = {
     ("accelerate", "gpt2-zero-3"): ("updates=60", 1),
     ("accelerate", "mt5-zero-3"): ("", 1),
 }
+# Where checkpoints of a template stay: others than the last one, or none.
+KEPT = {
+    "gpt2-fsdp": {"checkpoint_1_45.pt", "checkpoint_1_60.pt", "checkpoint_best.pt",
+                  "checkpoint_last.pt"},
+    "lm-fsdp": set(),
+    "gpt2-345m": {"global_step15", "global_step30"},
+}  # fmt: skip
+# gpt2-fsdp's full size on CPU ranks: all of its own arguments, but for what makes it large.
+SMALL = {
+    "values": "size=full,sequence=32,batch=64,update_freq=1,updates=40,warmup=5,lr=0.01,"
+              "log_every=1",
+    "words": ("--decoder-layers=2", "--decoder-embed-dim=64", "--decoder-input-dim=64",
+              "--decoder-output-dim=64", "--decoder-ffn-embed-dim=128",
+              "--decoder-attention-heads=4", "--log-format=json"),
+}  # fmt: skip
 # Every run of the tests sees fairseq's `lm-fsdp` on a user's own corpus; these are taken up again.
 FIRST = {"megatron": "gpt2-345m-tp", "accelerate": "gpt2-zero-3"}
 # By stack: TensorBoard's names of the loss of a template, and of what else is written beside it.
@@ -53,7 +69,7 @@ WRITTEN = {
     "accelerate": ("loss", {"lr"}),
 }
 # Small models, whose losses fairseq or our recorder writes.
-SMALL = [("fairseq", "lm-ddp"), ("megatron", "gpt-tp"), ("accelerate", "ddp-file"),
+SMALL_EXAMPLES = [("fairseq", "lm-ddp"), ("megatron", "gpt-tp"), ("accelerate", "ddp-file"),
          ("accelerate", "llama-zero2")]  # fmt: skip
 EVENTS = """
 import json, pathlib, sys
@@ -109,13 +125,13 @@ def meshes(engine, stack_images):
 
 @pytest.fixture(scope="module")
 def trained(meshes):
-    """A template trained once: its losses, and the folder of the job."""
+    """A template trained once: what it said, and the folder of the job."""
     found = {}
 
     def of(stack, name):
         if (stack, name) not in found:
             said, folder = play(meshes(stack), stack, name, *TEMPLATES[stack, name])
-            found[stack, name] = losses(said), folder
+            found[stack, name] = said, folder
         return found[stack, name]
 
     return of
@@ -171,6 +187,22 @@ def losses(text):
     return [float(ours or theirs) for ours, theirs in found]
 
 
+def valid_losses(text):
+    """Losses of the validation, likewise."""
+    found = re.findall(
+        r"update \d+ valid ([0-9.]+)|valid on 'valid' subset \| loss ([0-9.]+)", text
+    )
+    return [float(ours or theirs) for ours, theirs in found]
+
+
+def checkpoints(running, folder):
+    """Names of the checkpoints that a job left on the first node."""
+    listed = f"mkdir -p {folder}/checkpoints && ls {folder}/checkpoints"
+    done = running.engine.exec(running.first, ["sh", "-c", listed], seconds=20)
+    assert done.code == 0, done.output
+    return {one for one in done.output.split() if one.startswith(("checkpoint", "global_step"))}
+
+
 @pytest.mark.parametrize(
     ("stack", "name"),
     [
@@ -182,10 +214,15 @@ def losses(text):
     ],
 )  # fmt: skip
 def test_a_template_trains_on_two_ranks(meshes, trained, stack, name):
-    found, folder = trained(stack, name)
+    said, folder = trained(stack, name)
+    running, found = meshes(stack), losses(said)
     assert len(found) >= 2 and found[-1] < 0.9 * found[0], found
+    if stack == "megatron" or name == "gpt2-fsdp":
+        valid = valid_losses(said)
+        assert len(valid) >= 2 and valid[-1] < 0.97 * valid[0], valid
+    if stack != "accelerate":
+        assert checkpoints(running, folder) == KEPT.get(name, {"global_step30"})
     if stack == "accelerate":
-        running = meshes(stack)
         script = (
             "import sys; from safetensors.numpy import load_file;"
             " found = load_file(sys.argv[1]); assert found and all(t.size for t in found.values())"
@@ -227,7 +264,7 @@ def test_a_template_writes_event_files_with_the_losses_of_its_record(meshes, tra
 
 
 @pytest.mark.repeat
-@pytest.mark.parametrize(("stack", "name"), SMALL)
+@pytest.mark.parametrize(("stack", "name"), SMALL_EXAMPLES)
 def test_small_examples_write_event_files_too(meshes, stack, name):
     _, folder = play(meshes(stack), stack, name, "updates=20")
     require_events(
@@ -235,16 +272,41 @@ def test_small_examples_write_event_files_too(meshes, stack, name):
     )
 
 
+@pytest.mark.repeat  # the reduced size has the same arguments, but for the model's
+def test_fairseqs_full_size_takes_its_arguments(meshes):
+    """fairseq's own cosine after the warm-up, down to --min-lr; of its epochs the last three."""
+    running = meshes("fairseq")
+    said, folder = play(running, "fairseq", "gpt2-fsdp", SMALL["values"], words=SMALL["words"])
+    rates = [float(rate) for rate in re.findall(r'"lr": "([0-9.e-]+)"', said)]
+    cosine = [1e-5 + 0.5 * (0.01 - 1e-5) * (1 + math.cos(math.pi * n / 35)) for n in range(35)]
+    # The rate after the last update is that of a next cycle, which does not come.
+    assert rates[4:-1] == pytest.approx(cosine, rel=0.01, abs=2e-6), rates
+    # The last epoch is cut short.
+    *epochs, _ = sorted({int(n) for n in re.findall(r'"epoch": (\d+), "valid_loss"', said)})
+    assert len(epochs) > 3
+    assert checkpoints(running, folder) == {
+        "checkpoint_best.pt", "checkpoint_last.pt", *(f"checkpoint{n}.pt" for n in epochs[-3:]),
+    }  # fmt: skip
+
+
 @pytest.mark.repeat
 @pytest.mark.parametrize("stack", SAME)
 def test_every_layout_has_the_same_losses(trained, stack):
-    first, *others = (trained(stack, name)[0] for name in SAME[stack])
+    first, *others = (losses(trained(stack, name)[0]) for name in SAME[stack])
     assert len(first) >= 4
     for name, other in zip(SAME[stack][1:], others, strict=True):
         assert other == pytest.approx(first, abs=1e-3), name
     if stack == "megatron":
-        start = trained(stack, "gpt2-345m-3d")[0][0]
+        start = losses(trained(stack, "gpt2-345m-3d")[0])[0]
         assert start == pytest.approx(first[0], abs=1e-3)
+
+
+@pytest.mark.repeat
+def test_the_notes_own_tensor_parallel_size_has_the_same_losses(meshes, trained):
+    """Four ranks on two nodes, as the template's default has it on GPUs."""
+    said, _ = play(meshes("megatron"), "megatron", "gpt2-345m-tp", "tp=4", 2)
+    wanted = losses(trained("megatron", "gpt2-345m-tp")[0])
+    assert losses(said) == pytest.approx(wanted, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -292,14 +354,21 @@ def test_a_corpus_with_an_empty_part_is_named_and_not_searched_for_ever(meshes):
 
 
 def test_the_users_corpus_and_arguments_go_in(meshes):
-    """Nothing is prepared then; what follows `--` is the program's."""
+    """Nothing is prepared then; what follows `--` is the program's. An epoch reads one folder."""
     running = meshes("fairseq")
     _, earlier = play(running, "fairseq", "lm-fsdp", steps=-1)
-    settings = f"corpus={earlier}/data/bin"
+    second = f"cd {earlier}/data && cp -r bin second && rm second/valid.*"
+    for container in running.containers.values():
+        done = running.engine.exec(container, ["sh", "-c", second], seconds=20)
+        assert done.code == 0, done.output
+    folders = f"{earlier}/data/bin", f"{earlier}/data/second"
+    settings = f"corpus={':'.join(folders)},batch=64"
     said, folder = play(running, "fairseq", "lm-fsdp", settings, words=("--max-update=15",))
     assert "num_updates=15," in said and "num_updates=16," not in said
     found = losses(said)
     assert found[-1] < 0.9 * found[0], found
+    read = re.findall(r"loaded [\d,]+ examples from: (\S+)/train", said)
+    assert list(dict.fromkeys(read)) == list(folders)
     made = running.engine.exec(running.first, ["ls", f"{folder}/data"], seconds=20)
     assert made.code != 0
 

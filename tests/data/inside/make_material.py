@@ -5,7 +5,14 @@ import pathlib
 import sys
 
 import sentencepiece
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    BertWordPieceTokenizer,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 
 folder = pathlib.Path(sys.argv[1])
 text = pathlib.Path("/usr/local/share/stackyard/text")
@@ -22,6 +29,15 @@ bpe.train_from_iterator(lines, trainers.BpeTrainer(
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))  # fmt: skip
 (folder / "bpe").mkdir()
 bpe.save(str(folder / "bpe" / "tokenizer.json"))
+
+# The two other kinds of Megatron's own program: GPT-2's two files, and BERT's lower-case pieces.
+(folder / "gpt2").mkdir()
+bpe.model.save(str(folder / "gpt2"))
+pieces = BertWordPieceTokenizer(lowercase=True)
+pieces.train_from_iterator(lines, vocab_size=3000, min_frequency=1, show_progress=False)
+(folder / "bert").mkdir()
+pieces.save(str(folder / "bert" / "tokenizer.json"))
+pieces.save_model(str(folder / "bert"))
 
 unigram = Tokenizer(models.Unigram())
 unigram.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -253,7 +253,7 @@ def test_a_base_is_made_from_packages_that_were_locked_before(making):
     # mmdebstrap sees the locked packages, and not the caller's sources.
     assert source.startswith("deb [trusted=yes] copy:/") and source.endswith("/packages ./")
     assert "debian" not in " ".join(ran[0])
-    assert found.labels[packages.PACKAGES_LABEL].startswith("sha256:")
+    assert found.labels[recipe.PACKAGES_LABEL].startswith("sha256:")
 
 
 def test_without_root_mmdebstraps_own_user_can_enter_folders_and_read_packages(making, monkeypatch):
@@ -306,7 +306,7 @@ def test_a_base_whose_packages_are_gone_is_made_again(making):
 
 def test_a_pulled_base_needs_no_packages_whatever_its_labels(making):
     engine, base = Making(), samples.pulled()
-    engine.import_tar(None, base.reference, [f"LABEL {packages.PACKAGES_LABEL}=sha256:{'0' * 64}"])
+    engine.import_tar(None, base.reference, [f"LABEL {recipe.PACKAGES_LABEL}=sha256:{'0' * 64}"])
     assert ensure(engine, base) is engine.image(base.reference)
 
 

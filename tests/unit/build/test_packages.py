@@ -193,7 +193,7 @@ def test_a_folder_is_one_file_and_a_folder_again(folder, tmp_path):
 
 
 def test_an_image_is_named_by_the_index_that_its_base_is_labelled_with():
-    labels = {packages.PACKAGES_LABEL: "sha256:" + "0123456789ab" + "0" * 52}
+    labels = {recipe.PACKAGES_LABEL: "sha256:" + "0123456789ab" + "0" * 52}
     assert packages.packages_of(labels) == "stackyard/packages:0123456789ab"
     assert packages.packages_of({}) == ""
 
