@@ -193,8 +193,7 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder, stop: St
             first = rounds * options.eval_iters * batch
             some = samples.batches(valid, options, first=first, replica=replica)
             losses = [float(engine.eval_batch(some)) for _ in range(options.eval_iters)]
-            if dist.get_rank() == 0:
-                print(f"update {step} valid {sum(losses) / len(losses):.4f}", flush=True)
+            recorder.valid(step, sum(losses) / len(losses))
         stopped = stop.agreed(get_accelerator().current_device_name())
         last = stopped or step == options.updates
         if options.save_every and (last or step % options.save_every == 0):
