@@ -95,7 +95,11 @@ def add_tokenizer(model: Model, stack: str, data: Path, name: str, out: Path) ->
         )
     tokenizer.save(str(out / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if end:
+    seq2seq = bool(model.config.get("is_encoder_decoder"))
+    if seq2seq:  # T5's, whose configuration numbers them already
+        own = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
+        about |= {k: token for k, token in own.items() if tokenizer.token_to_id(token) is not None}
+    elif end:
         about["eos_token"] = end
         number = tokenizer.token_to_id(end)
         model.config |= {"bos_token_id": number, "eos_token_id": number}

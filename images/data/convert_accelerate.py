@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed_files
+import torch
 from convert import Model
 from source import Refused
 
@@ -40,9 +41,25 @@ def read(checkpoint: Path, name: str, settings: Mapping[str, Any]) -> Model:
             why="neither model.safetensors nor DeepSpeed's pytorch_model",
             hint="--checkpoint names one update's folder: SAVE/update-1000",
         )
+    weights = _once(weights)
     words = [
         key
         for key in weights
         if key.endswith(("wte.weight", "embed_tokens.weight", "shared.weight"))
     ]
     return Model(about, weights, tuple(words[:1]))
+
+
+def _once(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return each tensor under its first name; transformers ties the others to it again.
+
+    ZeRO-3's weights hold an mT5's embedding three times, of 250,112 rows each.
+    """
+    seen: set[tuple[int, torch.Size]] = set()
+    found = {}
+    for name, tensor in weights.items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in seen or not tensor.numel():
+            found[name] = tensor
+        seen.add(place)
+    return found

@@ -30,11 +30,13 @@ class Encoder(Protocol):
         size: one more than the largest number.
         unknown: the number that words outside the vocabulary get, None where there is none.
         files: files to keep beside the data, by their names there.
+        texts: files that were not there and are written beside the data, by their names.
     """
 
     size: int
     unknown: int | None
     files: Mapping[str, str]
+    texts: Mapping[str, str]
 
     def number(self, token: str) -> int | None:
         """Return the number of a token."""
@@ -57,6 +59,7 @@ class Words:
         self._unknown = unknown
         self.unknown: int | None = unknown
         self.files = files
+        self.texts: Mapping[str, str] = {}
 
     def number(self, token: str) -> int | None:
         """Return the number of a word."""
@@ -73,7 +76,13 @@ class Words:
 class Tokens:
     """Encode text with a Hugging Face tokenizer, without its special tokens."""
 
-    def __init__(self, tokenizer: Any, files: Mapping[str, str], ends: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        files: Mapping[str, str],
+        ends: Sequence[str],
+        texts: Mapping[str, str],
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -82,6 +91,7 @@ class Tokens:
         token = model.get("unk_token")
         self.unknown: int | None = tokenizer.token_to_id(token) if token else model.get("unk_id")
         self.files = files
+        self.texts = texts
         self.ends = tuple(ends)
 
     def number(self, token: str) -> int | None:
@@ -156,6 +166,7 @@ def tokens(folder: Path, name: str) -> Tokens:
             "this image has no tokenizers", hint="build the stack again: invoke build"
         ) from error
     there = {path.name: str(path) for path in sorted(folder.iterdir())}
+    texts = {}
     try:
         if "tokenizer.json" in there:
             found = Tokenizer.from_file(there["tokenizer.json"])
@@ -163,11 +174,13 @@ def tokens(folder: Path, name: str) -> Tokens:
             found = _byte_level(there)
         else:
             found = _converted(folder, name)
+            # Nodes, and whoever converts the model, then need neither SentencePiece nor transformers.
+            texts = {"tokenizer.json": found.to_str(pretty=True)}
     except Refused:
         raise
     except Exception as error:  # the library has no type of its own for this
         raise Refused(f"{name} holds a tokenizer that cannot be read", why=str(error)) from error
-    return Tokens(found, there, _own_end(folder))
+    return Tokens(found, there, _own_end(folder), texts)
 
 
 def _byte_level(there: Mapping[str, str]) -> Any:
@@ -190,10 +203,26 @@ def _converted(folder: Path, name: str) -> Any:
         raise Refused(
             f"{name} has no tokenizer.json, and this image cannot make one",
             why=f"no module {error.name}",
-            hint="make it once in fairseq's image: python3 -c \"from transformers import"
-            " AutoTokenizer as A; A.from_pretrained('FOLDER').save_pretrained('FOLDER')\"",
+            hint="fairseq's and accelerate's images can: the folder of invoke data accelerate"
+            " --tokenizer holds a tokenizer.json",
         ) from error
-    return AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+    return _with_bytes(AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer)
+
+
+def _with_bytes(tokenizer: Any) -> Any:
+    """Return a tokenizer that spells what it does not know in bytes, where its vocabulary has them.
+
+    SentencePiece does so (mT5's vocabulary is made for it); transformers 5 leaves it out.
+    """
+    from tokenizers import Tokenizer
+
+    about = json.loads(tokenizer.to_str())
+    if tokenizer.token_to_id("<0x00>") is None or about["model"].get("byte_fallback") is not False:
+        return tokenizer
+    about["model"]["byte_fallback"] = True
+    decoders = [about["decoder"]] if about["decoder"] else []
+    about["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, *decoders]}
+    return Tokenizer.from_str(json.dumps(about))
 
 
 def _own_end(folder: Path) -> tuple[str, ...]:

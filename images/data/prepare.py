@@ -1,7 +1,8 @@
 """Convert text to the data that a stack trains on; settings come as JSON on standard input.
 
 Owns the order: the settings are checked, every chunk becomes a shard (several workers), the shards
-are moved into the finished files in order. Progress is JSON lines on standard output: `progress`, `note`, `error`, `done`.
+are moved into the finished files in order. Progress is JSON lines on standard output: `training`,
+`progress`, `error`, `done`.
 Everything is written below `work`; the caller takes the finished folder from there. The result
 depends on text and settings alone, never on the workers.
 """
@@ -29,6 +30,7 @@ from typing import Any
 import shards
 import source
 import stacks
+import vocabulary
 from source import Refused
 
 ROLES = ("train", "valid", "test")
@@ -346,6 +348,9 @@ def main() -> int:
     settings = json.loads(sys.stdin.readline())
     work = Path(settings["work"])
     try:
+        if settings["tokens"]["kind"] == "train":
+            say("training", tokens=settings["tokens"]["size"])
+            vocabulary.train(settings, work)
         _FORM = stacks.form_of(settings)
         claim(settings, work)
         seen = encode_all(settings, work)

@@ -228,6 +228,8 @@ def write_beside(folder: Path, form: Form, folders: Sequence[str]) -> None:
     """Write the vocabulary or tokenizer beside the data, and the stack's own files in `folders`."""
     for name, path in form.files.items():
         shutil.copyfile(path, folder / name)
+    for name, text in form.encoder.texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
     for name, text in form.texts.items():
         for below in folders:
             (folder / below / name).write_text(text, encoding="utf-8")

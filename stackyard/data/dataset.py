@@ -30,14 +30,17 @@ class Vocabulary:
     """Hold the vocabulary by which text becomes token ids.
 
     Attributes:
-        kind: `words` (between white space, by a vocab.json or fairseq's dict.txt) or `tokenizer`.
+        kind: `words` (between white space, by a vocab.json or fairseq's dict.txt), `tokenizer`, or
+            `train` (a tokenizer that is trained on the text first).
         name: what the user typed.
         files: paths on this machine, by the name that each file has in the container.
+        size: tokens to train, without the sentinels; 0 for the other kinds.
     """
 
     kind: str
     name: str
     files: Mapping[str, str]
+    size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +181,7 @@ def settings(request: Request, workers: int, chunk: int = LEAST) -> dict[str, An
             "kind": request.vocabulary.kind,
             "name": request.vocabulary.name,
             "path": _vocabulary_place(request.vocabulary),
+            **({"size": request.vocabulary.size} if request.vocabulary.size else {}),
         },
         "append_eod": request.append_eod,
         "eod": request.eod,
@@ -194,7 +198,7 @@ def settings(request: Request, workers: int, chunk: int = LEAST) -> dict[str, An
 def _vocabulary_place(vocabulary: Vocabulary) -> str:
     if vocabulary.kind == "words":
         return f"{VOCABULARY}/{next(iter(vocabulary.files))}"
-    return VOCABULARY
+    return f"{WORK}/vocabulary" if vocabulary.kind == "train" else VOCABULARY
 
 
 def _told(request: Request) -> dict[str, Any]:

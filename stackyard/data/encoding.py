@@ -27,17 +27,28 @@ _BESIDE = (
 )  # fmt: skip
 
 
-def find_vocabulary(tokenizer: str, vocab: str, merges: str, stack: str) -> dataset.Vocabulary:
-    """Return the vocabulary behind --tokenizer, or behind --vocab with or without --merges.
+def find_vocabulary(
+    tokenizer: str, vocab: str, merges: str, stack: str, train: int = 0
+) -> dataset.Vocabulary:
+    """Return the vocabulary behind --tokenizer, --vocab (--merges) or --train-tokenizer.
 
     Raises:
         UsageError: a file is missing, or the options do not belong together.
     """
+    if train:
+        if tokenizer or vocab or merges:
+            raise UsageError(
+                "--train-tokenizer makes a vocabulary: it goes with no other",
+                hint="leave --tokenizer, --vocab and --merges out",
+            )
+        return dataset.Vocabulary(
+            kind="train", name=f"--train-tokenizer {train}", files={}, size=train
+        )
     if bool(tokenizer) == bool(vocab):
         raise UsageError(
             "--tokenizer or --vocab, not both" if vocab else "--tokenizer or --vocab is missing",
             hint="--tokenizer FOLDER (Hugging Face), --vocab vocab.json (words between white space)"
-            " or --vocab vocab.json --merges merges.txt (GPT-2)",
+            ", --vocab vocab.json --merges merges.txt (GPT-2) or --train-tokenizer 32000 (new)",
         )  # fmt: skip
     if merges and not vocab:
         raise UsageError(
@@ -224,6 +235,8 @@ def _in_container(
     def heard(event: Mapping[str, Any], seconds: float) -> None:
         if event.get("event") == "progress":
             say(dataset.progress_text(event, seconds))
+        elif event.get("event") == "training":
+            say(f"training a vocabulary of {event['tokens']:,} tokens")
 
     program = container.Program(
         name="prepare.py", what="preparing the data", fewer="fewer --workers"

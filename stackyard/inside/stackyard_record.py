@@ -103,6 +103,12 @@ class Recorder:
             self._events.flush()
         self._tell_fused()
 
+    def valid(self, step: int, loss: float) -> None:
+        """Record a validation after update `step`; `loss` is the mean over all ranks."""
+        if self._says:
+            print(f"update {step} valid {float(loss):.4f}", flush=True)
+        self._write(event="valid", step=step, loss=float(loss))
+
     def window(
         self,
         step: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stackyard.build import packages
+from stackyard.build import packages, recipe
 from stackyard.mesh.node import NODE_PROGRAM
 from tests.shared import until
 

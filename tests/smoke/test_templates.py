@@ -84,22 +84,40 @@ for folder in sorted({path.parent for path in top.rglob("events.out.tfevents.*")
 print(json.dumps(found))
 """
 
+# mT5 hides other spans in each epoch; the corpus of each model is in its own folder.
 RESUMED = f"""
 cd /var/tmp/srv/templates
 export TORCHDYNAMO_DISABLE=1 ACCELERATE_USE_CPU=true
-python3 make_corpus.py --text {TEXT} --out /var/tmp/c --lines 60 --vocabulary 512
+mkdir -p /var/tmp/$0/b
+cd /var/tmp/$0
+run() {{ program=$1; shift; python3 /var/tmp/srv/templates/$program.py "$@"; }}
+run make_corpus --text {TEXT} --out c --lines 60 --vocabulary 512 --sentinels 100
 train() {{
-  python3 pretrain.py --model gpt2 --corpus /var/tmp/c --save /var/tmp/$1 \\
-    --record /var/tmp/$1.rec --vocabulary 512 --layers 1 --hidden 64 --heads 4 --sequence 32 \\
-    --updates 25 --batch 4 --lr 0.001 --dropout 0 --precision no --save-every 15
+  folder=$1; shift
+  run pretrain --corpus c --save $folder --record $folder.rec --vocabulary 512 \\
+    --layers 1 --hidden 64 --heads 4 --sequence 32 --updates 25 --batch 4 --lr 0.001 --dropout 0 \\
+    --precision no --save-every 15 --eval-every 5 --eval-iters 2 "$@"
 }}
-train a
-mkdir /var/tmp/b
-cp -r /var/tmp/a/update-15 /var/tmp/b
-train b
-cat /var/tmp/a.rec/*
+train a --model $0
+cp -r a/update-15 b
+train b --model $0
+train from --model $0 --from a/model --updates 1
+cat a.rec/*
 echo again
-cat /var/tmp/b.rec/*
+cat b.rec/*
+echo from
+cat from.rec/*
+"""
+# As many as google/mt5-base has; encoder and decoder share one embedding, the output has its own.
+FULL_SIZE = """
+import argparse, os, pretrain, torch
+names = "layers hidden heads inner head_size vocabulary sequence".split()
+options = argparse.Namespace(
+    model="mt5", start="", dropout=0.0, **{name: int(os.environ[name]) for name in names})
+with torch.device("meta"):
+    model = pretrain.build_model(options)
+assert model.encoder.embed_tokens.weight is model.shared.weight is model.decoder.embed_tokens.weight
+print(sum(part.numel() for part in model.parameters()))
 """
 
 
@@ -223,6 +241,8 @@ def test_a_template_trains_on_two_ranks(meshes, trained, stack, name):
     if stack != "accelerate":
         assert checkpoints(running, folder) == KEPT.get(name, {"global_step30"})
     if stack == "accelerate":
+        validated = valid_losses(said)
+        assert len(validated) >= 2 and validated[-1] < validated[0], validated
         script = (
             "import sys; from safetensors.numpy import load_file;"
             " found = load_file(sys.argv[1]); assert found and all(t.size for t in found.values())"
@@ -321,20 +341,40 @@ def test_checkpoints_that_nodes_do_not_share_are_named_when_they_are_taken_up(
         play(meshes(stack), stack, FIRST[stack], *TEMPLATES[stack, FIRST[stack]], folder=folder)
 
 
-def test_a_resumed_template_goes_on_as_if_it_had_never_stopped(meshes):
-    """One process, from its checkpoint on: the same batches follow, into the next epoch."""
+@pytest.mark.parametrize("model", ["gpt2", "mt5"])
+def test_a_resumed_template_goes_on_as_if_it_had_never_stopped(meshes, model):
+    """One process, from its checkpoint on: the same batches follow, into the next epoch.
+
+    What is validated is the same, too. A start from the trained model goes on where that ended.
+    """
     running = meshes("accelerate")
     example = load_example(ROOT, "accelerate", "gpt2-zero-2")
     files = example_files(ROOT, example)
     put(running, NODES[0], {f"/var/tmp{path}": text for path, text in files.items()})
-    done = running.engine.exec(running.first, ["sh", "-ec", RESUMED], seconds=120)
+    done = running.engine.exec(running.first, ["sh", "-ec", RESUMED, model], seconds=240)
     assert done.code == 0, done.output[-3000:]
-    parts = (part.splitlines() for part in done.output.split("again\n"))
-    first, again = (
-        [line.partition(', "time')[0] for line in lines if '"step",' in line] for lines in parts
-    )
-    assert len(first) == 25 and len(again) == 10
-    assert again == first[-10:]
+    first, again, start = (
+        [line.partition(', "time')[0] for line in part.splitlines()
+         if line.startswith(('{"event": "step"', '{"event": "valid"'))]
+        for part in re.split("again\n|from\n", done.output)
+    )  # fmt: skip
+    assert len(first) == 25 + 5 and len(again) == 10 + 2
+    assert again == first[-12:]
+    begun, trained, new = (json.loads(lines[n])["loss"] for lines, n in
+                           ((first, 0), (first, -2), (start, 0)))  # fmt: skip
+    assert new < begun - 0.5 * (begun - trained), (begun, trained, new)
+
+
+def test_the_mt5_of_the_full_size_is_the_published_one(meshes):
+    running = meshes("accelerate")
+    example = load_example(ROOT, "accelerate", "mt5-zero-3")
+    put(running, NODES[0], {f"/var/tmp{path}": text for path, text
+                            in example_files(ROOT, example).items()})  # fmt: skip
+    words = ["env", "PYTHONPATH=/var/tmp/srv/templates", "TORCHDYNAMO_DISABLE=1",
+             *(f"{name}={value}" for name, value in example.values.items() if value.isdecimal()),
+             "python3", "-c", FULL_SIZE]  # fmt: skip
+    done = running.engine.exec(running.first, words, seconds=120)
+    assert done.output.splitlines()[-1] == "582401280", done.output
 
 
 def test_a_corpus_with_an_empty_part_is_named_and_not_searched_for_ever(meshes):

@@ -1,8 +1,9 @@
 """Pretrain GPT-2 or an mT5 through accelerate: DeepSpeed's ZeRO, or data parallel.
 
 accelerate's configuration (hosts, ranks, ZeRO stage, launcher) is made for the run; DeepSpeed's
-JSON lies beside this program. Resumes from the newest checkpoint in --save, if there is one. After
-SIGTERM it saves and ends. At the end the whole model is in --save/model.
+JSON lies beside this program. GPT-2 continues each token, mT5 fills spans that are hidden
+(`spans`). Resumes from the newest checkpoint in --save, if there is one. After SIGTERM it saves and
+ends. At the end the whole model is in --save/model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import spans
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
@@ -40,6 +42,8 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=("gpt2", "mt5"), required=True)
     parser.add_argument("--corpus", type=Path, required=True, help="train.npy, or its folder")
+    parser.add_argument("--from", dest="start", metavar="FOLDER", default="",
+                        help="begin with this model of transformers: its sizes, its weights")  # fmt: skip
     parser.add_argument("--save", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--record", required=True, help="folder of this launch's records")
     parser.add_argument("--tensorboard", default="", help="folder of event files; empty: none")
@@ -57,36 +61,89 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="bf16")
     parser.add_argument("--save-every", type=int, default=1000, help="and at the end; 0: never")
+    parser.add_argument("--eval-every", type=int, default=0, help="updates; 0: never")
+    parser.add_argument("--eval-iters", type=int, default=10, help="batches of a validation")
     return parser.parse_args()
 
 
-class Blocks(Dataset[torch.Tensor]):
-    """Read token numbers as pieces of one length, from a file that is memory-mapped.
+class Samples(Dataset[dict[str, torch.Tensor]]):
+    """Read token numbers as samples of one length, from a file that is memory-mapped.
 
     Args:
-        least: least number of pieces in an epoch; where there are fewer, some come twice.
+        vocabulary: rows of the model's embedding; each number is below it.
+        least: least number of samples in an epoch; where there are fewer, some come twice.
+        marks: sentinels of an mT5; None for a model that continues its input.
     """
 
-    def __init__(self, path: Path, sequence: int, vocabulary: int, least: int) -> None:
-        path = path / "train.npy" if path.is_dir() else path
+    def __init__(
+        self, path: Path, sequence: int, vocabulary: int, least: int, marks: spans.Marks | None
+    ) -> None:
         if not path.is_file():
             raise SystemExit(f"there is no {path}: --set corpus=PATH of token numbers (train.npy)")
+        self.lengths = spans.fit(sequence) if marks else None
+        size = self.lengths.tokens if self.lengths else sequence
         tokens = np.load(path, mmap_mode="r").reshape(-1)
-        self.path, self.vocabulary = path, vocabulary
-        self.blocks = tokens[: len(tokens) // sequence * sequence].reshape(-1, sequence)
+        self.path, self.vocabulary, self.marks = path, vocabulary, marks
+        self.blocks = tokens[: len(tokens) // size * size].reshape(-1, size)
         if not len(self.blocks):
-            raise SystemExit(f"{path} holds {len(tokens)} tokens, fewer than a piece of {sequence}")
+            raise SystemExit(f"{path} holds {len(tokens)} tokens, fewer than a piece of {size}")
         self.length = max(len(self.blocks), least)
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         block = torch.from_numpy(self.blocks[index % len(self.blocks)].astype(np.int64))
         top = int(block.max())
         if top >= self.vocabulary:
             raise SystemExit(f"{self.path} holds token {top}: --set vocabulary={top + 1}")
-        return block
+        if self.marks is None or self.lengths is None:
+            return {"input_ids": block, "labels": block}
+        # The same sample hides other spans in each epoch, and the same ones after a resume.
+        chosen = spans.choose(self.lengths, f"{SEED} {self.epoch} {index}")
+        inputs, targets = spans.corrupt(block.tolist(), chosen, self.marks)
+        return {"input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}
+
+
+def find_marks(options: argparse.Namespace, folder: Path, vocabulary: int) -> spans.Marks | None:
+    """Return the sentinels of the corpus' tokenizer, for a model that needs some.
+
+    Raises:
+        SystemExit: it has none, too few, or numbers that the model lacks.
+    """
+    if options.model != "mt5":
+        return None
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise SystemExit(f"there is no {path}, which says the sentinels: invoke data accelerate")
+    from tokenizers import Tokenizer
+
+    marks = spans.find_marks(Tokenizer.from_file(str(path)).token_to_id, str(path))
+    needed = spans.fit(options.sequence).spans
+    if needed > marks.count:
+        raise SystemExit(f"--sequence={options.sequence} hides {needed} spans, but {path} has"
+                         f" {marks.count} sentinels")  # fmt: skip
+    if marks.first >= vocabulary:
+        raise SystemExit(
+            f"{path} has sentinel {marks.first}: --set vocabulary={marks.first + 1} or more"
+        )
+    return marks
+
+
+def build_samples(
+    options: argparse.Namespace, vocabulary: int, processes: int
+) -> tuple[Samples, Samples | None]:
+    """Build what is trained on, and what is validated on if there is a valid.npy beside it."""
+    corpus: Path = options.corpus
+    folder = corpus if corpus.is_dir() else corpus.parent
+    file = folder / "train.npy" if corpus.is_dir() else corpus
+    marks = find_marks(options, folder, vocabulary)
+    least = options.batch * processes  # a batch for every rank
+    train = Samples(file, options.sequence, vocabulary, least, marks)
+    if not options.eval_every or not (folder / "valid.npy").is_file():
+        return train, None
+    return train, Samples(folder / "valid.npy", options.sequence, vocabulary, least, marks)
 
 
 def build_accelerator(options: argparse.Namespace) -> Accelerator:
@@ -128,31 +185,77 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
 
 
 def build_model(options: argparse.Namespace) -> Any:
-    """Build the model with random weights, the same on every rank."""
+    """Build the model with random weights, the same on every rank, or those of --from."""
     set_seed(SEED)
-    inner = options.inner or 4 * options.hidden
-    if options.model == "gpt2":
-        from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-        from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+    build = build_gpt2 if options.model == "gpt2" else build_mt5
+    return build(options, require_model(options) if options.start else "")
 
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=options.vocabulary, n_positions=options.sequence, n_embd=options.hidden,
-                n_layer=options.layers, n_head=options.heads, n_inner=inner, use_cache=False,
-                resid_pdrop=options.dropout, embd_pdrop=options.dropout,
-                attn_pdrop=options.dropout, bos_token_id=0, eos_token_id=0,
-            )
-        )  # fmt: skip
+
+def require_model(options: argparse.Namespace) -> str:
+    """Return the folder of --from.
+
+    Raises:
+        SystemExit: it holds no model of this kind.
+    """
+    config = Path(options.start) / "config.json"
+    if not config.is_file():
+        raise SystemExit(f"--from={options.start} holds no config.json: a folder of transformers")
+    kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    if kind != options.model:
+        raise SystemExit(f"--from={options.start} holds a model {kind!r}, not {options.model!r}")
+    return str(options.start)
+
+
+def build_gpt2(options: argparse.Namespace, start: str) -> Any:
+    """Build GPT-2; from a folder its sizes count, but dropout is the options'."""
+    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    drop = {f"{part}_pdrop": options.dropout for part in ("resid", "embd", "attn")}
+    if start:
+        model: Any = GPT2LMHeadModel.from_pretrained(start, dtype=torch.float32, **drop)
+        if model.config.n_positions < options.sequence:
+            raise SystemExit(f"--from={start} has positions for {model.config.n_positions} tokens:"
+                             f" --set sequence={model.config.n_positions}")  # fmt: skip
+        return model
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=options.vocabulary, n_positions=options.sequence, n_embd=options.hidden,
+            n_layer=options.layers, n_head=options.heads,
+            n_inner=options.inner or 4 * options.hidden, use_cache=False, bos_token_id=0,
+            eos_token_id=0, **drop,
+        )
+    )  # fmt: skip
+
+
+def build_mt5(options: argparse.Namespace, start: str) -> Any:
+    """Build mT5 as it was published; from a folder its sizes count, but dropout is the options'."""
     from transformers.models.mt5.configuration_mt5 import MT5Config
     from transformers.models.mt5.modeling_mt5 import MT5ForConditionalGeneration
 
-    return MT5ForConditionalGeneration(
+    if start:
+        model: Any = MT5ForConditionalGeneration.from_pretrained(
+            start, dtype=torch.float32, dropout_rate=options.dropout
+        )
+        # The configuration always says that it is.
+        model.config.tie_word_embeddings = model.lm_head.weight is model.shared.weight
+        return model
+    model = MT5ForConditionalGeneration(
         MT5Config(
             vocab_size=options.vocabulary, d_model=options.hidden, d_kv=options.head_size,
-            d_ff=inner, num_layers=options.layers, num_heads=options.heads,
-            dropout_rate=options.dropout, use_cache=False, decoder_start_token_id=0,
+            d_ff=options.inner or 4 * options.hidden, num_layers=options.layers,
+            num_heads=options.heads, dropout_rate=options.dropout, use_cache=False,
+            decoder_start_token_id=0, feed_forward_proj="gated-gelu",
         )
     )  # fmt: skip
+    # Encoder and decoder share the embedding, the output layer has weights of its own. transformers
+    # 5 ties it, too, in a new model: logits then begin 28 times too large, and no such model was
+    # published. A loaded one keeps what its file has.
+    model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    torch.nn.init.normal_(model.lm_head.weight, std=options.hidden**-0.5)
+    model.all_tied_weights_keys.pop("lm_head.weight", None)
+    model.config.tie_word_embeddings = False
+    return model
 
 
 def build_scheduler(options: argparse.Namespace, optimizer: Any) -> Any:
@@ -167,15 +270,26 @@ def build_scheduler(options: argparse.Namespace, optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def loss_of(model: Any, kind: str, batch: torch.Tensor) -> torch.Tensor:
-    """Compute the loss: GPT-2 continues each token, mT5 continues the first half of a piece."""
-    half = batch.shape[1] // 2
-    if kind == "gpt2":
-        inputs = {"input_ids": batch, "labels": batch}
-    else:
-        inputs = {"input_ids": batch[:, :half], "labels": batch[:, half:].contiguous()}
-    loss: torch.Tensor = model(**inputs).loss
-    return loss
+@torch.no_grad()
+def validate(accelerator: Accelerator, model: Any, options: argparse.Namespace,
+             valid: Samples) -> float:  # fmt: skip
+    """Return the mean loss of the first --eval-iters batches of each rank, the same every time.
+
+    Where there are fewer samples, all ranks take fewer batches; the last may begin anew.
+    """
+    world, rank = accelerator.num_processes, accelerator.process_index
+    batches = min(options.eval_iters, math.ceil(len(valid.blocks) / (options.batch * world)))
+    total = torch.zeros((), device=accelerator.device)
+    model.eval()
+    for number in range(batches):
+        first = (number * world + rank) * options.batch
+        some = [valid[(first + one) % len(valid)] for one in range(options.batch)]
+        batch = {name: torch.stack([one[name] for one in some]) for name in some[0]}
+        moved = {name: part.to(accelerator.device) for name, part in batch.items()}
+        total += model(**moved).loss.float()
+    model.train()
+    mean: float = accelerator.reduce(total / batches, reduction="mean").item()
+    return mean
 
 
 class Progress:
@@ -251,10 +365,12 @@ def train(
     )
     # accelerate steps a prepared scheduler once a process: this one counts updates.
     scheduler = build_scheduler(options, optimizer)
-    least = options.batch * accelerator.num_processes  # a batch for every rank
-    blocks = Blocks(options.corpus, options.sequence, options.vocabulary, least)
+    processes, vocabulary = accelerator.num_processes, model.config.vocab_size
+    samples, valid = build_samples(options, vocabulary, processes)
+    if options.eval_every and not valid:
+        accelerator.print(f"no valid.npy beside {samples.path}: nothing is validated", flush=True)
     # Full batches only: ranks with unequal numbers of batches would wait for each other for ever.
-    loader: Any = DataLoader(blocks, batch_size=options.batch, shuffle=True, drop_last=True)
+    loader: Any = DataLoader(samples, batch_size=options.batch, shuffle=True, drop_last=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     accelerator.register_for_checkpointing(progress, scheduler)
     checkpoint = newest(options.save)
@@ -267,9 +383,10 @@ def train(
     total = 0.0
     while progress.step < options.updates:
         loader.set_epoch(epoch)
+        samples.epoch = epoch
         for batch in accelerator.skip_first_batches(loader, skip) if skip else loader:
             with accelerator.accumulate(model):
-                loss = loss_of(model, options.model, batch)
+                loss = model(**batch).loss
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), options.clip)
@@ -285,6 +402,8 @@ def train(
             rate = scheduler.get_last_lr()[0]
             accelerator.log({"loss": total / options.accumulate, "lr": rate}, progress.step)
             total = 0.0
+            if valid and progress.step % options.eval_every == 0:
+                recorder.valid(progress.step, validate(accelerator, model, options, valid))
             last = stop.agreed(accelerator.device) or progress.step == options.updates
             if options.save_every and (last or progress.step % options.save_every == 0):
                 save_state(accelerator, options.save, progress.step)

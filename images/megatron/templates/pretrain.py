@@ -213,8 +213,7 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder, stop: St
             losses = [float(engine.eval_batch(some)) for _ in range(options.eval_iters)]
             mean = sum(losses) / len(losses)
             write_event(engine, "Valid/Samples/loss", mean)
-            if dist.get_rank() == 0:
-                print(f"update {step} valid {mean:.4f}", flush=True)
+            recorder.valid(step, mean)
         stopped = stop.agreed(get_accelerator().current_device_name())
         last = stopped or step == options.updates
         if options.save_every and (last or step % options.save_every == 0):

@@ -122,6 +122,9 @@ class DataRequest:
     tokenizer: Annotated[
         str, Option("a Hugging Face tokenizer: its folder, or tokenizer.json", "PATH")
     ] = ""
+    train_tokenizer: Annotated[
+        int, Option("train a SentencePiece vocabulary of N tokens on the input first", "N", least=1)
+    ] = 0
     vocab: Annotated[
         str, Option("vocab.json, for words between white space (fairseq: or its dict.txt)", "FILE")
     ] = ""

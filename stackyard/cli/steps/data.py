@@ -76,7 +76,7 @@ def _request(typed: DataRequest) -> tuple[dataset.Request, Path]:
         stack=typed.stack,
         inputs=inputs,
         vocabulary=data_run.find_vocabulary(
-            typed.tokenizer, typed.vocab, typed.merges, typed.stack
+            typed.tokenizer, typed.vocab, typed.merges, typed.stack, typed.train_tokenizer
         ),
         split=dataset.parse_split(typed.split),
         encoding=dataset.parse_encoding(typed.encoding),

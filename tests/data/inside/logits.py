@@ -1,7 +1,7 @@
 """Logits of tokens, [batch, sequence]: by fairseq of its own checkpoint, or by transformers.
 
 logits.py fairseq CHECKPOINT SHARDS TOKENS.pt OUT.pt      (SHARDS: 1 for one whole file)
-logits.py transformers FOLDER TOKENS.pt OUT.pt
+logits.py transformers FOLDER TOKENS.pt OUT.pt            (an encoder and decoder get them both)
 """
 
 import sys
@@ -20,11 +20,14 @@ def by_fairseq(checkpoint, shards):
 
 
 def by_transformers(folder):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    model, about = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    both = AutoConfig.from_pretrained(folder).is_encoder_decoder
+    kind = AutoModelForSeq2SeqLM if both else AutoModelForCausalLM
+    model, about = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(about.values()), about
-    return lambda tokens: model.eval()(tokens).logits
+    more = (lambda tokens: {"decoder_input_ids": tokens}) if both else (lambda tokens: {})
+    return lambda tokens: model.eval()(tokens, **more(tokens)).logits
 
 
 kind, *given, tokens, out = sys.argv[1:]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.build import base_image, bundle, packages
+from stackyard.build import base_image, bundle, packages, recipe
 from stackyard.build.mirrors import CallerSettings
 from stackyard.definitions.spec import Bootstrap, Common
 from stackyard.system.errors import NothingToRunOn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.build import packages
+from stackyard.build import packages, recipe
 from stackyard.build.mirrors import CallerSettings
 from stackyard.system.chunks import digest_of_file
 from stackyard.system.errors import CommandError, StackyardError

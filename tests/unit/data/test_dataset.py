@@ -221,6 +221,13 @@ def test_what_is_no_tokenizer_is_refused_and_a_name_on_the_hub_says_how_to_get_i
     assert "hf download google/mt5-small" in refused.value.hint
 
 
+def test_a_vocabulary_to_train_has_a_size_and_goes_with_no_other(tmp_path):
+    found = encoding.find_vocabulary("", "", "", "accelerate", 250_000)
+    assert (found.kind, found.size, found.files) == ("train", 250_000, {})
+    with pytest.raises(UsageError, match="goes with no other"):
+        encoding.find_vocabulary(str(tmp_path), "", "", "accelerate", 250_000)
+
+
 def test_what_is_there_is_never_written_over(tmp_path):
     encoding.require_free(tmp_path / "new")
     encoding.require_free(tmp_path)

@@ -99,6 +99,17 @@ def test_what_is_typed_reaches_the_program_and_its_folder_the_caller(
     assert f"fairseq-train {tmp_path}/out/shard0:{tmp_path}/out/shard1" in said.err + said.out
 
 
+def test_a_vocabulary_to_train_reaches_the_program(engine, words, tmp_path, monkeypatch):
+    line = [word for word in words if word not in ("--vocab", f"{tmp_path}/vocab.json")]
+    line = ["data", "accelerate", *line, "--train-tokenizer", "250000"]
+    assert type_line(monkeypatch, line) == 0
+    (given,) = engine.settings
+    assert given["tokens"] == {
+        "kind": "train", "name": "--train-tokenizer 250000", "size": 250_000,
+        "path": f"{dataset.WORK}/vocabulary",
+    }  # fmt: skip
+
+
 def test_the_answer_is_json_when_asked(engine, words, monkeypatch, capsys):
     assert type_line(monkeypatch, ["data", "megatron", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["tokens"] == 5

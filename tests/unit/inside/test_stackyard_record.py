@@ -56,6 +56,19 @@ def test_every_event_is_on_disk_as_soon_as_it_was_said(recorder, tmp_path):
     assert lines(tmp_path)[-1] | {"time": 0} == {"event": "step", "step": 1, "loss": 2.5, "time": 0}
 
 
+def test_a_validation_is_recorded_and_is_no_update(recorder, tmp_path):
+    recorder.step(20, 2.5)
+    recorder.valid(20, 2.75)
+    text = (tmp_path / "new" / "record" / "rank1.jsonl").read_text().splitlines()
+    assert json.loads(text[-1]) | {"time": 0} == {
+        "event": "valid", "step": 20, "loss": 2.75, "time": 0,
+    }  # fmt: skip
+    ranks = {}
+    for line in text:
+        record.take_line(ranks, 1, line)
+    assert ranks[1].losses == {20: 2.5}
+
+
 def test_what_was_said_is_what_is_read(recorder, tmp_path):
     recorder.loaded(20)
     recorder.step(21, 2.5)

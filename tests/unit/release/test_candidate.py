@@ -24,7 +24,7 @@ from tests.unit.layers import tar
 
 pytestmark = pytest.mark.usefixtures("allow_processes")
 DIGEST = "sha256:" + "5" * 64
-LABELS = {recipe.PACKAGES_LABEL: DIGEST, "stackyard.base.digest": "sha256:base"}
+LABELS = {plans.PACKAGES_LABEL: DIGEST, "stackyard.base.digest": "sha256:base"}
 
 
 class Engine:
