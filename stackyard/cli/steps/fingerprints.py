@@ -70,7 +70,8 @@ def merged(found: Sequence[Evidence], name: str) -> str:
     known: dict[str, Any] = {}
     for report in reports:
         for model, one in dict(report["fingerprints"]).items():
-            if known.setdefault(model, one)["bits"] != one["bits"]:
+            known.setdefault(model, one)
+            if known[model]["bits"] != one["bits"]:
                 raise ReleaseError(
                     f"{name} has two fingerprints of {shown(model)}",
                     why="two pieces of evidence contradict each other",
