@@ -54,6 +54,10 @@ def _read(path: Path) -> str:
         ) from error
 
 
+def _bits(one: Any) -> Any:
+    return one.get("bits") if isinstance(one, dict) else one
+
+
 def merged(found: Sequence[Evidence], name: str) -> str:
     """Return the certifications among verified evidence as one report, of all models of GPU.
 
@@ -69,8 +73,10 @@ def merged(found: Sequence[Evidence], name: str) -> str:
         )
     known: dict[str, Any] = {}
     for report in reports:
-        for model, one in dict(report["fingerprints"]).items():
-            if known.setdefault(model, one)["bits"] != one["bits"]:
+        # What is no fingerprint is refused where it is read, with what is wrong with it.
+        found_there = report.get("fingerprints")
+        for model, one in (found_there if isinstance(found_there, dict) else {}).items():
+            if known.setdefault(model, one) != one and _bits(known[model]) != _bits(one):
                 raise ReleaseError(
                     f"{name} has two fingerprints of {shown(model)}",
                     why="two pieces of evidence contradict each other",
