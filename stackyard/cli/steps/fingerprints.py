@@ -65,21 +65,21 @@ def merged(found: Sequence[Evidence], name: str) -> str:
         ReleaseError: there is none, or two of them contradict each other.
     """
     reports = [one.report for one in found if one.kind == "certify"]
-    if not reports:
-        raise ReleaseError(
-            f"{name} has no fingerprint",
-            why="no evidence of a certification that counts is attached to it",
-            hint="invoke certify writes evidence; invoke evidence FILE --sign, then --add",
-        )
     known: dict[str, Any] = {}
     for report in reports:
         # What is no fingerprint is refused where it is read, with what is wrong with it.
         found_there = report.get("fingerprints")
         for model, one in (found_there if isinstance(found_there, dict) else {}).items():
-            if known.setdefault(model, one) != one and _bits(known[model]) != _bits(one):
+            if _bits(known.setdefault(model, one)) != _bits(one):
                 raise ReleaseError(
                     f"{name} has two fingerprints of {shown(model)}",
                     why="two pieces of evidence contradict each other",
                     hint="name the right one: --against FILE",
                 )
+    if not known:
+        raise ReleaseError(
+            f"{name} has no fingerprint",
+            why="no evidence of a certification that counts is attached to it",
+            hint="invoke certify writes evidence; invoke evidence FILE --sign, then --add",
+        )
     return json.dumps({**reports[0], "fingerprints": known})
