@@ -54,6 +54,10 @@ def _read(path: Path) -> str:
         ) from error
 
 
+def _bits(one: Any) -> Any:
+    return one.get("bits") if isinstance(one, dict) else one
+
+
 def merged(found: Sequence[Evidence], name: str) -> str:
     """Return the certifications among verified evidence as one report, of all models of GPU.
 
@@ -61,20 +65,21 @@ def merged(found: Sequence[Evidence], name: str) -> str:
         ReleaseError: there is none, or two of them contradict each other.
     """
     reports = [one.report for one in found if one.kind == "certify"]
-    if not reports:
-        raise ReleaseError(
-            f"{name} has no fingerprint",
-            why="no evidence of a certification that counts is attached to it",
-            hint="invoke certify writes evidence; invoke evidence FILE --sign, then --add",
-        )
     known: dict[str, Any] = {}
     for report in reports:
-        for model, one in dict(report["fingerprints"]).items():
-            known.setdefault(model, one)
-            if known[model]["bits"] != one["bits"]:
+        # What is no fingerprint is refused where it is read, with what is wrong with it.
+        found_there = report.get("fingerprints")
+        for model, one in (found_there if isinstance(found_there, dict) else {}).items():
+            if _bits(known.setdefault(model, one)) != _bits(one):
                 raise ReleaseError(
                     f"{name} has two fingerprints of {shown(model)}",
                     why="two pieces of evidence contradict each other",
                     hint="name the right one: --against FILE",
                 )
+    if not known:
+        raise ReleaseError(
+            f"{name} has no fingerprint",
+            why="no evidence of a certification that counts is attached to it",
+            hint="invoke certify writes evidence; invoke evidence FILE --sign, then --add",
+        )
     return json.dumps({**reports[0], "fingerprints": known})
