@@ -81,8 +81,8 @@ def smoke_all(
                     smoke_one, project, engine, built, node_count, watcher,
                     run=run, host=host, plan=plan,
                 )  # fmt: skip
-            pending: list[Future[Any]] = [*images, *jobs.values()]
-            wait(pending)
+            wait(images)
+            wait(jobs.values())
         except BaseException:
             # Interrupted: without its nodes each smoke ends at once, and removes what is its own.
             for _, watcher in begun:

@@ -138,9 +138,7 @@ def test_an_indexs_password_goes_to_that_index_only(address, sent):
 @pytest.fixture
 def downloads(monkeypatch, tmp_path):
     """Download as a user without proxies, with a ~/.netrc of the test's own."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
+    servers.as_nobody(monkeypatch, tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
 

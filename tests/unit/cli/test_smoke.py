@@ -223,7 +223,8 @@ class Machine:
         self.project = load_project(locks_required=False)
         # Set by a smoke's first phase, by its nodes' removal, and when builds are stopped.
         self.begun, self.removed, self.stopped = (threading.Event() for _ in range(3))
-        self.smoked, self.build, self.phase = [], lambda stack: 0.0, lambda: None
+        self.smoked, self.watchers = [], []
+        self.build, self.phase = lambda stack: 0.0, lambda: None
         monkeypatch.setattr(smoke, "Builder", lambda *given: Fake(self))
         monkeypatch.setattr(smoke.nodes, "sweep", lambda engine: {})
         monkeypatch.setattr(smokes.nodes, "remove", lambda *given: self.removed.set())
@@ -235,6 +236,7 @@ class Machine:
         return {"cpus": "2", "memory_gib": "64"}
 
     def _run(self, *given, run, watcher, **named):
+        self.watchers.append(watcher)
         watcher.phase("start nodes")
         self.smoked.append(run.partition("-")[0])
         self.begun.set()
@@ -307,4 +309,4 @@ def test_an_interrupt_during_a_build_ends_builds_and_smokes(machine):
     with console.Terminal(live=False) as terminal, pytest.raises(KeyboardInterrupt):
         machine.smoke(terminal)
     assert machine.stopped.is_set() and machine.removed.is_set()
-    assert machine.smoked == [QUICK]
+    assert machine.smoked == [QUICK] and machine.watchers[0].stop.is_set()

@@ -31,11 +31,7 @@ IN_TIME = 5  # seconds, on a busy machine
 
 @pytest.fixture
 def quiet(monkeypatch, tmp_path):
-    """Neither the proxies nor the ~/.netrc of whoever runs the tests."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "no.netrc"))
+    servers.as_nobody(monkeypatch, tmp_path)
 
 
 def asked(server, login=None, **given):
