@@ -34,7 +34,7 @@ def head(name: str, title: str) -> Schema:
 
 def words_of(declared: type | None) -> dict[str, Schema]:
     """Return descriptions of a class's attributes, from its docstring and those of its bases."""
-    words = {}
+    words: dict[str, str] = {}
     for one in reversed(declared.__mro__ if declared else ()):
         _, _, listed = inspect.cleandoc(vars(one).get("__doc__") or "").partition("Attributes:\n")
         words |= dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", listed, re.MULTILINE))
