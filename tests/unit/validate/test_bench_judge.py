@@ -327,7 +327,7 @@ def test_a_committed_report_becomes_a_row_for_each_side_and_count():
     assert len(found) == 4
     assert figures["bench_rows"](path, report, False) == found[1::2]  # without what is compared to
     page = "({up}docs/reports/2x-h200/toy/bench.json)"
-    start = f"| [toy]{page} | what ours is | 1 x NVIDIA H200 |"
+    start = f"| [toy]{page} | what ours is | cpu | 1 x NVIDIA H200 |"
     assert found[1].startswith(f"{start} passed | 150 words/s |")
     assert "| 1.50 of stock |" in found[1]
     report["checks"][0]["outcome"] = report["outcome"] = "failed"
