@@ -95,6 +95,7 @@ def training_job(submit, **changes):
     return number, folder
 
 
+@pytest.mark.repeat  # a smoke trains over both nodes, too, and is judged
 def test_a_job_trains_over_two_nodes_of_the_images_own_file_system(cluster, submit):
     stack, running, _ = cluster
     number, folder = submit()
@@ -362,6 +363,8 @@ def test_two_ranks_on_one_node_need_no_other(cluster, submit_toy):
     found, log = finished(number)
     assert found.state == "done", log
     assert [losses(folder, rank) for rank in (0, 1)] == [[2.0] * 3] * 2
+    left = cluster[1].on("node1", "find", SMOKE_FOLDER, "-name", "*.py")
+    assert left == "", "files of the job stayed on the node"
 
 
 @in_one_cluster

@@ -98,3 +98,11 @@ def survey(host: str, number: int) -> str:
         f"2: eth0    inet 10.0.0.{number}/24 scope global eth0\n"
         "== links\neth0 1500 1000 up\n== memory\nMemTotal: 2097152\n== end\n"
     )
+
+
+def gpu_survey(host: str, number: int, used: int) -> str:
+    """The survey of a node with one GPU, of which some MiB are in use."""
+    gpu = f"0, GPU-{number}, NVIDIA H200, 143771, {used}, Default, Disabled, 9.0"
+    driver = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23"
+    lines = f"== driver\n{driver}\n== gpus\n{gpu}\n== end\n"
+    return survey(host, number).replace("== end\n", lines)

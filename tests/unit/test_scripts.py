@@ -25,9 +25,10 @@ from stackyard.definitions.load import load_definitions
 from stackyard.definitions.project import ROOT
 from stackyard.schedulers.kubernetes_site import STARTING
 from stackyard.system import template
+from stackyard.validate import slurm_plan
 from stackyard.validate.prove import plan as prove_plan
 from tests.golden import test_slurm as slurm_samples
-from tests.unit import kubernetes_jobs
+from tests.unit import kubernetes_jobs, slurm_smokes
 from tests.unit.build import test_source_fork as test_fork
 from tests.unit.mesh import test_example_copy as test_own_copy
 
@@ -138,6 +139,8 @@ def made():
     with mock.patch.object(template, "render", kept):
         for name in slurm_samples.SITES:
             list(slurm_samples.parts(name))
+            asked = slurm_smokes.plan(Path("/shared/my job"), site=slurm_samples.SITES[name])
+            slurm_plan.contents(asked)
         for launcher in STARTING:
             for nodes in (1, 2) if launcher != "alone" else (1,):
                 make(launcher, nodes)
@@ -172,7 +175,9 @@ SHELL_TEMPLATES = sorted(
 # Read aloud rather than run: the working directory is the node's.
 LINES = {"example/commands.sh.j2": ["--exclude=SC2164"]}
 # Parts of another script, which says for which shell.
-BASH = {"clusters/slurm-node.sh.j2", "clusters/slurm-enter.sh.j2"}
+BASH = {
+    "clusters/slurm-node.sh.j2", "clusters/slurm-enter.sh.j2", "clusters/slurm-left.sh.j2",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHELL_TEMPLATES)

@@ -93,9 +93,10 @@ def last_lines(reports: Sequence[SmokeReport], seconds: float, device: str) -> l
         f" invoke run {stack} --hosts hosts.yml --gpus 0 -- PROGRAM (several hosts)",
         "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
     }[device]
+    unknown = sum(value["outcome"] == "not run" for value in reports)
     return [
-        f"{len(passed)} of {len(reports)} {'stacks' if len(reports) > 1 else 'stack'} passed in"
-        f" {time}; page: {page}",
+        f"{len(passed)} of {len(reports)} {'stacks' if len(reports) > 1 else 'stack'} passed"
+        f"{f', {unknown} not run,' if unknown else ''} in {time}; page: {page}",
         *([f"next: {following}"] if len(passed) == len(reports) else []),
     ]
 

@@ -51,6 +51,12 @@ def test_the_last_line_of_a_failure_names_the_failed_page():
     ]
 
 
+def test_the_last_line_says_of_how_many_a_check_was_not_run():
+    assert ended("passed", "not run", seconds=5.0)[0].startswith(
+        "1 of 2 stacks passed, 1 not run, in 5 s;"
+    )
+
+
 @pytest.mark.parametrize(
     ("gpus", "nodes", "kind", "what", "hint"),
     [

@@ -235,6 +235,8 @@ def test_cpu_ranks_in_an_image_for_gpus_take_the_place_of_no_report_of_gpus():
     assert records.path_of_report(over, "json") == "reports/toy/cpu/smoke-hosts.json"
     on_gpus = {**over, "gpus": {"placement": "hosts"}}
     assert records.path_of_report(on_gpus, "json") == "reports/toy/cpu/smoke-hosts.json"
+    on_slurm = {**over, "slurm": {"job": "17", "runtime": "oci"}}
+    assert records.path_of_report(on_slurm, "json") == "reports/toy/cpu/smoke-slurm.json"
     assert "on cpu, CPU ranks" in render_page(record)
     assert "ranks" not in reports.good()
 

@@ -49,7 +49,7 @@ import argparse, json, os, subprocess, sys
 place = os.path.dirname(os.path.realpath(__file__))
 asked = argparse.ArgumentParser(allow_abbrev=False)
 for name in ("nodes", "ntasks", "ntasks-per-node", "time", "kill-on-bad-exit", "wait", "mpi",
-             "export", "cpus-per-task", "cpu-bind", "container", "container-image",
+             "export", "cpus-per-task", "cpu-bind", "job-name", "container", "container-image",
              "container-mounts"):
     asked.add_argument("--" + name)
 for name in ("label", "no-container-mount-home", "no-container-entrypoint", "container-writable",

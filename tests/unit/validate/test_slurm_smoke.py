@@ -1,13 +1,19 @@
 """A smoke on Slurm: what its job runs, what is seen of its nodes, and how that is judged."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from stackyard.build.builder import Built
+from stackyard.build.catalog import resolve
 from stackyard.mesh.preflight import NotReady
+from stackyard.report import smokes
 from stackyard.system.errors import UsageError
 from stackyard.validate import slurm_plan, slurm_smoke
 from stackyard.validate.outcome import Observation
 from stackyard.validate.smoke import SmokeWatcher
-from tests.unit import samples, slurm_smokes
+from tests.schemas.published import refused
+from tests.unit import reports, samples, slurm_smokes
 from tests.unit.slurm_jobs import site
 
 SEEN = Observation(nodes=(), environment={})
@@ -157,3 +163,44 @@ def test_a_training_that_ended_before_its_kill_was_not_killed(nodes, monkeypatch
     outcome, _ = run(nodes)
     assert not outcome.observation.killed.killed
     assert outcomes(outcome)["resume_equal"][0] == "failed"
+
+
+# GPUs, which no node had yet
+
+
+def test_gpus_of_the_nodes_go_into_the_fields_of_a_run_over_hosts(nodes):
+    for number, host in enumerate(slurm_smokes.HOSTS, 1):
+        nodes.write(f"facts/{host}", slurm_smokes.gpu_survey(host, number, 10))
+        nodes.write(f"facts-after/{host}", slurm_smokes.gpu_survey(host, number, 10 + number * 50))
+    via = "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0"
+    nodes.write("logs/two", f"0: stackyard: nccl: node1:7:9 [0] {via}\n")
+    outcome, placed = run(nodes, smoke=samples.smoke(device="cuda"))
+    seen = outcome.observation.gpu
+    assert (seen.placement.name, seen.placement.transport) == ("slurm", "NET")
+    assert [gpu.uuid for gpu in seen.placement.gpus] == ["GPU-1", "GPU-2"]
+    assert (seen.driver, bool(seen.no_bare)) == ("580.95.05", True)
+    found = outcomes(outcome)
+    assert found["memory"][1].endswith("; 100 MiB are still held on GPU-2")
+    assert {found[name][0] for name in ("bandwidth", "throughput")} == {"not run"}
+    # Ranks of the records above are on CPUs, which a smoke on GPUs does not take for GPUs.
+    assert "computes on no GPU, not asked for" in found["transport"][1]
+    assert outcome.observation.trainings["two"].nccl.transports
+    assert [node.gpus for node in placed.plan.nodes] == [(0,), (0,)]
+
+
+# The report
+
+
+def test_the_report_names_job_nodes_and_image(nodes, monkeypatch):
+    monkeypatch.setattr(smokes, "_keep", lambda *_: None)
+    image = resolve(samples.definitions(), "toy", "cpu")
+    built = Built(image=image, tag="stackyard/toy:cpu", info=reports.INFO, seconds=0.0, made=False)
+    project = SimpleNamespace(root=nodes.folder, definitions=samples.definitions())
+    asked = slurm_smokes.plan(nodes.folder)
+    value = smokes.smoke_on_slurm(project, asked, "17", built, SmokeWatcher(), {"python": {}})
+    assert value["slurm"] == {"job": "17", "runtime": "filesystem"}
+    assert [host["name"] for host in value["hosts"]["hosts"]] == ["node1", "node2"]
+    assert {host["image"] for host in value["hosts"]["hosts"]} == {"sha256:1"}
+    assert (value["nodes"], value["outcome"]) == (["node1", "node2"], "not run")
+    assert value["commands"]["two"][0] == "torchrun"
+    assert refused("reports/smoke", value) == []
