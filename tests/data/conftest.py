@@ -97,6 +97,7 @@ def make(engine, stack_images, material, tmp_path):
         workers=2,
         vocab="",
         tokenizer="",
+        new_tokenizer=0,
         train="text.txt",
         heard=None,
         **request,
@@ -106,6 +107,7 @@ def make(engine, stack_images, material, tmp_path):
             str(material / vocab) if vocab else "",
             "",
             stack,
+            new_tokenizer,
         )
         inputs = {"train": [str(material / train)]}
         places = {name: f"{dataset.INPUTS}/{n}" for n, name in enumerate(inputs["train"])}

@@ -189,9 +189,26 @@ def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, 
         convert("megatron", folder)
 
 
-@pytest.mark.parametrize("stage", once([0, 2, 3]))
-def test_accelerate(box, place, convert, tokens, difference, stage):
-    folder = place / f"convert-accelerate-{stage}"
+# The embedding is there once, under the name that transformers ties the others to; then the numbers
+# of the tokenizer's first sentinels and end.
+NAMES = """
+import sys
+from safetensors import safe_open
+from transformers import AutoTokenizer
+names = safe_open(sys.argv[1] + "/model.safetensors", "pt").keys()
+own = sorted(n for n in names if n.endswith(("lm_head.weight", "shared.weight", "tokens.weight")))
+found = AutoTokenizer.from_pretrained(sys.argv[1])("a<extra_id_0>b<extra_id_1>").input_ids
+print(*own, *(n for n in found if n > 411 or n == 1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage"),
+    [pytest.param(*case, marks=pytest.mark.repeat) for case in (("gpt2", 0), ("gpt2", 2), ("gpt2", 3))]
+    + [("mt5", 3)],
+)
+def test_accelerate(box, place, convert, tokens, difference, kind, stage):
+    folder = place / f"convert-accelerate-{kind}-{stage}"
     folder.mkdir()
     for path in (ROOT / "images" / "accelerate" / "templates").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -208,17 +225,18 @@ def test_accelerate(box, place, convert, tokens, difference, stage):
     env = {"TORCHDYNAMO_DISABLE": "1"} | ({} if stage else {"ACCELERATE_USE_CPU": "true"})
     run = box("accelerate")
     text = "/usr/local/share/stackyard/text"
-    corpus = ["--text", text, "--out", f"{folder}/corpus", "--lines", "60", "--vocabulary", "512"]
+    corpus = ["--text", text, "--out", f"{folder}/corpus", "--lines", "60", "--vocabulary", "512",
+              "--sentinels", "100"]  # fmt: skip
     run.said("python3", f"{folder}/make_corpus.py", *corpus, env=env)
     launch = ["accelerate", "launch", "--config_file", f"{folder}/accelerate.yaml"]
     run.said(
-        *(launch if stage else ["python3"]), f"{folder}/pretrain.py", "--model=gpt2",
+        *(launch if stage else ["python3"]), f"{folder}/pretrain.py", f"--model={kind}",
         f"--corpus={folder}/corpus", "--vocabulary=512", "--layers=2", "--hidden=64", "--heads=4",
         "--sequence=32", "--updates=20", "--batch=4", "--lr=0.005", "--dropout=0",
         "--precision=no", "--save-every=20", f"--zero-stage={stage}", f"--save={folder}/save",
         f"--record={folder}/record", env=env,
     )  # fmt: skip
-    model = convert("accelerate", folder / "save" / "update-20")
+    model = convert("accelerate", folder / "save" / "update-20", data=folder / "corpus")
     (npy,) = (folder / "corpus").glob("train.npy")
     given = folder / "tokens.pt"
     run.said(
@@ -233,3 +251,9 @@ def test_accelerate(box, place, convert, tokens, difference, stage):
     program = ["python3", "/srv/test/logits.py", "transformers", f"{folder}/save/model"]
     run.said(*program, str(given), str(own))
     assert difference(model, given, own) < CLOSE
+    if kind == "mt5":
+        names = run.said("python3", "-c", NAMES, str(model)).splitlines()[-1]
+        assert names == "lm_head.weight shared.weight 511 510 1"
+        said = run.said("python3", f"{folder}/fill.py", "--model", str(model), "--most", "8",
+                        "The <extra_id_0> walks in<extra_id_1>", env=env)  # fmt: skip
+        assert "The " in said.splitlines()[-1] and " walks in" in said.splitlines()[-1]

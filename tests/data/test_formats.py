@@ -3,10 +3,13 @@
 import filecmp
 import json
 import os
+import re
 
 import pytest
 
-from stackyard.data import encoding
+from stackyard.data import container, encoding
+from stackyard.definitions.examples import BESIDE
+from stackyard.definitions.project import ROOT
 
 
 def same_files(first, second):
@@ -80,6 +83,46 @@ def test_accelerates_blocks_are_what_its_tokenizer_says(box, make, material, pla
     out.rename(kept)
     words = [str(kept), str(material / "bpe"), str(material / "text.txt")]
     box("accelerate").said("python3", "/srv/test/read_blocks.py", *words)
+
+
+def test_a_vocabulary_of_250000_takes_32_bits_and_mt5_reads_its_sentinels(box, make, place):
+    """Numbers above 65,500 come out as they went in, through the samples of the template."""
+    made = make("accelerate", tokenizer="wide", train="wide.txt", seq_length=34)
+    about = json.loads((made / "data.json").read_text(encoding="utf-8"))
+    assert (about["dtype"], about["vocabulary"]) == ("int32", 250_100)
+    folder = place / "wide-blocks"
+    made.rename(folder)
+    programs = [*(ROOT / "images" / "accelerate" / "templates").glob("*.py"),
+                *(ROOT / "stackyard" / "inside" / name for name in BESIDE)]  # fmt: skip
+    for path in programs:
+        (folder / path.name).write_bytes(path.read_bytes())
+    env = {"PYTHONPATH": str(folder), "TORCHDYNAMO_DISABLE": "1"}
+    words = ["python3", "/srv/test/read_spans.py", str(folder)]
+    assert (
+        box("accelerate").said(*words, env=env).splitlines()[-1] == "249009 32 8 [250099, 250098]"
+    )
+
+
+def test_a_vocabulary_is_trained_on_the_text_and_encodes_as_sentencepiece_does(
+    box, make, material, place
+):
+    """By an image with SentencePiece; every other image reads the tokenizer.json beside it."""
+    one = make("accelerate", out="one", new_tokenizer=5000, workers=1, seq_length=32)
+    three = make("accelerate", out="three", new_tokenizer=5000, workers=3, seq_length=32)
+    assert same_files(one, three) == []
+    about = json.loads((one / "data.json").read_text(encoding="utf-8"))
+    assert (about["vocabulary"], about["unknown tokens"]) == (5100, 0)
+    assert about["end"] == {"token": "</s>", "number": 1}
+    kept = place / "trained"
+    one.rename(kept)
+    words = ["python3", "/srv/test/by_sentencepiece.py", str(kept), str(material / "text.txt")]
+    assert box("accelerate").said(*words).splitlines()[-1] == "0 lines differ; 5099"
+
+
+def test_a_vocabulary_that_the_text_cannot_give_says_how_large_it_may_be(make):
+    with pytest.raises(container.DataError, match="no vocabulary of 50,000 tokens") as refused:
+        make("accelerate", new_tokenizer=50_000)
+    assert re.fullmatch(r"--train-tokenizer \d+ or fewer", refused.value.hint)
 
 
 def test_what_is_made_is_the_callers(make, monkeypatch):

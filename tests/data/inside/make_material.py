@@ -56,6 +56,16 @@ sentencepiece.SentencePieceTrainer.train(
     hard_vocab_limit=False, minloglevel=2)  # fmt: skip
 (folder / "mt5" / "config.json").write_text('{"model_type": "mt5"}')
 
+# A vocabulary of mT5's size, its sentinels on top; text of its largest numbers.
+wide = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{f"w{n}": n for n in range(3, 250_000)}}
+wide |= {f"<extra_id_{99 - n}>": 250_000 + n for n in range(100)}
+many = Tokenizer(models.WordLevel(wide, unk_token="<unk>"))
+many.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+(folder / "wide").mkdir()
+many.save(str(folder / "wide" / "tokenizer.json"))
+rows = (range(first, first + 20) for first in range(60_000, 249_900, 900))
+(folder / "wide.txt").write_text("".join(" ".join(f"w{n}" for n in row) + "\n" for row in rows))
+
 words = sorted({word for line in lines[:1500] for word in line.split()})
 vocabulary = {word: n for n, word in enumerate(["<unk>", "<|endoftext|>", *words])}
 (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
