@@ -270,7 +270,7 @@ def start_request(
         for words in job.prepare
     ]
     steps.append(_step("train", launch))
-    value = {
+    return {
         "name": job.name,
         "steps": steps,
         "env": dict(job.env),
@@ -286,8 +286,7 @@ def start_request(
             **({"updates": job.updates} if job.updates else {}),
             **({"own_code": list(job.own)} if job.own else {}),
         },
-    }  # fmt: skip
-    return value, launch
+    }, launch  # fmt: skip
 
 
 def _quiet(request: LaunchRequest, words: Sequence[str]) -> LaunchRequest:

@@ -52,7 +52,7 @@ def attempts(monkeypatch):
         monkeypatch.setattr(steps, "_run", one)
         monkeypatch.setattr(steps, "_shards", lambda *_: shards)
         monkeypatch.setattr(steps.runs, "up", lambda *_, **__: (MESH, []))
-        monkeypatch.setattr(steps.runs, "down", lambda *_: ([], {}))
+        monkeypatch.setattr(steps.runs, "down", lambda *_, **__: ([], {}))
         monkeypatch.setattr(steps.runs, "lost_nodes", lambda hosts, run, ended: ended.lost_nodes)
         wanted = RunRequest(stack="toy", restarts=restarts, save=save)
         asked = SimpleNamespace(run="toy", lease=60.0)

@@ -207,7 +207,8 @@ def test_what_a_certification_found_goes_to_the_file_that_junit_names(monkeypatc
     value = test_certify.record(test_certify.KINDS["dead"])
     seen = certify._Seen(found=None, health={}, unused={}, image="")
     path = tmp_path / "results.xml"
-    monkeypatch.setattr(certify, "reached", contextlib.nullcontext)
+    hosts = SimpleNamespace(links={})
+    monkeypatch.setattr(certify, "reached", lambda fleet: contextlib.nullcontext(hosts))
     monkeypatch.setattr(certify, "_on_hosts", lambda *given: seen)
     monkeypatch.setattr(certify.report, "certify_report", lambda *given, **named: dict(value))
     monkeypatch.setattr(
