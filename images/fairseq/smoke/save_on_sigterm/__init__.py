@@ -16,9 +16,9 @@ import fairseq_cli.train
 import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils
-from fairseq.logging import metrics
+from fairseq.logging import metrics, progress_bar
 from fairseq.trainer import Trainer
-from stackyard_record import Recorder
+from stackyard_record import Recorder, events_folder
 
 logger = logging.getLogger("fairseq_cli.train")
 # Seconds that a signalled rank adds: 30,000 years, of which a mean over 1000 ranks leaves 30.
@@ -43,6 +43,7 @@ _signal = _Signal()
 _own_time = Trainer._local_cumulative_training_time
 _validate_and_save = fairseq_cli.train.validate_and_save
 _own_values = metrics.get_smoothed_values
+_own_bar = progress_bar.progress_bar
 
 
 def _local_time(self: Trainer) -> float:
@@ -95,6 +96,19 @@ def _recorded_values(name: str) -> Any:
     return found
 
 
+@functools.cache
+def _events(folder: str) -> str:
+    """Return the folder for event files, which fairseq names on the first rank only."""
+    return events_folder(folder, 0)
+
+
+def _bar(*words: Any, **named: Any) -> Any:
+    """Make fairseq's progress bar, which would miss tensorboard aloud in every epoch."""
+    named["tensorboard_logdir"] = _events(named.get("tensorboard_logdir") or "") or None
+    return _own_bar(*words, **named)
+
+
+progress_bar.progress_bar = _bar
 metrics.get_smoothed_values = _recorded_values
 Trainer._local_cumulative_training_time = _local_time
 fairseq_cli.train.validate_and_save = _save_or_go_on
