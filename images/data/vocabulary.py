@@ -1,4 +1,4 @@
-"""Train a SentencePiece vocabulary on the text of a data set, as mT5's was made.
+"""Train a SentencePiece vocabulary on the text that it then encodes, as mT5's was made.
 
 Owns mT5's settings: a unigram model with byte fallback, `<pad>`, `</s>` and `<unk>` first. T5's
 tokenizer, as which it is loaded, adds 100 sentinels behind it. The same text gives the same bytes.
