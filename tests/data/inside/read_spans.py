@@ -16,5 +16,10 @@ for number in range(len(samples)):
     text = tokens[number * 34 : number * 34 + 34].tolist()
     restored = pretrain.spans.restore(sample["input_ids"], sample["labels"], samples.marks)
     assert restored == text, (restored, text)
+first = samples[0]["input_ids"].tolist()
+samples.epoch = 1
+assert samples[0]["input_ids"].tolist() != first, "another epoch hides the same"
+samples.epoch = 0
+assert samples[0]["input_ids"].tolist() == first
 marks = [n for n in sample["input_ids"] if n >= 250_000]
 print(tokens.max(), len(sample["input_ids"]), len(sample["labels"]), marks)
