@@ -95,7 +95,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 torch.manual_seed(7)
 one = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2,
-                   bos_token_id=0, eos_token_id=0)
+                   initializer_range=0.3, bos_token_id=0, eos_token_id=0)
 wanted = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
 model = get_peft_model(GPT2LMHeadModel(shape), wanted)
 model, optimizer = one.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
