@@ -85,14 +85,15 @@ def powers(tensors, norm_type):
 
 
 def scale(tensors, factor):
-    """Multiply all by a number, or by a tensor of one element, in place."""
+    """Multiply all by a number, or by a tensor of one element, in place.
+
+    A tensor of another type than theirs (the clip factor of DeepSpeed's bf16 optimizer) is left to DeepSpeed's own lines:
+    a list takes it without dimensions only, which would round it to their type first. So the part does not claim it.
+    """
     tensors = [t.data for t in tensors]
     number = torch.is_tensor(factor)
-    # A number of another type, without dimensions, would be rounded to the tensors' own first.
-    fits = not number or all(t.dtype is factor.dtype for t in tensors)
-    if not _takes(
-        COPIES, tensors, why="" if fits else "the factor is of another type than tensors"
-    ):
+    claimed = not number or all(t.dtype is factor.dtype for t in tensors)
+    if not claimed or not _takes(COPIES, tensors):
         for tensor in tensors:
             tensor.mul_(factor)
     elif number:
