@@ -255,4 +255,5 @@ def test_accelerate(box, place, convert, tokens, difference, kind, stage):
         assert names == "lm_head.weight shared.weight 511 510 1"
         said = run.said("python3", f"{folder}/fill.py", "--model", str(model), "--most", "8",
                         "The <extra_id_0> walks in<extra_id_1>", env=env)  # fmt: skip
-        assert "The " in said.splitlines()[-1] and " walks in" in said.splitlines()[-1]
+        # What fills a blank may be a line's end.
+        assert "The " in said and " walks in" in said
