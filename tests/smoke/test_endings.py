@@ -71,5 +71,5 @@ def test_without_an_engine_it_says_what_to_type(tmp_path):
     )  # fmt: skip
     assert done.returncode == 4
     assert "no container engine answers" in done.stderr
-    assert "invoke engine" in done.stderr
+    assert "start the engine that DOCKER_HOST names" in done.stderr
     assert "Traceback" not in done.stderr
