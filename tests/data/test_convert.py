@@ -209,7 +209,7 @@ print(*own, *(n for n in found if n > 411 or n == 1))
 def test_accelerate(box, place, convert, tokens, difference, kind, stage):
     folder = place / f"convert-accelerate-{kind}-{stage}"
     folder.mkdir()
-    for path in (ROOT / "images" / "accelerate" / "templates").iterdir():
+    for path in (ROOT / "images" / "accelerate" / "templates").glob("*.*"):
         (folder / path.name).write_bytes(path.read_bytes())
     for name in examples.BESIDE:
         (folder / name).write_bytes((ROOT / "stackyard" / "inside" / name).read_bytes())

@@ -360,7 +360,7 @@ def test_a_resumed_template_goes_on_as_if_it_had_never_stopped(meshes, model):
     )  # fmt: skip
     assert len(first) == 25 + 5 and len(again) == 10 + 2
     assert again == first[-12:]
-    begun, trained, new = (json.loads(lines[n])["loss"] for lines, n in
+    begun, trained, new = (json.loads(f"{lines[n]}}}")["loss"] for lines, n in
                            ((first, 0), (first, -2), (start, 0)))  # fmt: skip
     assert new < begun - 0.5 * (begun - trained), (begun, trained, new)
 
