@@ -200,7 +200,7 @@ def make_base(
 
 
 def _keep_the_same(engine: Engine, before: ImageInfo | None, reference: str) -> None:
-    """Keep the old image if a new base has the same layers, so images on it stay current.
+    """Keep the old image if a new base has the same layers, so the engine holds the base once.
 
     Build steps take their packages from the folder that a base is labelled with.
     """

@@ -94,7 +94,7 @@ def context_paths(image: ResolvedImage) -> tuple[str, ...]:
 def make_plan(
     image: ResolvedImage, files: Mapping[str, str], *, base_image: str, content: BaseContent
 ) -> BuildPlan:
-    """Assemble the plan.
+    """Assemble the plan of a build.
 
     Args:
         files: contents of `context_paths(image)`.

@@ -1,5 +1,7 @@
 """Converted checkpoints compute what the stacks compute: the same logits on real text, in fp32."""
 
+import re
+
 import pytest
 
 from stackyard.data import container, conversion
@@ -255,5 +257,5 @@ def test_accelerate(box, place, convert, tokens, difference, kind, stage):
         assert names == "lm_head.weight shared.weight 511 510 1"
         said = run.said("python3", f"{folder}/fill.py", "--model", str(model), "--most", "8",
                         "The <extra_id_0> walks in<extra_id_1>", env=env)  # fmt: skip
-        # What fills a blank may be a line's end.
-        assert "The " in said and " walks in" in said
+        # What fills a blank may be a line's end; warnings come before.
+        assert re.search(r"(?ms)^The.{0,100} walks in", said), said

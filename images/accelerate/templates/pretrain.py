@@ -229,7 +229,10 @@ def build_gpt2(options: argparse.Namespace, start: str) -> Any:
 
 
 def build_mt5(options: argparse.Namespace, start: str) -> Any:
-    """Build mT5 as it was published; from a folder its sizes count, but dropout is the options'."""
+    """Build mT5 as it was published, or load it from a folder.
+
+    A folder decides the sizes of the model; the options decide its dropout.
+    """
     from transformers.models.mt5.configuration_mt5 import MT5Config
     from transformers.models.mt5.modeling_mt5 import MT5ForConditionalGeneration
 
@@ -237,7 +240,7 @@ def build_mt5(options: argparse.Namespace, start: str) -> Any:
         model: Any = MT5ForConditionalGeneration.from_pretrained(
             start, dtype=torch.float32, dropout_rate=options.dropout
         )
-        # The configuration always says that it is.
+        # The loaded configuration calls the embeddings tied, whether or not they are.
         model.config.tie_word_embeddings = model.lm_head.weight is model.shared.weight
         return model
     model = MT5ForConditionalGeneration(
