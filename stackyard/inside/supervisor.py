@@ -40,7 +40,6 @@ HERE = Path(__file__).resolve().parent
 # Pause between two looks at the clock.
 TICK_SECONDS = 0.1
 KILL_SECONDS = 15.0
-CLOSE_SECONDS = 3.0
 # Nodes answer where their ranks are within this; a job that is to end does not wait for longer.
 EXAMINE_SECONDS = 15.0
 Value = dict[str, object]
@@ -298,10 +297,11 @@ class Supervisor:
             elif job.state == "ending" and not job.checking:
                 self._check(job, "list")
             elif job.state == "closing":
-                self._close(job, late=now - job.changed > CLOSE_SECONDS)
+                self._close(job)
 
-    def _close(self, job: Job, *, late: bool = False) -> None:
-        if late or not job.closing:
+    def _close(self, job: Job) -> None:
+        """End a job once every node has passed on its last output, or is lost."""
+        if not job.closing:
             if not job.reason and job.dead and job.code:
                 job.reason = job.death(job.dead)
             job.ended = time.time()

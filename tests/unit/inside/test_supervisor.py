@@ -1001,15 +1001,18 @@ def test_an_answer_to_an_earlier_question_does_not_count(mesh):
     assert mesh.job.state == "closing"
 
 
-def test_last_words_are_waited_for_a_while_only(mesh):
+def test_last_words_are_waited_for_until_their_node_is_lost(mesh):
     mesh.start()
     mesh.end(0)
     mesh.answer()
     mesh.say({"finished": "another"})
-    mesh.tick(2)
+    mesh.say({"finished": "demo"}, nodes=["a"])
+    mesh.tick(50)
     assert mesh.job.state == "closing"
-    mesh.tick(2)
-    assert mesh.job.state == "ended"
+    mesh.lines["b"].why = "nothing was heard for 60 s"
+    mesh.tick()
+    mesh.tick()
+    assert state(mesh) == ("ended", 0, "")
 
 
 # What is said
