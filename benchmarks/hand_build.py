@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from stackyard.build import base_image, buildkit, catalog, dockerfile, mirrors, recipe
 from stackyard.definitions import lock
+from stackyard.definitions.load import load_definitions
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base, Bootstrap, Common, Definitions
 from stackyard.system import process
@@ -167,8 +168,9 @@ def write_requirements(
         **{stack: lock.lock_path(stack, base.name) for stack in stacks},
     }
     exact = exact_names(base)
+    locks = load_definitions(root, locks_required=False).locks
     for name, path in paths.items():
-        text = requirements((root / path).read_text(encoding="utf-8"), exact)
+        text = requirements(locks[path], exact)
         text += f"# {mark}\n" if mark and name != "base" else ""
         (context / "requirements" / f"{name}.txt").write_text(text, encoding="utf-8")
 

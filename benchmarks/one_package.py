@@ -88,9 +88,14 @@ def _copy_images(origin: Path, copy: Path) -> None:
     A changed stack would make those locks stale.
     """
     shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
-    for other in (copy / "images").glob("*/*.lock"):
-        if other.name != "cpu.lock" and other.parent.name not in ("bases", "wheels"):
-            other.unlink()
+    for own in (copy / "images").glob("*/*.lock"):
+        if own.parent.name in ("bases", "wheels"):
+            continue
+        if own.name == "cpu.lock":
+            path = own.relative_to(copy).as_posix()
+            own.write_text(lock.spread(path, own.read_text(encoding="utf-8"))[path], "utf-8")
+        else:
+            own.unlink()
 
 
 def edit_copy(origin: Path, copy: Path, case: Case, version: str, mark: str) -> None:

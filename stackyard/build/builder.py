@@ -177,10 +177,7 @@ class Builder:
         base_info: ImageInfo,
         fork: Fork | None = None,
     ) -> plan.BuildPlan:
-        files = {
-            path: (self._project.root / path).read_text(encoding="utf-8")
-            for path in plan.context_paths(image)
-        }
+        files = plan.context_files(self._project.root, image)
         files = fork.files(image, files) if fork else files
         content = base_image.content(image.base, image.common, base_info)
         made = plan.make_plan(image, files, base_image=reference, content=content)

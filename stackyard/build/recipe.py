@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from stackyard.build import dockerfile
 from stackyard.build.catalog import ResolvedImage
@@ -86,9 +87,10 @@ class BuildPlan:
     packages: str = ""
 
 
-def context_paths(image: ResolvedImage) -> tuple[str, ...]:
-    """Return the paths of the project's files in a build's context, besides rendered ones."""
-    return tuple(sorted((*INSIDE, *image.locks)))
+def context_files(root: Path, image: ResolvedImage) -> dict[str, str]:
+    """Return the project's files in a build's context, besides rendered ones, by path."""
+    inside = {path: (root / path).read_text(encoding="utf-8") for path in INSIDE}
+    return {**inside, **image.locks}
 
 
 def make_plan(
@@ -97,7 +99,7 @@ def make_plan(
     """Assemble the plan of a build.
 
     Args:
-        files: contents of `context_paths(image)`.
+        files: the result of `context_files`.
         base_image: the reference after FROM.
         content: what that image holds.
     """

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from stackyard.definitions import lock
 from stackyard.definitions.document import Mapping, parse_document
 from stackyard.definitions.read.baseline import check_gpus, read_baseline
 from stackyard.definitions.read.failures import FOLDER, check_brings, read_failure
@@ -118,13 +119,15 @@ def _no_common(problems: list[Problem]) -> Common:
 
 
 def _load_locks(root: Path, problems: list[Problem]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    own: dict[str, str] = {}
     for path in sorted((root / "images").glob("*/*.lock")):
         file = path.relative_to(root).as_posix()
         text = _read_text(path, file, problems)
         if text is not None:
-            found[file] = text
-    return found
+            shared |= lock.spread(file, text)
+            own[file] = shared[file]
+    return {**shared, **own}
 
 
 def _load(

@@ -7,7 +7,8 @@ the digest that ties a lock to the definitions it was made from. It must not res
 These files decide an image's Python packages:
     images/bases/<base>.lock              torch and what it needs, the layer that all stacks share;
                                           of a pulled base its image, and all that is installed
-    images/<stack>/<base>.lock            the stack's packages that come as wheels
+    images/<stack>/<base>.lock            the stack's packages that come as wheels; bases that need
+                                          the same share the file of the first by name
     images/wheels/<package>.lock          one package built here: its sdist, and what its build
                                           needs on any base; a base takes what it does not provide
 """
@@ -29,6 +30,13 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)===?([^\s;\\]+)")
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 _IMAGE = re.compile(r"^# image: \S+@(sha256:[0-9a-f]{64})$", re.MULTILINE)
 _INPUTS = re.compile(r"^# inputs: (sha256:[0-9a-f]{64})$", re.MULTILINE)
+# The two lines that begin a stack's lock, and those of further bases that share its file.
+_HEAD = re.compile(
+    r"# Written by `invoke lock (?P<stack>\S+) --base (?P<base>\S+)`; do not edit\.\n"
+    r"# inputs: (?P<inputs>sha256:[0-9a-f]{64})\n"
+    r"(?P<others>(?:# inputs on \S+: sha256:[0-9a-f]{64}\n)*)"
+)
+_OTHER = re.compile(r"# inputs on (\S+): (\S+)")
 WHEEL_COMMAND = "invoke lock"
 
 
@@ -76,6 +84,52 @@ def render_lock(locked: Iterable[Locked], *, inputs: str, command: str) -> str:
         pin = f"{item.name}=={item.version}"
         lines.append(" \\\n".join([pin, *(f"    --hash={h}" for h in sorted(item.hashes))]))
     return "\n".join(lines) + "\n"
+
+
+def stack_command(stack: str, base: str) -> str:
+    """Return the command that writes a stack's lock on a base."""
+    return f"invoke lock {stack} --base {base}"
+
+
+def _head(stack: str, base: str, inputs: str) -> str:
+    return f"# Written by `{stack_command(stack, base)}`; do not edit.\n# inputs: {inputs}\n"
+
+
+def spread(path: str, text: str) -> dict[str, str]:
+    """Return the locks that one file holds, by path: its own, and those of bases that share it."""
+    head = _HEAD.match(text)
+    if head is None or path != lock_path(head["stack"], head["base"]):
+        return {path: text}
+    stack, rest = head["stack"], text[head.end() :]
+    shared = {head["base"]: head["inputs"], **dict(_OTHER.findall(head["others"]))}
+    return {lock_path(stack, base): _head(stack, base, shared[base]) + rest for base in shared}
+
+
+def holders(locks: Mapping[str, str]) -> dict[str, str]:
+    """Return the path of the file that holds each lock: where packages are the same, one file."""
+    first: dict[tuple[str, str], str] = {}
+    found: dict[str, str] = {}
+    for path, text in sorted(locks.items()):
+        head = _HEAD.match(text)
+        same = head is not None and path == lock_path(head["stack"], head["base"])
+        key = (head["stack"], text[head.end() :]) if head and same else (path, "")
+        found[path] = first.setdefault(key, path)
+    return found
+
+
+def files(locks: Mapping[str, str]) -> dict[str, str]:
+    """Return the files that hold some locks, by path; the opposite of `spread`."""
+    found: dict[str, str] = {}
+    for path, holder in holders(locks).items():
+        head = _HEAD.match(locks[path])
+        if path == holder or head is None:
+            found[path] = locks[path]
+            continue
+        own = _HEAD.match(found[holder])
+        assert own is not None
+        line = f"# inputs on {head['base']}: {head['inputs']}\n"
+        found[holder] = found[holder][: own.end()] + line + found[holder][own.end() :]
+    return found
 
 
 def locked_inputs(text: str) -> str:

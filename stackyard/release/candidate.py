@@ -185,10 +185,7 @@ def _plan(
     project: Project, image: ResolvedImage, info: ImageInfo, fork: Fork | None
 ) -> recipe.BuildPlan:
     """Return the plan of an image by the current definitions and locks."""
-    files = {
-        path: (project.root / path).read_text(encoding="utf-8")
-        for path in recipe.context_paths(image)
-    }
+    files = recipe.context_files(project.root, image)
     files = fork.files(image, files) if fork else files
     made = recipe.make_plan(
         image, files, base_image=base_image.base_reference(image.base, image.common),
@@ -314,7 +311,8 @@ def rebuildable(
 
 
 def _origin(project: Project, image: ResolvedImage, merged: contents.Contents) -> Origin:
-    paths = {*recipe.context_paths(image), *render_files(image)}
+    held = lock.holders(project.definitions.locks)
+    paths = {*recipe.INSIDE, *(held[path] for path in image.locks), *render_files(image)}
     return Origin(
         revision=revision_of(project.root, paths), source=project.source,
         base_name=base_image.base_reference(image.base, image.common),

@@ -45,8 +45,7 @@ def planned(project: Project, engine: Engine, done: builder.Built) -> Built:
     reference = base_image.base_reference(done.image.base, done.image.common)
     base = engine.image(reference)
     assert base is not None
-    paths = plan.context_paths(done.image)
-    files = {path: (project.root / path).read_text(encoding="utf-8") for path in paths}
+    files = plan.context_files(project.root, done.image)
     content = base_image.content(done.image.base, done.image.common, base)
     made = plan.make_plan(done.image, files, base_image=reference, content=content)
     return Built(image=done.image, info=done.info, plan=made)

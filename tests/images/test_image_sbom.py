@@ -42,7 +42,7 @@ def text(saved, contents, built, project) -> str:
     """The bill, as the publisher makes it."""
     config = saved.config
     files = (base_lock_path(built.plan.base), lock_path(built.plan.stack, built.plan.base))
-    locks = [pin for file in files for pin in parse_lock((project.root / file).read_text())]
+    locks = [pin for file in files for pin in parse_lock(project.definitions.locks[file])]
     subject = Described(
         name=f"stackyard/{built.plan.stack}", version=built.plan.base, id=built.info.id,
         created=config["created"], base=f"stackyard/base:{built.plan.base}",
@@ -92,8 +92,8 @@ def test_python_packages_are_those_that_python_finds_and_no_others(engine, built
 
 def test_every_package_of_the_locks_has_their_hashes(bill, built, project):
     """Those built here have them as their source's: no hash of what was built is known."""
-    pins = parse_lock((project.root / base_lock_path(built.plan.base)).read_text())
-    pins += parse_lock((project.root / lock_path(built.plan.stack, built.plan.base)).read_text())
+    pins = parse_lock(project.definitions.locks[base_lock_path(built.plan.base)])
+    pins += parse_lock(project.definitions.locks[lock_path(built.plan.stack, built.plan.base)])
     found = {canonicalize_name(c["name"]): {h["content"] for h in c.get("hashes", [])}
              for c in bill["components"]}  # fmt: skip
     assert len(pins) > 10

@@ -41,10 +41,7 @@ def stale(report):
         recipe.BASE_LABEL: image["base"]["digest"],
         recipe.PACKAGES_LABEL: image["base"]["packages"],
     }
-    files = {
-        path: (project.root / path).read_text(encoding="utf-8")
-        for path in recipe.context_paths(found)
-    }
+    files = recipe.context_files(project.root, found)
     made = recipe.make_plan(
         found, files, base_image="", content=base_image.content_by(found.base, found.common, labels)
     )
@@ -77,7 +74,7 @@ def test_a_report_of_another_recipe_is_found():
         digest="sha256:a", packages=base_image.packages.reference("sha256:b"),
         key=base_image.base_key(found.base, found.common),
     )  # fmt: skip
-    files = {path: (project.root / path).read_text() for path in recipe.context_paths(found)}
+    files = recipe.context_files(project.root, found)
     made = recipe.make_plan(found, files, base_image="", content=content).recipe
     base = {"digest": "sha256:a", "packages": "sha256:b"}
     good = {"stack": "fairseq", "base": "cpu", "image": {"recipe": made, "base": base}}

@@ -30,12 +30,14 @@ class Locking:
 
     Attributes:
         files: texts by path: locks, and the rendered files that depend on them.
+        gone: paths of locks that another file holds now.
         changes: the difference between each lock and the existing one.
-        written: the paths in `files` whose text has changed.
+        written: the paths in `files` whose text has changed, and those in `gone`.
         stale: locks of other stacks that do not fit the definitions, with the command for each.
     """
 
     files: Mapping[str, str]
+    gone: tuple[str, ...]
     changes: tuple[LockChange, ...]
     written: tuple[str, ...]
     stale: Mapping[str, str]
@@ -80,9 +82,16 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
         for path, text in sorted(locks.items())
     )
     then = replace(project, definitions=replace(definitions, locks={**definitions.locks, **locks}))
-    files = {**locks, **_rendered(then)}
+    held = lock.files(then.definitions.locks)
+    gone = tuple(
+        path for path in then.definitions.locks
+        if path not in held and (project.root / path).exists()
+    )  # fmt: skip
+    files = {**held, **_rendered(then)}
     written = tuple(path for path, text in files.items() if not _is_there(project, path, text))
-    return Locking(files=files, changes=changes, written=written, stale=stale_locks(then))
+    return Locking(
+        files=files, gone=gone, changes=changes, written=(*written, *gone), stale=stale_locks(then)
+    )
 
 
 def stale_locks(project: Project) -> dict[str, str]:

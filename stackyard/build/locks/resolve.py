@@ -360,7 +360,7 @@ def lock_stack(
     text = lock.render_lock(
         kept,
         inputs=lock.stack_inputs(stack, base, fixes),
-        command=f"invoke lock {stack.name} --base {base.name}",
+        command=lock.stack_command(stack.name, base.name),
     )
     return {lock.lock_path(stack.name, base.name): text}
 

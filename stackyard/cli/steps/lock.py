@@ -30,10 +30,13 @@ def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> tuple[ans
     made = locking.resolve_all(project, stack, base, terminal.say)
     if not check:
         replace_texts(project.root, made.files)
+        for path in made.gone:
+            (project.root / path).unlink()
     for line in change_lines(made.changes):
         terminal.text(line)
     for path in made.written:
-        terminal.text(f"{'would be written' if check else 'written'}: {path}")
+        done = "removed, another base's file holds it" if path in made.gone else "written"
+        terminal.text(f"{f'would be {done}' if check else done}: {path}")
     if not made.written:
         terminal.text("every lock is as it was")
     for path, typed in made.stale.items():

@@ -201,8 +201,6 @@ def test_only_an_image_as_it_would_be_built_now_spares_disk(
 ):
     other = samples.stack(name="other")
     locks = {"images/other/cpu.lock": project.definitions.locks["images/toy/cpu.lock"]}
-    (project.root / "images/other").mkdir()
-    (project.root / "images/other/cpu.lock").write_text("text")
     bases = {"cpu": samples.base(facts=DISK)}
     definitions = dataclasses.replace(
         project.definitions, bases=bases, locks={**project.definitions.locks, **locks},

@@ -17,7 +17,7 @@ NOBODY = CallerSettings(secrets={}, wheel_folders=(), proxies={})
 
 def made():
     image = resolve(samples.definitions(), "toy", "cpu")
-    files = dict.fromkeys(recipe.context_paths(image), "text")
+    files = dict.fromkeys((*recipe.INSIDE, *image.locks), "text")
     return recipe.make_plan(
         image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:1")
     )

@@ -10,7 +10,7 @@ from stackyard.build import host
 from stackyard.build.locks import locking, resolve
 from stackyard.build.locks.change import change_lines
 from stackyard.cli.steps import lock as cli_lock
-from stackyard.definitions.lock import Locked, parse_lock, versions
+from stackyard.definitions.lock import Locked, files, parse_lock, versions
 from stackyard.definitions.project import load_project
 from stackyard.system import cleanup
 from stackyard.system.errors import CommandError, EngineError, NothingToRunOn, UsageError
@@ -114,6 +114,25 @@ def test_one_base_alone_may_be_locked_where_the_others_fit(tree):
     assert (made.written, made.stale) == ((), {})
 
 
+def test_a_base_that_comes_to_need_something_else_gets_a_file_of_its_own(tree):
+    """And loses it again; the file of its own goes before what another's says of it."""
+    locked_on_two(tree)
+    cpu, far = tree.root / "images/toy/cpu.lock", tree.root / "images/toy/far.lock"
+    shared = cpu.read_text()
+    assert "# inputs on far: " in shared and not far.exists()
+    texts = load_project(tree.root).definitions.locks
+    far.write_text(texts["images/toy/far.lock"].replace("alpha==1.2.0", "alpha==1.1.0"))
+    found = load_project(tree.root).definitions.locks
+    assert "alpha==1.1.0" in found["images/toy/far.lock"]
+    apart = files(found)
+    assert apart["images/toy/cpu.lock"] == texts["images/toy/cpu.lock"]
+    assert apart["images/toy/far.lock"] == far.read_text()
+    made = lock(tree)
+    assert made.gone == ("images/toy/far.lock",)
+    assert set(made.written) == {"images/toy/far.lock"}
+    assert made.files["images/toy/cpu.lock"] == shared
+
+
 def test_a_wheel_is_locked_once_for_all_bases(tree):
     tree.change("images/wheels/beta.yml", '==80.0.0"', '==80.0.0", "torch==2.1.0"')
     project = locked_on_two(tree)  # far has torch
@@ -166,7 +185,9 @@ def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
         assert run(cli_lock.lock, "all", "", check=False, as_json=False) == 0
         said = capsys.readouterr().out
         assert "up       alpha 1.2.0 -> 1.2.1" in said
-        assert "written: images/toy/far.lock" in said
+        # Both bases need the same, so they share a file.
+        assert "written: images/toy/cpu.lock" in said
+        assert not (tree.root / "images/toy/far.lock").exists()
         assert run(cli_lock.lock, "all", "", check=True) == 0
         assert "nothing changed on cpu: the torch layer, toy" in capsys.readouterr().out
 

@@ -155,7 +155,7 @@ def test_the_fixture_holds_every_secret(guarded):
 
 def build_plan():
     image = resolve(samples.definitions(), "toy", "cpu")
-    files = dict.fromkeys(recipe.context_paths(image), "")
+    files = dict.fromkeys((*recipe.INSIDE, *image.locks), "")
     return recipe.make_plan(
         image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:1")
     )

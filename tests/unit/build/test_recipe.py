@@ -19,7 +19,7 @@ def image(**changes):
 
 def made(found=None, *, digest=DIGEST, packages="", key="", change=None, **changes):
     found = found or image(**changes)
-    files = {path: f"text of {path}" for path in recipe.context_paths(found)}
+    files = {path: f"text of {path}" for path in (*recipe.INSIDE, *found.locks)}
     return recipe.make_plan(
         found,
         {**files, **(change or {})},
@@ -125,7 +125,7 @@ def test_what_does_not_decide_the_content_leaves_the_recipe(changes):
 
 def test_the_name_of_the_base_image_is_no_part_of_the_recipe():
     found = image()
-    files = dict.fromkeys(recipe.context_paths(found), "")
+    files = dict.fromkeys((*recipe.INSIDE, *found.locks), "")
     one, other = (
         recipe.make_plan(found, files, base_image=name, content=recipe.BaseContent(digest=DIGEST))
         for name in ("a", "b")

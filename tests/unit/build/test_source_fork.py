@@ -37,7 +37,7 @@ def forked(*sources, found=None, **changes):
 
 def made(own, *, locked="alpha==1.2.0 gamma==0.5"):
     image = own.image(resolve(own.definitions, "toy", "cpu"))
-    files = {path: f"text of {path}" for path in recipe.context_paths(image)}
+    files = {path: f"text of {path}" for path in (*recipe.INSIDE, *image.locks)}
     files["images/toy/cpu.lock"] = samples.locked(*locked.split())
     files = own.files(image, files)
     return own.plan(
@@ -109,7 +109,7 @@ def test_the_recipe_follows_from_the_labels_alone():
 
 def test_without_a_source_nothing_of_it_is_in_a_build():
     image = resolve(definitions(), "toy", "cpu")
-    files = dict.fromkeys(recipe.context_paths(image), "")
+    files = dict.fromkeys((*recipe.INSIDE, *image.locks), "")
     found = recipe.make_plan(
         image, files, base_image="base:1", content=recipe.BaseContent(digest="sha256:base")
     )

@@ -168,3 +168,52 @@ def test_a_stacks_lock_belongs_to_one_image_of_a_pulled_base():
     )
     digests = {lock.stack_inputs(samples.stack(), b, {}) for b in (base, one, other)}
     assert len(digests) == 3
+
+
+def of_stack(stack, base, inputs, *pins):
+    """A stack's lock on a base, as `invoke lock` makes it."""
+    found = [lock.Locked(name=n, version=v, hashes=(A,)) for n, v in (p.split("==") for p in pins)]
+    command = lock.stack_command(stack, base)
+    return lock.render_lock(found, inputs=f"sha256:{inputs * 64}", command=command)
+
+
+def test_bases_that_need_the_same_packages_share_the_file_of_the_first():
+    same = {
+        f"images/toy/{base}.lock": of_stack("toy", base, inputs, "x==1")
+        for base, inputs in (("a", "1"), ("b", "2"), ("c", "3"))
+    }
+    others = {
+        "images/toy/d.lock": of_stack("toy", "d", "4", "x==2"),
+        "images/other/a.lock": of_stack("other", "a", "5", "x==1"),
+        "images/bases/a.lock": samples.locked("x==1"),
+        "images/wheels/x.lock": samples.locked("x==1"),
+    }
+    held = lock.files(same | others)
+    assert held == others | {
+        "images/toy/a.lock": (
+            "# Written by `invoke lock toy --base a`; do not edit.\n"
+            f"# inputs: sha256:{'1' * 64}\n"
+            f"# inputs on b: sha256:{'2' * 64}\n"
+            f"# inputs on c: sha256:{'3' * 64}\n"
+            f"x==1 \\\n    --hash={A}\n"
+        )
+    }
+    assert lock.parse_lock(held["images/toy/a.lock"]) == lock.parse_lock(same["images/toy/a.lock"])
+    back = {}
+    for path, text in held.items():
+        back |= lock.spread(path, text)
+    assert back == same | others
+    assert lock.holders(same | others) == {
+        **dict.fromkeys(same, "images/toy/a.lock"), **{path: path for path in others},
+    }  # fmt: skip
+
+
+def test_a_lock_that_was_copied_to_another_place_holds_only_itself():
+    text = lock.files({
+        f"images/toy/{base}.lock": of_stack("toy", base, "1", "x==1") for base in ("a", "b")
+    })["images/toy/a.lock"]  # fmt: skip
+    assert set(lock.spread("images/toy/a.lock", text)) == {"images/toy/a.lock", "images/toy/b.lock"}
+    assert lock.spread("images/copy/a.lock", text) == {"images/copy/a.lock": text}
+    assert lock.holders({"images/copy/a.lock": text}) == {
+        "images/copy/a.lock": "images/copy/a.lock"
+    }
