@@ -26,7 +26,7 @@ from stackyard.system.errors import UsageError
 Group = frozenset[str]
 Round = tuple[Group, ...]
 HOST, GPU, LINK, UNEXPLAINED = "host", "gpu", "link", "unexplained"
-# So many faults at once are told apart: a good host then has no more bad partners than that.
+# Limit of faults that can be distinguished: a good host then has no more bad partners than that.
 FAULTS = 3
 _Rounds = Generator[list[Group], None, None]
 
