@@ -89,7 +89,7 @@ def _read(folder: Path) -> dict[str, bytes]:
     }
 
 
-def play(
+def run_proofs(
     engine: Engine,
     image_id: str,
     proofs: Sequence[Proof],
