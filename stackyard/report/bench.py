@@ -15,9 +15,9 @@ from stackyard.report import chart, page, records
 from stackyard.report.shapes import (
     BenchGpus,
     BenchReport,
-    BenchRunValue,
     ModelValue,
     PauseValue,
+    PlayedValue,
     ResultValue,
     SideValue,
 )
@@ -28,8 +28,8 @@ from stackyard.validate.bench.definition import Model, Peak, Side
 from stackyard.validate.bench.plan import BenchPlan
 from stackyard.validate.bench.result import (
     START,
-    BenchRun,
     Line,
+    Played,
     Seen,
     lines,
     longest_pause,
@@ -72,7 +72,7 @@ def bench_report(
     peak, no_mfu = flops.find_peak(seen.devices, peaks)
     size = plan.size
     outcome = verdict(checks)
-    tails = {p.turn.label: p.training.tail for p in seen.runs if p.training.failed}
+    tails = {p.turn.label: p.training.tail for p in seen.played if p.training.failed}
     return {
         "schema": SCHEMA,
         "kind": "bench",
@@ -99,7 +99,7 @@ def bench_report(
         "available": plan.available,
         "sides": {side.name: _side(plan, side) for side in plan.sides},
         "results": [_line(plan, line, peak) for line in lines(plan, seen)],
-        "runs": [_run_value(plan, ran) for ran in seen.runs],
+        "runs": [_played(plan, played) for played in seen.played],
         "checks": [records.check_value(check) for check in checks],
         "diagnoses": [diagnosis_value(found) for found in diagnose_all(tails, failures, "run")],
         "phases": [records.phase_value(phase) for phase in seen.phases],
@@ -158,8 +158,8 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _run_value(plan: BenchPlan, ran: BenchRun) -> BenchRunValue:
-    turn, training = ran.turn, ran.training
+def _played(plan: BenchPlan, played: Played) -> PlayedValue:
+    turn, training = played.turn, played.training
     return {
         "side": turn.side,
         "ranks": turn.ranks,

@@ -96,7 +96,7 @@ def definition(definitions: Definitions, proof_id: str) -> Fix | Limit:
 def record(
     before: Mapping[str, Any],
     definitions: Definitions,
-    ran: Iterable[tuple[ResolvedImage, Mapping[str, Any]]],
+    played: Iterable[tuple[ResolvedImage, Mapping[str, Any]]],
     *,
     whole: bool,
 ) -> Proofs:
@@ -104,11 +104,11 @@ def record(
 
     Args:
         before: the proofs recorded so far.
-        ran: images with their reports.
+        played: images with their reports.
         whole: whether every proof of these images ran; if so, their other records are dropped.
     """
     found = {stack: dict(proofs) for stack, proofs in before.items()}
-    for image, value in ran:
+    for image, value in played:
         kept = {} if whole else found.get(image.stack.name, {})
         for proof in value["proofs"]:
             kept.pop(proof["id"], None)

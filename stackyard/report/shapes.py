@@ -443,7 +443,7 @@ class PauseValue(TypedDict):
     at: int
 
 
-class _BenchRunValueParts(TypedDict, total=False):
+class _PlayedValueParts(TypedDict, total=False):
     """Hold what older benches lack."""
 
     group: int
@@ -455,7 +455,7 @@ class _BenchRunValueParts(TypedDict, total=False):
     transport: list[PathValue]
 
 
-class BenchRunValue(_BenchRunValueParts):
+class PlayedValue(_PlayedValueParts):
     """Hold one training of a bench.
 
     Attributes:
@@ -511,7 +511,7 @@ class BenchReport(_BenchReportParts):
     counts: list[int]
     sides: dict[str, SideValue]
     results: list[ResultValue]
-    runs: list[BenchRunValue]
+    runs: list[PlayedValue]
     checks: list[CheckValue]
     diagnoses: list[DiagnosisValue]
     phases: list[PhaseValue]

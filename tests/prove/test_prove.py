@@ -22,7 +22,7 @@ from stackyard.cli.steps import prove
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.system import cleanup
 from stackyard.system.engine import OWNER_LABEL
-from stackyard.validate.prove import plan, runner
+from stackyard.validate.prove import plan, play
 from tests.prove.conftest import NAME
 from tests.shared import until
 
@@ -107,11 +107,11 @@ def test_one_fix_or_limit_of_each_kind_proves_itself(engine, stack_images):
         built = stack_images[stack]
         every, _ = plan.proofs(built.image, project.definitions.limits.values())
         proofs = [proof for proof in every if proof.id in ids]
-        verdicts = runner.run_proofs(
+        verdicts = play.play(
             engine,
             built.info.id,
             proofs,
-            runner.parts_of(builder, built.image, proofs),
+            play.parts_of(builder, built.image, proofs),
             run=f"prove-{secrets.token_hex(4)}",
             workers=2,
             on_verdict=lambda verdict: None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from stackyard.validate.bench.definition import Bench, BenchSize, Model, Peak, Side, Tolerance
 from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan
-from stackyard.validate.bench.result import BenchRun, Seen
+from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.outcome import Phase
 from stackyard.validate.record import Training, Window
 from tests.unit import samples
@@ -88,26 +88,26 @@ def training(turn: Turn, device: str = "cpu", **changes: Any) -> Training:
 
 
 def seen(made: BenchPlan, **changes: Any) -> Seen:
-    ran = tuple(
-        BenchRun(turn=turn, training=training(turn, made.size.device)) for turn in made.turns()
+    played = tuple(
+        Played(turn=turn, training=training(turn, made.size.device)) for turn in made.turns()
     )
     phases = (Phase(name="prepare data", seconds=1.5),)
-    return Seen(**{"run": "toy-1", "runs": ran, "phases": phases, **changes})
+    return Seen(**{"run": "toy-1", "played": played, "phases": phases, **changes})
 
 
 def with_training(value: Seen, label: str, **changes: Any) -> Seen:
     """The same run with one training changed."""
-    ran = tuple(
+    played = tuple(
         dataclasses.replace(one, training=dataclasses.replace(one.training, **changes))
         if one.turn.label == label
         else one
-        for one in value.runs
+        for one in value.played
     )
-    return dataclasses.replace(value, runs=ran)
+    return dataclasses.replace(value, played=played)
 
 
 def with_rank(value: Seen, label: str, number: int, **changes: Any) -> Seen:
     """The same run with one rank of one training changed."""
-    found = next(one for one in value.runs if one.turn.label == label)
+    found = next(one for one in value.played if one.turn.label == label)
     ranks = samples.changed(found.training, number, **changes).ranks
     return with_training(value, label, ranks=ranks)

@@ -1,6 +1,6 @@
 """Run `invoke bench`, from its arguments to a table on the terminal and a report.
 
-Owns the meaning of a bench's arguments, and its output. `validate.bench.runner` runs the trainings.
+Owns the meaning of a bench's arguments, and its output. `validate.bench.play` runs the trainings.
 
 Over 300 lines: both places of a bench, this machine and hosts, share its report and its table.
 """
@@ -39,11 +39,11 @@ from stackyard.report.shapes import BenchGpus, BenchReport, HostsValue
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError
 from stackyard.validate import gpu_run
-from stackyard.validate.bench import runner
+from stackyard.validate.bench import play
 from stackyard.validate.bench.judge import judge
 from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan, read_counts
 from stackyard.validate.bench.read import load_bench, load_peaks
-from stackyard.validate.bench.result import START, BenchRun, Seen, group_speed, speed
+from stackyard.validate.bench.result import START, Played, Seen, group_speed, speed
 from stackyard.validate.gpu_hosts import HostGpus
 from stackyard.validate.gpu_run import GpuPlan, GpuRun
 
@@ -111,9 +111,9 @@ def _bench_hosts(
         for name in chosen.stacks:
             wanted = smoke_hosts.request_of(project, chosen, name, chosen.device)
             built = smoke_hosts.image_of(project, hosts, wanted)
-            files = runner.files(project.root, name)
+            files = play.files(project.root, name)
             made = smoke_hosts.spread_of(
-                hosts, wanted, built, runner.neutral(plans[name]), files, terminal
+                hosts, wanted, built, play.neutral(plans[name]), files, terminal
             )
             found.append(_bench_one(project, built, plans[name], _there(made, plans[name]),
                                     terminal))  # fmt: skip
@@ -147,7 +147,7 @@ def _plans(
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Hold where one bench runs: on this machine, or over hosts.
+    """Hold where one bench is played: on this machine, or over hosts.
 
     Attributes:
         facts: of the (first) engine's machine, read before the start: it may be gone at the end.
@@ -155,7 +155,7 @@ class _Place:
     """
 
     facts: Mapping[str, str]
-    run: Callable[[runner.BenchWatcher], Seen]
+    play: Callable[[play.BenchWatcher], Seen]
     gpus: Callable[[], BenchGpus]
     hosts: Callable[[], HostsValue | None] = lambda: None
 
@@ -168,10 +168,10 @@ def _here(
     gpu = None
     if gpu_plan is not None:
         gpu = gpu_run.start_run(gpu_plan, run, env.get("LD_LIBRARY_PATH", ""))
-    settings = runner.settings(built.info.id, plan, runner.files(project.root, name), gpu)
+    settings = play.settings(built.info.id, plan, play.files(project.root, name), gpu)
     return _Place(
         facts=held.facts(),
-        run=lambda watcher: runner.run_bench(
+        play=lambda watcher: play.run_bench(
             held, plan, settings, run=run, gpu=gpu, watcher=watcher
         ),
         gpus=lambda: _gpus(gpu),
@@ -192,7 +192,7 @@ def _there(made: Spread, plan: BenchPlan) -> _Place:
 
     return _Place(
         facts=next(iter(made.hosts.links.values())).engine.facts(),
-        run=lambda watcher: runner.bench_in(
+        play=lambda watcher: play.bench_in(
             made.running(), plan, run=made.wanted.run, gpu=gpu, watcher=watcher
         ),
         gpus=gpus,
@@ -232,10 +232,10 @@ def _bench_one(
 
     kept: list[Seen] = []
     try:
-        seen = place.run(_watcher(name, plan, terminal, kept.append))
+        seen = place.play(_watcher(name, plan, terminal, kept.append))
     except (KeyboardInterrupt, SystemExit, StackyardError) as error:
         if kept:  # keep measurements that took minutes of GPUs
-            done, wanted = len(kept[-1].runs), len(plan.turns())
+            done, wanted = len(kept[-1].played), len(plan.turns())
             why = error.what if isinstance(error, StackyardError) else "interrupted"
             broken = f"{why} after {done} of {wanted} trainings"
             value = written(replace(kept[-1], broken=broken))
@@ -259,7 +259,7 @@ def _gpus(gpu: GpuRun | None) -> BenchGpus:
 
 def _watcher(
     name: str, plan: BenchPlan, terminal: Terminal, so_far: Callable[[Seen], None]
-) -> runner.BenchWatcher:
+) -> play.BenchWatcher:
     beside: dict[tuple[str, int], dict[int, float]] = {}
 
     def loss(turn: Turn, step: int, value: float) -> None:
@@ -270,12 +270,12 @@ def _watcher(
             mean = statistics.fmean(there.values())
             terminal.loss(name, _called(turn), step, plan.size.updates, mean)
 
-    def ran(group: Sequence[BenchRun]) -> None:
+    def played(group: Sequence[Played]) -> None:
         for text in results(group, plan):
             terminal.done(name, text)
 
-    return runner.BenchWatcher(
-        phase=lambda text: terminal.say(name, text), loss=loss, ran=ran, so_far=so_far
+    return play.BenchWatcher(
+        phase=lambda text: terminal.say(name, text), loss=loss, played=played, so_far=so_far
     )
 
 
@@ -283,20 +283,20 @@ def _called(turn: Turn) -> str:
     return f"{turn.name} x {turn.groups}" if turn.groups > 1 else turn.name
 
 
-def results(group: Sequence[BenchRun], plan: BenchPlan) -> list[str]:
+def results(group: Sequence[Played], plan: BenchPlan) -> list[str]:
     """Return the result lines of concurrent trainings: one for all, and one for each failure."""
     first, unit, warm = group[0].turn, plan.bench.unit, plan.size.warm
-    failed = [ran for ran in group if ran.training.failed]
+    failed = [played for played in group if played.training.failed]
     if failed:
         return [
-            f"{ran.turn.label}: failed: "
-            f"{ran.training.stopped or f'exit code {ran.training.code}'} "
-            f"({ran.training.seconds:.0f} s)"
-            for ran in failed
+            f"{played.turn.label}: failed: "
+            f"{played.training.stopped or f'exit code {played.training.code}'} "
+            f"({played.training.seconds:.0f} s)"
+            for played in failed
         ]
     mean, seconds = group_speed(group, warm), max(p.training.seconds for p in group)
     said = f"{mean:,.0f} {unit}/s" if mean else "no speed"
-    speeds = [speed(ran.training, warm) for ran in group]
+    speeds = [speed(played.training, warm) for played in group]
     timed = [value for value in speeds if value is not None]
     if mean and len(timed) > 1:
         said += f" each, {min(timed):,.0f} to {max(timed):,.0f}"

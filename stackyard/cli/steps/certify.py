@@ -33,7 +33,7 @@ from stackyard.report import certify as report
 from stackyard.report import junit, pages, vouch
 from stackyard.report.shapes import CertifyReport
 from stackyard.system.errors import ReleaseError, StackyardError
-from stackyard.validate.certify.runner import Yard
+from stackyard.validate.certify.play import Yard
 from stackyard.validate.certify.search import Certified, nothing
 from stackyard.validate.certify.search import certify as search
 

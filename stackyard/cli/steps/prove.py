@@ -1,6 +1,6 @@
 """Run `invoke prove`, from its arguments to one line per proof, a table, and a report.
 
-Owns the meaning of its arguments, and the output. `validate.prove.runner` runs the proofs.
+Owns the meaning of its arguments, and the output. `validate.prove.play` runs the proofs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stackyard.report.shapes import ProveReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError
 from stackyard.system.files import replace_texts
-from stackyard.validate.prove import plan, runner
+from stackyard.validate.prove import plan, play
 from stackyard.validate.prove.judge import PROVEN, Verdict
 
 BASE = "cpu"
@@ -46,7 +46,7 @@ def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
         raise UsageError("--check compares a page", hint="invoke prove --page --check")
     if asked.page and asked.junit:
         raise UsageError(
-            "--junit is for proofs, and --page runs none", hint="leave one of them out"
+            "--junit is for proofs, and --page plays none", hint="leave one of them out"
         )
     if asked.page:
         return _page(project, terminal, check=asked.check)
@@ -100,8 +100,8 @@ def prove_all(
     for value in reports:
         _explain(value, terminal)
     if record_them:
-        ran = [(one.image, value) for one, value in zip(images, reports, strict=True)]
-        _record(project, base, ran, terminal, whole=not fix)
+        played = [(one.image, value) for one, value in zip(images, reports, strict=True)]
+        _record(project, base, played, terminal, whole=not fix)
     answer = records.together(reports)
     return answer, EXIT_CODES[answer["outcome"]]
 
@@ -124,14 +124,14 @@ def _prove_one(
     clock = time.monotonic()
     run_name = f"prove-{name}-{secrets.token_hex(4)}"
     terminal.say(name, f"{len(proofs)} proofs: what fixes touch, as it was installed")
-    parts = runner.parts_of(builder, image, proofs)
+    parts = play.parts_of(builder, image, proofs)
 
     def judged(verdict: Verdict) -> None:
         said = verdict.symptom if verdict.word == PROVEN else verdict.why
         terminal.done(name, f"{verdict.proof.id}: {verdict.word}: {said[:160]}"
                       f" ({verdict.seconds:.1f} s)")  # fmt: skip
 
-    verdicts = runner.run_proofs(
+    verdicts = play.play(
         held,
         built.info.id,
         proofs,
@@ -194,10 +194,10 @@ def _explain(value: Mapping[str, Any], terminal: Terminal) -> None:
 
 
 def _record(
-    project: Project, base: str, ran: list[Any], terminal: Terminal, *, whole: bool
+    project: Project, base: str, played: list[Any], terminal: Terminal, *, whole: bool
 ) -> None:
     path = recorded_path(base)
-    found = record(recorded(project, base), project.definitions, ran, whole=whole)
+    found = record(recorded(project, base), project.definitions, played, whole=whole)
     done = replace_record(project, base, found)
     for written in done:
         terminal.text(f"written: {written}")

@@ -1,7 +1,7 @@
 """Read one file of `images/fixes/` or `images/limits/`, with its remedy and its witness.
 
 Owns what fixes and limits may say, and where they apply. Every wrong value becomes a problem of the
-mapping being read. It must not run a witness: `validate.prove.runner` does.
+mapping being read. It must not run a witness: `validate.prove.play` does.
 """
 
 from __future__ import annotations

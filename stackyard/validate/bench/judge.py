@@ -11,7 +11,7 @@ from typing import Any
 
 from stackyard.validate.bench.definition import Tolerance
 from stackyard.validate.bench.plan import BenchPlan
-from stackyard.validate.bench.result import START, BenchRun, Seen, longest_pause, speed
+from stackyard.validate.bench.result import START, Played, Seen, longest_pause, speed
 from stackyard.validate.checks import Check, at_most, check, not_run
 from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
 from stackyard.validate.judge_training import (
@@ -48,17 +48,19 @@ def trained(plan: BenchPlan, seen: Seen) -> Check:
     turns = plan.turns()
     expected = {"trainings": len(turns), "updates": plan.size.updates}
     wrong = [seen.broken] if seen.broken else []
-    for ran in seen.runs:
-        label = ran.turn.label
-        wrong += [f"{label}: {reason}" for reason in _unfinished(ran.training, plan.size.updates)]
-        if not ran.training.failed and speed(ran.training, plan.size.warm) is None:
+    for played in seen.played:
+        label = played.turn.label
+        wrong += [
+            f"{label}: {reason}" for reason in _unfinished(played.training, plan.size.updates)
+        ]
+        if not played.training.failed and speed(played.training, plan.size.warm) is None:
             wrong.append(f"{label}: no window after update {plan.size.warm} was timed by all ranks")
-    wrong += [f"{turn.label} did not run: {why}" for turn, why in seen.left_out.items()]
-    known = {p.turn for p in seen.runs} | set(seen.left_out)
+    wrong += [f"{turn.label} was not played: {why}" for turn, why in seen.left_out.items()]
+    known = {p.turn for p in seen.played} | set(seen.left_out)
     missing = [turn.label for turn in turns if turn not in known]
     if missing:
-        wrong.append(f"did not run: {', '.join(missing)}")
-    measured = {"trainings": len(seen.runs), "updates": plan.size.updates}
+        wrong.append(f"not played: {', '.join(missing)}")
+    measured = {"trainings": len(seen.played), "updates": plan.size.updates}
     return check("trained", measured, expected, wrong)
 
 
@@ -85,35 +87,35 @@ def own_device(plan: BenchPlan, seen: Seen) -> Check:
     """
     wrong: list[str] = []
     measured: dict[str, Any] = {}
-    for ran in seen.runs:
-        ranks, label = list(ran.training.ranks.values()), ran.turn.label
+    for played in seen.played:
+        ranks, label = list(played.training.ranks.values()), played.turn.label
         measured[label] = {
             f"rank {r.rank}": [r.world_size, r.device, *([r.gpu] if r.gpu else [])] for r in ranks
         }
         for record in ranks:
-            if record.world_size != ran.turn.ranks:
-                world = f"a world of {record.world_size}, not {ran.turn.ranks}"
+            if record.world_size != played.turn.ranks:
+                world = f"a world of {record.world_size}, not {played.turn.ranks}"
                 wrong.append(f"{label}: rank {record.rank} sees {world}")
             if record.device.partition(":")[0] != plan.size.device:
                 wrong.append(f"{label}: rank {record.rank} computes on {record.device}")
     if plan.size.device == "cuda":
         wrong += [sentence for group in seen.groups() for sentence in _shared_gpus(group)]
     expected = {"world": "as many as were started", "device": plan.size.device}
-    if not seen.runs:
-        return not_run("own_device", expected, seen.broken or "nothing ran")
+    if not seen.played:
+        return not_run("own_device", expected, seen.broken or "nothing was played")
     return check("own_device", measured, expected, wrong)
 
 
-def _shared_gpus(group: Sequence[BenchRun]) -> list[str]:
+def _shared_gpus(group: Sequence[Played]) -> list[str]:
     """Return what is wrong with the GPUs of trainings that ran at the same time."""
     wrong: list[str] = []
     users: dict[str, list[str]] = {}
-    for ran in group:
-        for record in ran.training.ranks.values():
+    for played in group:
+        for record in played.training.ranks.values():
             if not record.gpu:
-                wrong.append(f"{ran.turn.label}: rank {record.rank} does not name its GPU")
+                wrong.append(f"{played.turn.label}: rank {record.rank} does not name its GPU")
             else:
-                users.setdefault(record.gpu, []).append(ran.turn.label)
+                users.setdefault(record.gpu, []).append(played.turn.label)
     for gpu, labels in users.items():
         if len(set(labels)) < len(labels):
             label = next(one for one in labels if labels.count(one) > 1)
@@ -133,13 +135,13 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
     expected = {side.name: _said(plan.size.bounds(side.name)) for side in plan.sides}
     wrong: list[str] = []
     measured: dict[str, Any] = {}
-    for ran in seen.runs:
-        other = _reference(plan, seen, ran)
+    for played in seen.played:
+        other = _reference(plan, seen, played)
         if other is None:
             continue
-        label, last = ran.turn.label, plan.size.updates
-        bound = plan.size.bounds(ran.turn.side)
-        found = gaps(ran.training.losses, other.training.losses, after=plan.size.warm)
+        label, last = played.turn.label, plan.size.updates
+        bound = plan.size.bounds(played.turn.side)
+        found = gaps(played.training.losses, other.training.losses, after=plan.size.warm)
         if last not in found:
             wrong.append(f"{label} has no losses in common with {other.turn.label} to its end")
             continue
@@ -155,7 +157,7 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
         if found[last] > bound.end:
             wrong.append(f"{label} differs from {other.turn.label} by {found[last]:.3g} at the end")
     if not measured and not wrong:
-        why = seen.broken or "no two sides that are compared both ran"
+        why = seen.broken or "no side and the one it is held against were both played"
         return not_run("same_loss", expected, why)
     return check("same_loss", {**measured, "rounds": _rounds(plan, seen)}, expected, wrong)
 
@@ -164,10 +166,10 @@ def steady(plan: BenchPlan, seen: Seen) -> Check:
     """Require that no update after the start-up takes much longer than its neighbours."""
     expected = {"longer_than_its_neighbours_s": at_most(PAUSE_SECONDS), "after_update": START}
     measured, wrong = {}, []
-    for ran in seen.runs:
-        if ran.training.failed:
+    for played in seen.played:
+        if played.training.failed:
             continue
-        label, found = ran.turn.label, longest_pause(ran.training)
+        label, found = played.turn.label, longest_pause(played.training)
         if found is None:
             wrong.append(f"{label}: its updates were not timed one by one")
             continue
@@ -189,11 +191,11 @@ def all_fused(plan: BenchPlan, seen: Seen) -> Check:
             seen.broken,
             {p.training.layout: plan.bench.side(p.turn.side).fused},
         )
-        for p in seen.runs
+        for p in seen.played
         if p.training.ranks
     ]
     if not found:
-        return not_run("fused", expected, seen.broken or "nothing ran")
+        return not_run("fused", expected, seen.broken or "nothing was played")
     measured = {label: said for one in found for label, said in one.measured.items()}
     return check("fused", measured, expected, [one.why for one in found if one.why])
 
@@ -202,16 +204,16 @@ def _said(bound: Tolerance) -> dict[str, Any]:
     return {"largest": at_most(bound.curve), "end": at_most(bound.end)}
 
 
-def _reference(plan: BenchPlan, seen: Seen, ran: BenchRun) -> BenchRun | None:
+def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
     """Return the training to compare with: the other side's in the same round, else its first one.
 
     Of several at the same time, it is the one on the same GPUs.
     """
-    against = plan.bench.against(plan.bench.side(ran.turn.side))
-    if against == ran.turn.side or ran.training.failed:
+    against = plan.bench.against(plan.bench.side(played.turn.side))
+    if against == played.turn.side or played.training.failed:
         return None
-    found = [p for p in seen.find(against, ran.turn.ranks) if not p.training.failed]
-    round_, group = ran.turn.round, ran.turn.group
+    found = [p for p in seen.find(against, played.turn.ranks) if not p.training.failed]
+    round_, group = played.turn.round, played.turn.group
     near = lambda p: (p.turn.round != round_, p.turn.group != group)  # noqa: E731
     return min(found, key=near, default=None)
 
@@ -221,11 +223,11 @@ def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float]:
     found = {}
     for name in {plan.bench.against(side): None for side in plan.sides}:
         for ranks in plan.counts:
-            losses = [p.training.losses for p in seen.find(name, ranks) if not p.training.failed]
+            played = [p.training.losses for p in seen.find(name, ranks) if not p.training.failed]
             apart = [
                 gap
-                for number, one in enumerate(losses)
-                for other in losses[:number]
+                for number, one in enumerate(played)
+                for other in played[:number]
                 for gap in gaps(one, other, after=plan.size.warm).values()
             ]
             if apart:
@@ -236,7 +238,7 @@ def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float]:
 def no_strays(plan: BenchPlan, seen: Seen) -> Check:
     """Check that no process is left behind, however a training ended."""
     groups = {
-        ", ".join(ran.turn.label for ran in group): [ran.training for ran in group]
+        ", ".join(played.turn.label for played in group): [played.training for played in group]
         for group in seen.groups()
     }
     return left_behind(groups, seen.broken)

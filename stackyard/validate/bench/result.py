@@ -22,7 +22,7 @@ NEIGHBOURS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchRun:
+class Played:
     """Hold one training that ran."""
 
     turn: Turn
@@ -41,22 +41,22 @@ class Seen:
     """
 
     run: str
-    runs: tuple[BenchRun, ...] = ()
+    played: tuple[Played, ...] = ()
     left_out: Mapping[Turn, str] = field(default_factory=dict)
     phases: tuple[Phase, ...] = ()
     broken: str = ""
     devices: tuple[str, ...] = ()
     gpu: GpuObservation | None = None
 
-    def find(self, side: str, ranks: int) -> list[BenchRun]:
+    def find(self, side: str, ranks: int) -> list[Played]:
         """Return a side's trainings on this many ranks, in the order of rounds."""
-        return [p for p in self.runs if (p.turn.side, p.turn.ranks) == (side, ranks)]
+        return [p for p in self.played if (p.turn.side, p.turn.ranks) == (side, ranks)]
 
-    def groups(self) -> list[tuple[BenchRun, ...]]:
+    def groups(self) -> list[tuple[Played, ...]]:
         """Return the groups of trainings that ran at the same time, in the order of their runs."""
-        found: dict[str, list[BenchRun]] = {}
-        for ran in self.runs:
-            found.setdefault(ran.turn.name, []).append(ran)
+        found: dict[str, list[Played]] = {}
+        for played in self.played:
+            found.setdefault(played.turn.name, []).append(played)
         return [tuple(group) for group in found.values()]
 
 
@@ -181,7 +181,7 @@ def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
     means = {key: _median(_speeds(seen, *key, mean_speed)) for key in keys}
     found = []
     for (name, ranks), value in medians.items():
-        trainings = [ran.training for ran in seen.find(name, ranks)]
+        trainings = [played.training for played in seen.find(name, ranks)]
         against = plan.bench.against(plan.bench.side(name))
         found.append(
             Line(
@@ -202,12 +202,12 @@ def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def group_speed(group: Sequence[BenchRun], warm: int) -> float | None:
+def group_speed(group: Sequence[Played], warm: int) -> float | None:
     """Return the mean speed of trainings at the same time, in windows after the warm-up."""
     return _group(group, lambda training: speed(training, warm))
 
 
-def _group(group: Sequence[BenchRun], measure: Callable[[Training], float | None]) -> float | None:
+def _group(group: Sequence[Played], measure: Callable[[Training], float | None]) -> float | None:
     """Return the mean of a measure over trainings that ran at the same time.
 
     None unless all of them were timed to their end: fewer are not the load that was asked for.

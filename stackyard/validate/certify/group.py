@@ -1,6 +1,6 @@
 """Hold a group of hosts or GPUs that train together, and what came of it.
 
-Values only: `certify.plan` names groups, `certify.runner` trains on them. Pure.
+Values only: `certify.plan` names groups, `certify.play` trains on them. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Certify hosts: train on every GPU alone, then in groups until what is bad is named.
 
 Owns the order, and the checks that come of it. Hosts with a GPU that is bad alone take no part in
-groups. `certify.runner` trains, `certify.judge` judges, `certify.plan` chooses the groups.
+groups. `certify.play` trains, `certify.judge` judges, `certify.plan` chooses the groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 class Trainer(Protocol):
-    """Train on groups (`runner.Yard`)."""
+    """Train on groups (`play.Yard`)."""
 
     device: str
     offer: Offer

@@ -2,7 +2,7 @@
 
 Owns how a fix is left out: changed files go back to what was installed and every other fix is
 applied again; a variable is removed from the environment; a wheel is built, or other versions are
-installed, as they would be without it. It must not start anything: `validate.prove.runner` does.
+installed, as they would be without it. It must not start anything: `validate.prove.play` does.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tests.unit import benches, reports, samples
 def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error, said):
     made = benches.plan()
 
-    def ran(watcher):
+    def played(watcher):
         watcher.so_far(benches.seen(made))
         raise error
 
@@ -35,7 +35,7 @@ def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error,
     built = Built(image=image, tag="toy:cpu", info=reports.INFO, seconds=0.0, made=False)
     project = SimpleNamespace(root=tmp_path, definitions=samples.definitions())
     with pytest.raises(type(error)):
-        place = bench._Place(facts={"engine": "20.10"}, run=ran, gpus=dict)
+        place = bench._Place(facts={"engine": "20.10"}, play=played, gpus=dict)
         bench._bench_one(project, built, made, place, Terminal(live=False))
     value = json.loads((tmp_path / "reports/toy/cpu/bench.json").read_text(encoding="utf-8"))
     assert value["outcome"] == "failed"

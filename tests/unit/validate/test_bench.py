@@ -10,7 +10,7 @@ from stackyard.definitions.document import parse_document
 from stackyard.definitions.project import ROOT, load_project
 from stackyard.system.engine import ExecResult
 from stackyard.system.errors import DefinitionError, EngineError, UsageError
-from stackyard.validate.bench import flops, result, runner
+from stackyard.validate.bench import flops, play, result
 from stackyard.validate.bench.definition import Tolerance
 from stackyard.validate.bench.plan import (
     WINDOW,
@@ -391,7 +391,7 @@ def test_trainings_at_the_same_time_share_no_gpu_port_folder_or_label():
     made = plan(4, device="cuda")
     smokes = as_smoke(made, made.sides[0], 2)
     group = next(group for group in made.groups() if group[0].ranks == 2)
-    starts = [runner.start(made, smokes, turn, HERE, 29500 + n) for n, turn in enumerate(group)]
+    starts = [play.start(made, smokes, turn, HERE, 29500 + n) for n, turn in enumerate(group)]
     assert [one.plan.label for one in starts] == ["stock-2-1.1", "stock-2-1.2"]
     assert [one.plan.gpus for one in starts] == [((0, 1),), ((2, 3),)]
     assert [one.smoke.env["CUDA_VISIBLE_DEVICES"] for one in starts] == ["0,1", "2,3"]
@@ -403,10 +403,10 @@ def test_trainings_at_the_same_time_leave_the_cores_to_each_other():
     made = plan(2)
     smokes = as_smoke(made, made.sides[0], 1)
     beside, alone = made.turns()[0], plan(1).turns()[0]
-    assert runner.start(made, smokes, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in runner.start(made, smokes, alone, HERE, 1).smoke.env
+    assert play.start(made, smokes, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in play.start(made, smokes, alone, HERE, 1).smoke.env
     own = benches.dataclasses.replace(smokes, env={"OMP_NUM_THREADS": "3"})
-    assert runner.start(made, own, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "3"
+    assert play.start(made, own, beside, HERE, 1).smoke.env["OMP_NUM_THREADS"] == "3"
 
 
 def test_over_hosts_trainings_follow_each_other_and_fill_one_node_after_another():
@@ -513,15 +513,15 @@ class Refusing(Node):
 def test_what_was_played_stays_when_the_engine_refuses_in_the_middle(monkeypatch):
     made, told = plan(), []
     mesh = Refusing([turn.label for turn in made.turns()], most=4)
-    monkeypatch.setattr(runner.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
-    seen = runner.run_bench(
-        None, made, None, run="toy-1", watcher=runner.BenchWatcher(so_far=told.append)
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
+    seen = play.run_bench(
+        None, made, None, run="toy-1", watcher=play.BenchWatcher(so_far=told.append)
     )
     assert seen.broken == "docker exec failed: the engine has gone"
-    assert [len(one.runs) for one in told] == [2, 4]
-    assert seen.runs == told[-1].runs
-    assert [one.training.failed for one in seen.runs] == [False] * 4
-    assert {one.turn.label for one in seen.runs} == set(mesh.ended[:4])
+    assert [len(one.played) for one in told] == [2, 4]
+    assert seen.played == told[-1].played
+    assert [one.training.failed for one in seen.played] == [False] * 4
+    assert {one.turn.label for one in seen.played} == set(mesh.ended[:4])
     assert mesh.prepared == ["python3", "prepare"]  # a login, then the data
 
 
@@ -529,11 +529,11 @@ def test_a_bench_is_played_to_its_end_in_its_order(monkeypatch):
     made, told = plan(), []
     labels = [turn.label for turn in made.turns()]
     mesh = Refusing(labels, most=len(labels))
-    monkeypatch.setattr(runner.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
-    seen = runner.run_bench(
-        None, made, None, run="toy-1", watcher=runner.BenchWatcher(so_far=told.append)
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
+    seen = play.run_bench(
+        None, made, None, run="toy-1", watcher=play.BenchWatcher(so_far=told.append)
     )
     assert (seen.broken, seen.left_out) == ("", {})
-    assert [one.turn.label for one in seen.runs] == labels
+    assert [one.turn.label for one in seen.played] == labels
     assert [phase.name for phase in seen.phases][:2] == ["start the node", "prepare data"]
     assert seen.phases[-1].name == "remove the node"

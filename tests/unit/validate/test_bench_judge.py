@@ -36,8 +36,8 @@ def test_a_good_bench_passes_every_check():
 
 
 def drop(seen, *labels):
-    ran = tuple(one for one in seen.runs if one.turn.label not in labels)
-    return benches.dataclasses.replace(seen, runs=ran)
+    played = tuple(one for one in seen.played if one.turn.label not in labels)
+    return benches.dataclasses.replace(seen, played=played)
 
 
 GOOD = benches.seen(plan())
@@ -59,9 +59,9 @@ STRAY = {"pid": 7, "command": "python3 train.py"}
         (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 30: math.nan}), "trained",
          "not finite at update 30"),
         (with_rank(GOOD, "ours-1-1.1", 0, losses={**LOSSES, 40: 4.8}), "trained", "does not fall"),
-        (drop(GOOD, "ours-2-2"), "trained", "did not run: ours-2-2"),
+        (drop(GOOD, "ours-2-2"), "trained", "not played: ours-2-2"),
         (benches.dataclasses.replace(drop(GOOD, "ours-2-2"), left_out={TURN: "x failed"}),
-         "trained", "ours-2-2 did not run: x failed"),
+         "trained", "ours-2-2 was not played: x failed"),
         (benches.dataclasses.replace(GOOD, broken="the node is gone"), "trained", "node is gone"),
         (with_rank(GOOD, "ours-2-1", 0, world_size=1), "own_device", "sees a world of 1, not 2"),
         (with_rank(GOOD, "ours-2-1", 0, device="cuda:0"), "own_device", "computes on cuda:0"),
@@ -127,7 +127,7 @@ def on_gpus(label="", updates=None, fused=None):
     """A bench on GPUs, every update timed; one training with other updates, or other parts."""
     made = plan(device="cuda")
     seen = benches.seen(made)
-    for one in seen.runs:
+    for one in seen.played:
         seen = with_training(seen, one.turn.label, began=990.0)
         updates_of = updates if updates and one.turn.label == label else [0.2] * 40
         for number, rank in one.training.ranks.items():

@@ -13,9 +13,9 @@ from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.supervisor import Refused
 from stackyard.system.errors import MeshError
-from stackyard.validate.certify import runner
+from stackyard.validate.certify import play
 from stackyard.validate.certify.group import Members, members_of
-from stackyard.validate.certify.runner import Yard
+from stackyard.validate.certify.play import Yard
 from tests.unit.machines import fleet, node, plan
 from tests.unit.mesh.test_runs import Engine
 from tests.unit.validate.certifying import entry, steps
@@ -81,9 +81,9 @@ def test_every_node_gets_the_program_and_the_variables_of_its_host(yard):
     _, engine = yard(env={"b": {"NCCL_IB_HCA": "mlx5_0"}})
     assert set(engine.given) == {"container-a", "container-b", "container-c"}
     for name, given in engine.given.items():
-        assert b"fingerprint.py" in given[runner.PROGRAM]
+        assert b"fingerprint.py" in given[play.PROGRAM]
         own = b"export NCCL_IB_HCA=mlx5_0\n" if name == "container-b" else b""
-        assert given[runner.SETTINGS] == own
+        assert given[play.SETTINGS] == own
 
 
 def test_groups_of_a_round_start_together_each_with_its_own_port(yard):
@@ -113,7 +113,7 @@ def test_the_users_variables_go_before_those_of_the_command_line(yard):
     there.train([one("a", "b")])
     assert "PYTHONPATH=" not in " ".join(there.talk.started()[0]["steps"][0]["argv"])
     site = b"export PYTHONPATH=/srv/stackyard/rank_site"
-    given = {name: files[runner.SETTINGS] for name, files in engine.given.items()}
+    given = {name: files[play.SETTINGS] for name, files in engine.given.items()}
     assert all(text.startswith(site) for text in given.values())
     assert [name for name, text in given.items() if b":/shared/mine" in text] == ["container-b"]
 
@@ -122,7 +122,7 @@ def test_the_callers_variables_reach_every_node_and_go_before_those_of_hosts_yml
     own = {"NCCL_P2P_DISABLE": "1"}
     _, engine = yard(env={"b": {"NCCL_P2P_DISABLE": "0", "A": "b"}}, own=own)
     for name, files in engine.given.items():
-        assert b"export NCCL_P2P_DISABLE=1\n" in files[runner.SETTINGS], name
+        assert b"export NCCL_P2P_DISABLE=1\n" in files[play.SETTINGS], name
 
 
 class Spoken(Engine):
@@ -137,7 +137,7 @@ class Spoken(Engine):
 
 
 def test_what_nccl_used_is_read_of_every_group_that_talks_by_it(yard, monkeypatch):
-    monkeypatch.setattr("tests.unit.validate.test_certify_runner.Engine", Spoken)
+    monkeypatch.setattr("tests.unit.validate.test_certify_play.Engine", Spoken)
     there, _ = yard(device="cuda", gpus=(0, 1))
     (run,) = there.train([members_of(frozenset({"a", "b"}), there.slots)])
     assert run.nccl.taken == {"a": ("P2P/IPC",), "b": ("P2P/IPC",)}
@@ -150,7 +150,7 @@ def test_what_nccl_used_is_read_of_every_group_that_talks_by_it(yard, monkeypatc
 
 
 def test_the_users_word_on_nccls_log_stays(yard, monkeypatch):
-    monkeypatch.setattr("tests.unit.validate.test_certify_runner.Engine", Spoken)
+    monkeypatch.setattr("tests.unit.validate.test_certify_play.Engine", Spoken)
     there, _ = yard(device="cuda", gpus=(0, 1), own={"NCCL_DEBUG": "WARN"})
     there.train([members_of(frozenset({"a"}), there.slots)])
     words = " ".join(there.talk.started()[0]["steps"][0]["argv"])
@@ -175,12 +175,12 @@ def test_hosts_with_fewer_gpus_decide_how_many_ranks_each_has():
 def test_a_hang_is_stopped_when_its_ranks_have_answered(yard):
     def hung(name, values, talk):
         return [{"event": "hang", "job": name, "what": "rank 1 (b) never came", "ranks": []},
-                {"event": "ended", "job": {"name": name, "code": None, "reason": runner.STOPPED,
+                {"event": "ended", "job": {"name": name, "code": None, "reason": play.STOPPED,
                                            "hang": "rank 1 (b) never came"}}]  # fmt: skip
 
     there, _ = yard(hung)
     (run,) = there.train([one("a", "b")])
-    assert ("stop", {"job": "certify-0", "reason": runner.STOPPED}) in there.talk.asked
+    assert ("stop", {"job": "certify-0", "reason": play.STOPPED}) in there.talk.asked
     assert (run.hang, run.reason) == ("rank 1 (b) never came", "")
     assert [place.name for place in run.missing] == ["a:0", "b:0"]
 

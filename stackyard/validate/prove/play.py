@@ -89,7 +89,7 @@ def _read(folder: Path) -> dict[str, bytes]:
     }
 
 
-def run_proofs(
+def play(
     engine: Engine,
     image_id: str,
     proofs: Sequence[Proof],

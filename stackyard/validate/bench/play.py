@@ -20,7 +20,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, MeshError
 from stackyard.validate import smoke, training
 from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke
-from stackyard.validate.bench.result import BenchRun, Seen
+from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.gpu_run import GpuRun, GpuWatch
 from stackyard.validate.training_log import TrainingPlan
 
@@ -34,13 +34,13 @@ class BenchWatcher:
     """Report the progress of a bench.
 
     Attributes:
-        ran: called with the trainings that ran at the same time.
+        played: called with the trainings that ran at the same time.
         so_far: called with all results so far whenever there are more, as the rest may never come.
     """
 
     phase: Callable[[str], None] = lambda name: None
     loss: Callable[[Turn, int, float], None] = lambda turn, step, loss: None
-    ran: Callable[[Sequence[BenchRun]], None] = lambda group: None
+    played: Callable[[Sequence[Played]], None] = lambda group: None
     so_far: Callable[[Seen], None] = lambda seen: None
 
 
@@ -128,12 +128,12 @@ def bench_in(
             with phases.one("prepare data"):
                 training.prepare(running, as_smoke(plan, plan.sides[0], 1))
             # Step by step: earlier results stay, also if the engine refuses in the middle.
-            for more in _run_all(running, plan, seen, phases, gpu):
+            for more in _play_all(running, plan, seen, phases, gpu):
                 seen = more
                 watcher.so_far(replace(seen, phases=tuple(phases.kept.found)))
         except (MeshError, EngineError) as error:
             seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
-        if gpu and seen.runs:
+        if gpu and seen.played:
             with phases.one("memory freed"):
                 seen = replace(seen, gpu=gpu.freed(None))
         with phases.one("remove the node"):
@@ -141,7 +141,7 @@ def bench_in(
     return replace(seen, phases=tuple(phases.kept.found))
 
 
-def _run_all(
+def _play_all(
     running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases, gpu: GpuWatch | None
 ) -> Iterator[Seen]:
     """Yield the results so far, whenever there are more."""
@@ -166,28 +166,28 @@ def _run_all(
         ]
         beside = f", {len(group)} at once" if len(group) > 1 else ""
         with phases.one(f"train {first.name}{beside}"):
-            found = _run_group(running, group, starts, phases.watcher)
-        seen = replace(seen, runs=(*seen.runs, *found))
-        phases.watcher.ran(found)
+            found = _play(running, group, starts, phases.watcher)
+        seen = replace(seen, played=(*seen.played, *found))
+        phases.watcher.played(found)
         yield seen
         if running.lost:
             yield replace(seen, broken=running.lost)
             return
-        if any(ran.training.failed for ran in found):
+        if any(played.training.failed for played in found):
             failed[key] = first.name
 
 
-def _run_group(
+def _play(
     running: nodes.Mesh,
     group: Sequence[Turn],
     starts: Sequence[training.Start],
     watcher: BenchWatcher,
-) -> tuple[BenchRun, ...]:
+) -> tuple[Played, ...]:
     turns = {turn.label: turn for turn in group}
     trained = training.train_all(
         running, starts, on_loss=lambda label, step, loss: watcher.loss(turns[label], step, loss)
     )
-    return tuple(BenchRun(turn=t, training=one) for t, one in zip(group, trained, strict=True))
+    return tuple(Played(turn=t, training=one) for t, one in zip(group, trained, strict=True))
 
 
 def start(
