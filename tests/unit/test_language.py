@@ -29,7 +29,6 @@ WORDS = {
     r"\bis told\b|\bare told\b": "gets, is given, reads",
     r"\bhad at once\b": "is acquired immediately",
     r"\bthat which\b": "the noun",
-    r"\bplay(s|ed)?\b": "runs, tries",
     r"\bis to be\b|\bare to be\b": "must be, will be",
 }
 
