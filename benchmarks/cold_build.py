@@ -6,6 +6,8 @@ same versions, the same repairs, files and environment, which is checked. The si
 measured twice: with the builds typed one after another, and with all started at once. Images on a
 GPU base must also keep to limits of size, and are shown beside the sizes of images that others
 publish.
+
+Over 300 lines: both sides of the comparison stand in one file, so that a reader can compare them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time the kill matrix of runs over hosts: seconds until nothing of a run is left, several rounds.
 
-Owns the rounds and the table; a cell is played by `tests/fleet/matrix.py`, one after another.
+Owns the rounds and the table; a cell is run by `tests/fleet/matrix.py`, one after another.
 
     benchmarks/run fleet_kill [ROUNDS]
 """
@@ -43,7 +43,7 @@ def table(cells: Sequence[matrix.Cell]) -> str:
 
 
 def measure(terminal: Terminal, engine: Engine) -> common.Measured:
-    """Play every round."""
+    """Run every round."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     images = [dockerfile.image_tag(stack, "cpu") for stack in matrix.EXAMPLES]
     cells: list[matrix.Cell] = []

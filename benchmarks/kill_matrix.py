@@ -1,6 +1,6 @@
 """Time the kill matrix: seconds until nothing of a run is left, for every cell, several rounds.
 
-Owns the rounds and the table; a cell is played by `tests/smoke/matrix.py`. The three stacks' cells
+Owns the rounds and the table; a cell is run by `tests/smoke/matrix.py`. The three stacks' cells
 run at the same time, so every run ends beside two others. The node that is hit changes with each
 round.
 
@@ -43,7 +43,7 @@ def table(cells: Sequence[matrix.Cell]) -> str:
 
 
 def measure(terminal: Terminal, engine: Engine) -> common.Measured:
-    """Play every round."""
+    """Run every round."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     cells: list[matrix.Cell] = []
     every = dict.fromkeys(matrix.STACKS, matrix.CELLS)

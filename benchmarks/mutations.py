@@ -112,7 +112,7 @@ class Copies:
         for number in range(1, AT_ONCE):
             self._free.put(Path(shutil.copytree(first, self._folder / str(number))))
 
-    def play(self, mutation: Mutation) -> Mutation:
+    def run(self, mutation: Mutation) -> Mutation:
         """Make a mutation, find the first test that fails, and undo the mutation."""
         place = self._free.get()
         path = place / mutation.file
@@ -157,13 +157,13 @@ class Copies:
 
 
 def play_all(wanted: Sequence[Mutation], terminal: Terminal) -> Iterator[Mutation]:
-    """Play mutations, and report each as soon as its outcome is known."""
+    """Run mutations, and report each as soon as its outcome is known."""
     with cleanup.folder("mutations") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         copies = Copies(folder)
         try:
             terminal.note("all fast tests, without any mutation")
             copies.make()
-            work = [pool.submit(copies.play, mutation) for mutation in wanted]
+            work = [pool.submit(copies.run, mutation) for mutation in wanted]
             for number, future in enumerate(as_completed(work), 1):
                 done = future.result()
                 said = f"{done.file}: {done.breaks}: {done.outcome}"
@@ -202,7 +202,7 @@ def verdicts(found: Sequence[Mutation]) -> list[common.Verdict]:
 
 
 def measure(terminal: Terminal, engine: Engine) -> common.Measured:
-    """Play the list."""
+    """Run the list."""
     listed = read_list(LIST.read_text(encoding="utf-8"))
     words = sys.argv[1:] or [""]
     wanted = [one for one in listed if any(word in one.file for word in words)]

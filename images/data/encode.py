@@ -174,7 +174,7 @@ def tokens(folder: Path, name: str) -> Tokens:
             found = _byte_level(there)
         else:
             found = _converted(folder, name)
-            # Nodes, and whoever converts the model, then need neither SentencePiece nor transformers.
+            # Nodes, and programs that convert the model, then need neither SentencePiece nor transformers.
             texts = {"tokenizer.json": found.to_str(pretty=True)}
     except Refused:
         raise

@@ -5,6 +5,8 @@ are moved into the finished files in order. Progress is JSON lines on standard o
 `progress`, `error`, `done`.
 Everything is written below `work`; the caller takes the finished folder from there. The result
 depends on text and settings alone, never on the workers.
+
+Over 300 lines: all steps from the settings to the finished files stand here in their order.
 """
 
 from __future__ import annotations

@@ -146,7 +146,6 @@ def ensure_base(
         found = before = engine.image(reference)
         if found is None or fresh or not whole(engine, base, found):
             _make_newest(engine, base, common, caller, say)
-            _keep_the_same(engine, before, reference)
             # The readable names are what a Dockerfile built by hand takes.
             engine.tag(reference, base.reference)
             found = engine.image(reference)
@@ -197,20 +196,6 @@ def make_base(
         say("importing the base")
         changes = ['CMD ["/bin/bash"]', f"LABEL {PACKAGES_LABEL}={digest}"]
         engine.import_tar(root, reference, changes)
-
-
-def _keep_the_same(engine: Engine, before: ImageInfo | None, reference: str) -> None:
-    """Keep the old image if a new base has the same layers, so the engine holds the base once.
-
-    Build steps take their packages from the folder that a base is labelled with.
-    """
-    made = engine.image(reference)
-    if before is None or made is None:
-        return
-    if (before.layers, packages.packages_of(before.labels)) == (
-        made.layers, packages.packages_of(made.labels),
-    ):  # fmt: skip
-        engine.tag(before.id, reference)
 
 
 def _forget_packages(engine: Engine, before: ImageInfo | None) -> None:

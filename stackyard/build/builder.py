@@ -200,7 +200,7 @@ class Builder:
             stack, base = image.stack.name, image.base.name
             raise UsageError(
                 f"{stack} on {base} is built from a bundle, but none was named",
-                why="the base's own package sources do not hold what is to be installed",
+                why="the base's own package sources do not hold what the image needs",
                 hint=f"invoke build {stack} --base {base} --offline FILE; invoke bundle --base"
                 f" {base} makes the file where there is a network",
             )

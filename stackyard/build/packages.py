@@ -154,7 +154,7 @@ def fetch_locked(out: Path, index: str, *, platform: str, sources: bytes) -> str
         raise StackyardError(
             f"the package sources have other files of {len(other)} locked packages",
             why=", ".join(other[:12]),
-            hint="tell whoever runs them: one version must have one content",
+            hint="tell the people who run them: one version must have one content",
         )
     return write_index(out)
 

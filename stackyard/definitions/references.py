@@ -54,7 +54,7 @@ def _stack_problems(
         if version != found.wheels[name].version:
             yield (
                 "packages",
-                f"{name} {version} is to be built, but images/wheels/{name}.yml"
+                f"{name} {version} must be built, but images/wheels/{name}.yml"
                 f" builds {found.wheels[name].version}",
             )
     for name, version in stack.packages.items():

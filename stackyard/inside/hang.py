@@ -13,7 +13,6 @@ _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 _PACKAGES = ("/site-packages/torch/", "/dist-packages/torch/")
 # So many ranks are named; a sentence with hundreds is read by nobody.
 NAMED = 8
-Value = dict[str, object]
 
 
 @dataclass(frozen=True)

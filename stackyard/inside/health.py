@@ -5,6 +5,8 @@ and, sent over ssh to `python3 -`, on hosts, so it needs Python 3.6 and its stan
 changes nothing. NVML is called by ctypes: its own binding is on no host. A value that cannot be
 read is named with the reason, and is never a zero.
 
+Over 300 lines: it is sent as standard input, so it is one file.
+
     health.py [ROOT]    ROOT: a folder that holds the dev of a made-up machine, for tests
     health.py --load    only what changes while the GPUs compute: utilization, power, memory
 """

@@ -3,9 +3,10 @@
 Owns the rule that ends a training without anybody outside: its lease runs out (no attached
 controller is heard), a node or a rank is lost, a rank loses its launcher, a process of it is
 stopped, its ranks are silent for too long, or a controller stops it. Trainings run beside each
-other; each ends by itself. It outlives the command that started it; controllers come and go through a socket. Every node, this
-one included, has an agent (`agent.py`) at the end of a line; when this process ends, the lines
-close, and each agent ends its node. It must not know what a training is: it is given commands.
+other; each ends by itself. It outlives the command that started it; controllers come and go through
+a socket. Every node, this one included, has an agent (`agent.py`) at the end of a line; when this
+process ends, the lines close, and each agent ends its node. It must not know what a training is: it
+is given commands.
 
     supervisor.py hold SECONDS OWNER NODE...   supervise; NODE... in order, this one first
     supervisor.py talk           lines between standard input and output and the supervisor
@@ -14,6 +15,9 @@ OWNER: seconds after which the mesh ends when no attached controller is heard; 0
 and answers are JSON lines: `start {job}`, `attach`, `beat`, `follow {from}`, `stop {job}`, `state`,
 `port`, `list`, `kill`, `rest`, `down`; each answer is an `event`. `stop` with `seconds` lets ranks
 that catch SIGTERM save first.
+
+Over 300 lines: a training is ended by what nodes, clients and the clock report, and each of these
+changes the same state.
 """
 
 from __future__ import annotations

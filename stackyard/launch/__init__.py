@@ -3,8 +3,9 @@
 Owns the request, the answer, and the table of launchers; each launcher is one module with one
 pure function. `plain` starts ranks without a launcher, `alone` one process, `each` a command on
 every node. Ranks must have RANK in their environment when Python starts: logs, their ends and
-orphans are found by it. What schedulers start is in `schedulers/*_site.py`; over hosts,
-`mesh/jobs.py`. It must not run anything: `validate.training` does.
+orphans are found by it. `STARTING` in `schedulers/slurm_site.py` and `kubernetes_site.py` names the
+launchers that schedulers start; `mesh/jobs.py` starts all of them. It must not run anything: over
+hosts the supervisor does, in a smoke `validate.training`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from stackyard.system.errors import UsageError, shown
 DEEPSPEED = "DEEPSPEED"
 # Of accelerate's distributed types, those that its images can start.
 TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", DEEPSPEED, "FSDP", "MEGATRON_LM")
-LAUNCHERS = ("pdsh", "standard")
+STARTS = ("pdsh", "standard")
 # Defaults for DeepSpeed without a file of its own; with one, accelerate refuses these keys.
 ZERO = {
     "zero3_init_flag": False,
@@ -53,8 +53,8 @@ class AccelerateConfig:
     @property
     def by_pdsh(self) -> bool:
         """Return whether DeepSpeed starts the other nodes by pdsh."""
-        chosen = self.deepspeed.get("deepspeed_multinode_launcher") or LAUNCHERS[0]
-        return self.kind == DEEPSPEED and chosen == LAUNCHERS[0]
+        chosen = self.deepspeed.get("deepspeed_multinode_launcher") or STARTS[0]
+        return self.kind == DEEPSPEED and chosen == STARTS[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def _wrong(values: Mapping[str, Any]) -> list[str]:
     if not isinstance(section, dict):
         return [*found, "deepspeed_config must hold keys"]
     chosen = section.get("deepspeed_multinode_launcher")
-    if chosen not in (None, *LAUNCHERS):
+    if chosen not in (None, *STARTS):
         found.append(f"deepspeed_multinode_launcher must be pdsh or standard, not {chosen}")
     found += [f"{key}: hosts are chosen by hosts.yml, --include and --exclude"
               for key in _CHOSEN if section.get(key) is not None]  # fmt: skip

@@ -52,7 +52,7 @@ def parse_mount(text: str, default: str, packages: Iterable[str], fleet: Fleet) 
     if not path.startswith(("/", "~/")) or (colon and not is_place(place)):
         raise UsageError(
             f"--overlay: {shown(text)!r} is not understood",
-            why="it is a folder of every host by its absolute path, and where it is to be in the"
+            why="it is a folder of every host by its absolute path, and its place in the"
             " nodes" if path.startswith(("/", "~/")) else "hosts know no folder of yours by"
             " a relative path",
             hint="--overlay /home/me/fairseq, --overlay PACKAGE=PATH:/code",

@@ -28,8 +28,8 @@ PROGRAM_FOLDER = "/srv/stackyard"
 SITE = f"{PROGRAM_FOLDER}/rank_site"
 SMOKE_SITE = f"{PROGRAM_FOLDER}/smoke_site"
 PROGRAMS = (
-    "agent.py", "line.py", "strays.py", "supervisor.py", "job.py", "client.py", "step.py",
-    "members.py", "stacks.py", "hang.py", "plain_ranks.py", "compare.py",
+    "agent.py", "watched.py", "line.py", "strays.py", "supervisor.py", "job.py", "client.py",
+    "step.py", "members.py", "stacks.py", "hang.py", "plain_ranks.py", "compare.py",
     "rank_site/sitecustomize.py", "smoke_site/sitecustomize.py",
 )  # fmt: skip
 # Processes that a launcher leaves behind may take this long to end by themselves.

@@ -288,11 +288,11 @@ def wrong_host(
     off = abs(skew) - facts.skew_error
     direction = "ahead of" if skew > 0 else "behind"
     if off > SKEW_SECONDS:
-        found.append(wrong(f"its clock is {off:.0f} s {direction} ours",
+        found.append(wrong(f"its clock is {off:.0f} s {direction} this machine's",
                            "set it (chrony, timedatectl set-ntp true): certificates would not be"
                            " valid there"))  # fmt: skip
     elif off > SKEW_WARNING:
-        found.append(wrong(f"its clock is {off:.0f} s {direction} ours", warning=True))
+        found.append(wrong(f"its clock is {off:.0f} s {direction} this machine's", warning=True))
     if facts.engine_free_bytes is not None and facts.engine_free_bytes < DISK_BYTES:
         found.append(
             wrong(

@@ -18,7 +18,7 @@ look_up() {
     if [ "$1" != Z ]; then group=$3 born=${20}; fi
 }
 
-# $1: a name. $2: a PID of ours, with a minus sign for its whole group. Note it as running for the pull.
+# $1: a name. $2: a PID of this pull, with a minus sign for its whole group. Note it as running for the pull.
 note() {
     look_up "${2#-}"
     echo "$2 $born" > "$keys/pid-$1"

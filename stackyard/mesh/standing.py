@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -36,7 +36,6 @@ from stackyard.system.process import last_lines
 PLAN_LABEL = "stackyard.standing"
 TOKEN_LABEL = "stackyard.token"
 SHM_BYTES = 8 * 2**30
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

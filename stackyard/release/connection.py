@@ -305,9 +305,9 @@ class Connection:
         elif code == 405:
             hint = "it seems to be read-only, or a mirror: publish to the registry itself"
         elif code in (500, 507) and _NO_SPACE.search(text):
-            hint = "it has no space left: whoever runs it must make some"
+            hint = "it has no space left: its owner must make some"
         elif code in _PASSING:
-            hint = "its trouble may pass: again later, or ask whoever runs it"
+            hint = "its trouble may pass: again later, or ask its owner"
         error = RegistryError(
             f"registry {host} refused {doing}: {code} {answer.reason}", why=text, hint=hint
         )

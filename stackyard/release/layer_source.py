@@ -93,8 +93,8 @@ class LayerSource:
                 raise ReleaseError(
                     f"layer {digest[7:19]} is not what was signed",
                     why=f"{found.size} bytes came, with another digest or beyond its size",
-                    hint="the registry, or somebody on the way to it, changed them: tell whoever"
-                    " runs it; no host uses them",
+                    hint="the registry, or somebody on the way to it, changed them: tell its"
+                    " owner; no host uses them",
                 )
             part.keep(path)
         note_place(self._folder, digest, self._registry.repository)

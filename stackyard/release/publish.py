@@ -349,7 +349,7 @@ class Publisher:
             if len(claims) == 1 and not taken:
                 return number
         raise RegistryError(
-            f"{self._registry.repository}: no revision of {subject.prefix} is to be had",
+            f"{self._registry.repository}: no revision of {subject.prefix} is free",
             why="other publishers take them at the same time",
             hint="again, when they are done",
         )

@@ -119,7 +119,7 @@ def recipe_of(registry: Registry, entry: Release) -> Record:
     if entry.own:
         raise UsageError(
             f"{entry.name} was built from users' own source, which its release does not carry",
-            hint="whoever has that source builds it: invoke build STACK --source PATH",
+            hint="build it where that source is: invoke build STACK --source PATH",
         )
     blob = _beside(entry, RECIPE)
     if blob is None:

@@ -212,14 +212,14 @@ class Registry(Connection):
             if not self._owns(url):
                 raise RegistryError(
                     f"{self.repository}: the next page of a list is on another host",
-                    why=shown(url), hint="whoever runs the registry should look; nothing was used",
+                    why=shown(url), hint="the registry's owner should look; nothing was used",
                 )  # fmt: skip
             if size > LONGEST_LIST:
                 break
         raise RegistryError(
             f"{self.repository}: a list does not end",
             why=f"{number + 1} pages with {size} bytes were read",
-            hint="whoever runs the registry should look; nothing was used",
+            hint="the registry's owner should look; nothing was used",
         )
 
     def _listed(self, data: bytes) -> tuple[Descriptor, ...]:
@@ -243,7 +243,7 @@ class Registry(Connection):
             raise RegistryError(
                 f"{self.repository}: the {what} is not what its digest says",
                 why=f"{digest} was asked for, {digest_of(data)} came",
-                hint="whoever runs the registry should look; nothing was used",
+                hint="the registry's owner should look; nothing was used",
             )
 
 

@@ -96,7 +96,7 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
         raise ReleaseError(
             f"{registry.repository}:{reference} cannot be believed; nothing was used",
             why="\n".join(problems) or "no signed statement lies beside it",
-            hint=f"{signers} names whose releases are accepted; ask whoever published it",
+            hint=f"{signers} names whose releases are accepted; ask its publisher",
         )
     return max(found, key=_weight)
 

@@ -328,7 +328,7 @@ def require_signed(envelope: Envelope, name: str) -> None:
         raise ReleaseError(
             f"{name} is not signed",
             why="nobody vouches for it: anybody could have written it",
-            hint=f"whoever saw the run signs it: invoke evidence {name} --sign",
+            hint=f"somebody who saw the run signs it: invoke evidence {name} --sign",
         )
 
 

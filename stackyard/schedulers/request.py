@@ -22,7 +22,7 @@ from stackyard.launch.job import Job
 from stackyard.mesh import settings
 from stackyard.schedulers import slurm_client
 from stackyard.schedulers.kubernetes_site import KubernetesSite
-from stackyard.schedulers.site import AUTO, ENGINES, SiteFile, read_site
+from stackyard.schedulers.site import AUTO, CLUSTERS, SiteFile, read_site
 from stackyard.schedulers.slurm_site import RUNTIMES, SlurmSite
 from stackyard.system.engine import Engine
 from stackyard.system.errors import NothingToRunOn, StackyardError, UsageError, shown
@@ -38,7 +38,7 @@ class ClusterArguments(Work):
     """Hold the arguments of a job for a cluster.
 
     Attributes:
-        engine: `slurm` or `kubernetes`.
+        cluster: `slurm` or `kubernetes`.
         per_node: training processes on each node; with `gpus` above 0, these decide.
         gpus: of the whole job; 0 for CPU ranks, None for what the base is for.
         site: the settings of the cluster; empty for `SITE_FILE`, if that is there.
@@ -48,7 +48,7 @@ class ClusterArguments(Work):
         others: arguments that make no sense on a cluster, by their flag; true where given.
     """
 
-    engine: str
+    cluster: str
     stack: str
     nodes: int = 0
     per_node: int = 1
@@ -71,7 +71,7 @@ class ClusterJob:
     notes: tuple[str, ...]
 
 
-def require_engine(name: str) -> str:
+def require_cluster(name: str) -> str:
     """Return the name of a cluster's scheduler, checked.
 
     Raises:
@@ -83,16 +83,16 @@ def require_engine(name: str) -> str:
             hint="add --on slurm or --on kubernetes, or leave out --nodes, --site, --image, --out"
             " and (but for logs) --job",
         )
-    if name not in ENGINES:
+    if name not in CLUSTERS:
         raise UsageError(
-            f"{shown(name)!r} is not an engine",
-            why=nearest(name, ENGINES),
+            f"{shown(name)!r} is not a supported cluster",
+            why=nearest(name, CLUSTERS),
             hint="invoke export slurm or kubernetes, or --on one of them",
         )
     return name
 
 
-def load_site(engine: str, given: str) -> tuple[Site, Mapping[str, str]]:
+def load_site(cluster: str, given: str) -> tuple[Site, Mapping[str, str]]:
     """Load the settings of a cluster, and its folders by their path in the containers.
 
     Raises:
@@ -107,10 +107,10 @@ def load_site(engine: str, given: str) -> tuple[Site, Mapping[str, str]]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read", why=str(error)) from error
     usual: Mapping[str, Site] = {"slurm": SlurmSite(runtime=AUTO), "kubernetes": KubernetesSite()}
-    found = file.slurm if engine == "slurm" else file.kubernetes
+    found = file.slurm if cluster == "slurm" else file.kubernetes
     if given and found is None:
-        raise UsageError(f"{path} says nothing of {engine}", hint=f"write a key {engine}: there")
-    return found or usual[engine], file.binds.get(engine, {})
+        raise UsageError(f"{path} says nothing of {cluster}", hint=f"write a key {cluster}: there")
+    return found or usual[cluster], file.binds.get(cluster, {})
 
 
 def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -> ClusterJob:
@@ -122,14 +122,14 @@ def make_cluster_job(project: Project, given: ClusterArguments, *, away: bool) -
     Raises:
         StackyardError: an argument does not fit, or site.yml is invalid.
     """
-    engine = require_engine(given.engine)
+    cluster = require_cluster(given.cluster)
     unfit = [flag for flag, value in given.others.items() if value]
     if unfit:
-        raise UsageError(f"{', '.join(unfit)}: for runs on hosts, not on {engine}")
+        raise UsageError(f"{', '.join(unfit)}: for runs on hosts, not on {cluster}")
     stack = choose("stack", given.stack, project.definitions.stacks)
-    typed = f"invoke {'export ' + engine if away else 'run'} {stack}"
+    typed = f"invoke {'export ' + cluster if away else 'run'} {stack}"
     require_work(given, stack, project.root, typed)
-    site, binds = load_site(engine, given.site)
+    site, binds = load_site(cluster, given.site)
     if given.runtime and not isinstance(site, SlurmSite):
         raise UsageError("--runtime: for Slurm; Kubernetes has its own")
     where = _where(project, given, stack)
@@ -170,7 +170,7 @@ def slurm_site(
 def _where(project: Project, given: ClusterArguments, stack: str) -> Where:
     chosen = decide(
         project, stack, given.base, gpus=given.gpus, image=given.image,
-        typed=f"invoke run {stack} --on {given.engine}",
+        typed=f"invoke run {stack} --on {given.cluster}",
     )  # fmt: skip
     name = given.name or f"{example_name(given.example) or stack}-{time.strftime('%m%d-%H%M%S')}"
     folder = f"/tmp/stackyard-{name}"

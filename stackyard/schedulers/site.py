@@ -19,7 +19,7 @@ from stackyard.schedulers.kubernetes_site import KubernetesSite
 from stackyard.schedulers.slurm_site import SlurmSite
 from stackyard.system.errors import DefinitionError, Problem, UsageError
 
-ENGINES = ("slurm", "kubernetes")
+CLUSTERS = ("slurm", "kubernetes")
 # The runtime is detected when a job is made.
 AUTO = "auto"
 _CHOICES: Mapping[str, tuple[str, ...]] = {

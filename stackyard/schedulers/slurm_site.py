@@ -18,7 +18,7 @@ RUNTIMES = ("pyxis", "enroot", "apptainer", "squashfs", "oci", "filesystem")
 GPU_OPTIONS = ("gres", "gpus-per-node")
 # Programs of the first three run under torchrun, which sets RANK and WORLD_SIZE as their launcher
 # would; the others start no ranks. `plain` would need a node's index, hidden in Slurm's containers.
-LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "alone", "each")
+STARTING = ("torchrun", "deepspeed", "accelerate", "alone", "each")
 # Options of sbatch that the rendered script sets itself, and their aliases.
 OWN_OPTIONS = (
     "job-name", "nodes", "ntasks", "ntasks-per-node", "time", "output", "error", "open-mode",
@@ -145,7 +145,7 @@ def _image(site: SlurmSite, job: Job) -> Iterator[str]:
 def _shape(job: Job) -> Iterator[str]:
     if not _NAME.fullmatch(job.name):
         yield f"name {shown(job.name)!r}: lower-case letters, digits and `-`, at most 40 characters"
-    yield from shape(job, LAUNCHERS)
+    yield from shape(job, STARTING)
     if not job.program or not all(job.prepare):
         yield "program and prepare: none may be empty; name a Python file or a console script"
     if not job.options.get("restarts", "0").isdecimal():

@@ -19,7 +19,7 @@ from stackyard.system import template
 # Parts of the folder: a file for each step, or for each node.
 LOGS, ENDED, KILLED, LEFT = "logs", "ended", "killed", "left"
 FACTS, FACTS_AFTER, IMAGES, RECORDS = "facts", "facts-after", "images", "records"
-# Processes of a training are told by this variable.
+# Processes of a training carry this variable.
 MARK = "STACKYARD_JOB"
 
 

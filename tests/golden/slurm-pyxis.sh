@@ -23,7 +23,7 @@ fail() {
   exit 1
 }
 
-# The environment of whoever submits (tokens, modules, Python paths) is not the job's.
+# The submitter's environment (tokens, modules, Python paths) is not the job's.
 unset SLURM_EXPORT_ENV
 for name in $(compgen -e); do
   case $name in
@@ -302,7 +302,7 @@ train() {
   done
   tell_nccl
   if [ -n "$stopped" ]; then
-    # Not the code of whoever failed: srun's own is the highest of all nodes'.
+    # Not the code of the node that failed: srun's own is the highest of all nodes'.
     say "stopped by a signal"
     exit 1
   elif [ "$code" -ne 0 ]; then

@@ -17,7 +17,7 @@ fail() {
   exit 1
 }
 
-# The environment of whoever submits (tokens, modules, Python paths) is not the job's.
+# The submitter's environment (tokens, modules, Python paths) is not the job's.
 unset SLURM_EXPORT_ENV
 for name in $(compgen -e); do
   case $name in
@@ -69,7 +69,7 @@ if [ ! -r "$image" ]; then
   echo "stackyard: $HOSTNAME: cannot read $image: bring it there by invoke pull --as squashfs" >&2
   exit 1
 fi
-# Slurm signals every process of a job: whoever serves the file must serve it until the job is over.
+# Slurm signals every process of a job; the process that serves the file must serve it until the job is over.
 said=
 for program in squashfuse_ll squashfuse; do
   if command -v "$program" > /dev/null && said=$(trap '' HUP INT TERM; "$program" "$image" "$lower" 2>&1); then
@@ -392,7 +392,7 @@ train() {
   done
   tell_nccl
   if [ -n "$stopped" ]; then
-    # Not the code of whoever failed: srun's own is the highest of all nodes'.
+    # Not the code of the node that failed: srun's own is the highest of all nodes'.
     say "stopped by a signal"
     exit 1
   elif [ "$code" -ne 0 ]; then

@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 import pytest
 
 from stackyard.definitions.project import ROOT
+from tests.unit.test_language import project_files
 
 # The order of rooms: a module imports only its own room and those before it.
 ROOMS = [
@@ -70,7 +71,8 @@ ALONE = {"subprocess": "system.process", "docker": "system.engine", "jinja2": "s
 ALSO = {("release.credentials", "docker")}
 WORLD = {"docker", "subprocess", "time", "datetime"}
 # Programs in nodes import each other by their own names.
-BESIDE = {"strays", "line", "job", "client", "step", "members", "stacks", "hang", "apply_fixes"}
+BESIDE = {"strays", "line", "job", "client", "step", "members", "stacks", "hang", "watched",
+          "apply_fixes"}  # fmt: skip
 # What a program in nodes takes from its image, where a rank asks for it: torch's writer.
 OF_THE_IMAGE = {("inside.stackyard_record", "torch")}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
@@ -90,6 +92,11 @@ def sources(inside):
 
 
 HERE, INSIDE = sources(False), sources(True)
+# What nothing imports: programs of images and their data, benchmarks and scripts.
+OTHERS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in project_files() if path.relative_to(ROOT).parts[0] != "stackyard"
+}  # fmt: skip
 
 
 # Reading imports
@@ -271,6 +278,7 @@ def relative(package):
 def test_the_sources_were_found():
     assert {"definitions.spec", "launch", "launch.torchrun", "cli.command"} <= set(HERE)
     assert {"inside.node", "inside.strays"} <= set(INSIDE)
+    assert {"tasks.py", "scripts/rooms", "images/data/prepare.py"} <= set(OTHERS)
 
 
 def test_each_edge_library_has_one_importer():
@@ -312,11 +320,11 @@ def test_imports_have_no_cycle():
 
 
 def test_long_modules_say_why_and_no_function_is_long():
-    assert too_long(HERE) == []
+    assert too_long({**HERE, **INSIDE, **OTHERS}) == []
 
 
 def test_every_module_says_what_it_owns():
-    assert undocumented({**HERE, **INSIDE, "tasks": (ROOT / "tasks.py").read_text()}) == []
+    assert undocumented({**HERE, **INSIDE, **OTHERS}) == []
 
 
 def test_what_runs_in_containers_needs_the_standard_library_only():

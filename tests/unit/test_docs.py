@@ -198,6 +198,31 @@ def test_the_page_of_checks_names_all_of_them():
     assert set(bench) == {check["name"] for report in reports for check in report["checks"]}
 
 
+def gone(text):
+    """The names of a page below a room, `room/module` or `room/module.name`, that are not there."""
+    rooms = "|".join([*ROOMS, "inside"])
+    for place in re.findall(rf"`((?:stackyard/)?(?:{rooms})/[\w/.]*)`", text):
+        path = ROOT / "stackyard" / place.removeprefix("stackyard/")
+        module = path.with_suffix(".py")
+        known = path.suffix and module.exists() and re.search(
+            rf"^(?:def |class )?{path.suffix[1:]}\b", module.read_text("utf-8"), re.MULTILINE
+        )  # fmt: skip
+        if not (path.exists() or path.with_name(f"{path.name}.py").exists() or known):
+            yield place
+
+
+def test_the_design_names_modules_that_are_there_and_all_of_inside():
+    text = (DOCS / "design.md").read_text(encoding="utf-8")
+    assert list(gone(text)) == []
+    inside = {path.stem for path in (ROOT / "stackyard" / "inside").iterdir()} - {"__pycache__"}
+    assert {name for name in inside if not re.search(rf"`(inside/)?{name}\b", text)} == set()
+
+
+def test_a_module_that_is_gone_is_seen():
+    text = "`mesh/nodes`, `mesh/nodes.py`, `mesh/nodes.sweep`, `cli/steps/`, `mesh/nodes.gone`"
+    assert list(gone(text)) == ["mesh/nodes.gone"]
+
+
 def test_the_picture_of_the_architecture_names_every_room():
     text = (DOCS / "architecture.svg").read_text(encoding="utf-8")
     named = re.findall(r'class="r"[^>]*>([^<]+)<', text)

@@ -1,11 +1,14 @@
-"""The language rules of docstrings: what ruff's imperative mood cannot see.
+"""The language rules of the code: what ruff's imperative mood cannot see.
 
-Each rule is a function from a docstring to what breaks it; beside each stands a docstring that it
-refuses. Words and shapes were collected from sentences that needed two readings.
+Each rule is a function from a text to what breaks it; beside each stands a text that it refuses.
+Words and shapes were collected from sentences that needed two readings. Docstrings keep all rules;
+comments and messages keep the list of words. A message is any other literal of three words or more.
 """
 
 import ast
+import io
 import re
+import tokenize
 
 import pytest
 
@@ -50,6 +53,39 @@ def docstrings(source):
                 yield getattr(node, "lineno", 1), text
 
 
+def comments(source):
+    """Every comment of a source: its line and its text, the lines of one comment together."""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, text = token.start[0], token.string.lstrip("# ")
+            if found and found[-1][1] == line - 1:
+                found[-1] = (found[-1][0], line, f"{found[-1][2]} {text}")
+            else:
+                found.append((line, line, text))
+    return [(first, text) for first, _, text in found]
+
+
+def messages(source):
+    """Every literal of three words or more that is no docstring; a value in it reads `{}`."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inner = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inner |= {id(part) for part in node.values}
+        text = literal(node)
+        if len(re.findall(r"\b[A-Za-z]+\b", text)) >= 3 and id(node) not in alone | inner:
+            yield node.lineno, " ".join(text.split())
+
+
+def literal(node):
+    if isinstance(node, ast.JoinedStr):
+        return "".join(literal(part) or "{}" for part in node.values)
+    known = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if known else ""
+
+
 def first_sentence(text):
     paragraph = " ".join(text.split("\n\n")[0].split())
     return re.split(r"(?<=[.:;]) ", paragraph)[0], paragraph
@@ -89,14 +125,31 @@ def wrong(text):
     return next((said for rule in RULES if (said := rule(text))), "")
 
 
-def test_docstrings_are_plain_english():
+@pytest.mark.parametrize(
+    ("texts", "rule"),
+    [(docstrings, wrong), (comments, has_a_word_of_the_list), (messages, has_a_word_of_the_list)],
+)
+def test_the_code_is_plain_english(texts, rule):
     found = [
         f"{path.relative_to(ROOT)}:{line}: {said}"
         for path in project_files()
-        for line, text in docstrings(path.read_text(encoding="utf-8"))
-        if (said := wrong(text))
+        for line, text in texts(path.read_text(encoding="utf-8"))
+        if (said := rule(text))
     ]
     assert found == []
+
+
+def test_comments_and_messages_are_read_whole():
+    source = '''"""Own a docstring."""
+NAME = "ours"  # a name
+raise Error(f"the file {name} of"
+            f" {ours} is to"
+            " be read")
+# Those are
+# told. "no message here"
+'''
+    assert list(messages(source)) == [(3, "the file {} of {} is to be read")]
+    assert comments(source) == [(2, "a name"), (6, 'Those are told. "no message here"')]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ accelerate's configuration (hosts, ranks, ZeRO stage, launcher) is made for the 
 JSON lies beside this program. GPT-2 continues each token, mT5 fills spans that are hidden
 (`spans`). Resumes from the newest checkpoint in --save, if there is one. After SIGTERM it saves and
 ends. At the end the whole model is in --save/model.
+
+Over 300 lines: users copy this file and change it, so all that they may change is in it.
 """
 
 from __future__ import annotations
@@ -381,9 +383,8 @@ def train(
         accelerator.load_state(str(checkpoint))
         recorder.loaded(progress.step)
     model.train()
-    made, batches = 0, progress.step * options.accumulate
-    epoch, skip = divmod(batches, len(loader))
-    total = 0.0
+    made, total = 0, 0.0
+    epoch, skip = divmod(progress.step * options.accumulate, len(loader))
     while progress.step < options.updates:
         loader.set_epoch(epoch)
         samples.epoch = epoch

@@ -205,7 +205,7 @@ class RunRequest(JobRequest):
 class ExportRequest(JobRequest):
     """Ask for the files of a job for a cluster."""
 
-    engine: Annotated[str, Option("slurm or kubernetes", positional=True)]
+    cluster: Annotated[str, Option("slurm or kubernetes", positional=True)]
     stack: Stack
     nodes: Annotated[int | None, Option("how many nodes take part", least=1)] = None
     per_node: Annotated[

@@ -37,7 +37,7 @@ from stackyard.schedulers.request import (
     ClusterArguments,
     load_site,
     make_cluster_job,
-    require_engine,
+    require_cluster,
 )
 from stackyard.system.errors import StackyardError, UsageError
 
@@ -73,11 +73,11 @@ class Lines:
 
 
 def arguments_of(
-    asked: RunRequest | ExportRequest, engine: str, *, others: Mapping[str, object] | None = None
+    asked: RunRequest | ExportRequest, cluster: str, *, others: Mapping[str, object] | None = None
 ) -> ClusterArguments:
     """Convert a request to the arguments of a cluster's job."""
     return ClusterArguments(
-        engine=engine, stack=asked.stack, nodes=asked.nodes or 0, per_node=asked.per_node,
+        cluster=cluster, stack=asked.stack, nodes=asked.nodes or 0, per_node=asked.per_node,
         gpus=asked.gpus, base=asked.base, image=asked.image, site=asked.site, name=asked.name,
         runtime=asked.runtime,
         others=others or {}, example=asked.example, words=asked.words, launcher=asked.launcher,
@@ -100,8 +100,8 @@ def only_on_hosts(asked: RunRequest) -> dict[str, object]:
 
 
 def export(terminal: Terminal, asked: ExportRequest) -> Answer:
-    """Run `invoke export ENGINE STACK`: write a job's files, and print what to type there."""
-    given = arguments_of(asked, asked.engine)
+    """Run `invoke export CLUSTER STACK`: write a job's files, and print what to type there."""
+    given = arguments_of(asked, asked.cluster)
     made = make_cluster_job(load_project(), given, away=True)
     folder = Path(asked.out or made.job.name).resolve()
     said = cluster_of(made.site).export(made.job, folder)
@@ -111,23 +111,23 @@ def export(terminal: Terminal, asked: ExportRequest) -> Answer:
         terminal.text(line)
     files = sorted(path.name for path in folder.iterdir())
     value = {"folder": str(folder), "files": files, "type": said, "notes": made.notes}
-    return {**_job_value(given.engine, made.job), **value}, 0
+    return {**_job_value(given.cluster, made.job), **value}, 0
 
 
-def _job_value(engine: str, job: Job) -> dict[str, Any]:
+def _job_value(cluster: str, job: Job) -> dict[str, Any]:
     names = ("name", "stack", "base", "image", "nodes", "per_node", "device", "launcher")
-    return {"on": engine, **{name: getattr(job, name) for name in names}}
+    return {"on": cluster, **{name: getattr(job, name) for name in names}}
 
 
 def run(terminal: Terminal, asked: RunRequest) -> Answer:
-    """Run `invoke run STACK --on ENGINE`: submit a job and follow it to its end."""
+    """Run `invoke run STACK --on CLUSTER`: submit a job and follow it to its end."""
     given = arguments_of(asked, asked.on, others=only_on_hosts(asked))
     made = make_cluster_job(load_project(), given, away=False)
     for note in made.notes:
         terminal.note(note)
     lines = Lines(terminal)
     ended = _attached(cluster_of(made.site), given, made.job, asked, lines, terminal)
-    value = {**_job_value(given.engine, made.job), **ended}
+    value = {**_job_value(given.cluster, made.job), **ended}
     if asked.detach:
         return value, 0
     log, offer = lines.transport, transport.Offer()
@@ -195,7 +195,7 @@ def _remove(cluster: Cluster, submitted: Submitted, terminal: Terminal) -> None:
 
 def _typed(task: str, given: ClusterArguments, job: str) -> str:
     site = f" --site {given.site}" if given.site else ""
-    return f"invoke {task} --on {given.engine} --job {job}{site}"
+    return f"invoke {task} --on {given.cluster} --job {job}{site}"
 
 
 def _sentence(state: State) -> str:
@@ -224,7 +224,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def status(terminal: Terminal, asked: StatusRequest) -> Answer:
-    """Run `invoke status --on ENGINE --job JOB`.
+    """Run `invoke status --on CLUSTER --job JOB`.
 
     Raises:
         UsageError: `--watch`, which needs the hosts' GPUs and the run's supervisor.
@@ -244,7 +244,7 @@ def status(terminal: Terminal, asked: StatusRequest) -> Answer:
 
 
 def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
-    """Run `invoke logs --on ENGINE --job JOB [--follow]`."""
+    """Run `invoke logs --on CLUSTER --job JOB [--follow]`."""
     lines = Lines(terminal)
     terminal.interrupted = "the job goes on"
     state = _cluster(asked.on, asked.site, asked.job).logs(asked.job, lines, follow=asked.follow)
@@ -254,14 +254,14 @@ def logs(terminal: Terminal, asked: LogsRequest) -> Answer:
 
 
 def stop(terminal: Terminal, asked: RunningRequest) -> Answer:
-    """Run `invoke stop --on ENGINE --job JOB`."""
+    """Run `invoke stop --on CLUSTER --job JOB`."""
     state = _cluster(asked.on, asked.site, asked.job).cancel(asked.job)
     terminal.text(_sentence(state))
     return {"on": asked.on, **asdict(state)}, 0
 
 
-def _cluster(engine: str, site: str, job: str) -> Cluster:
-    settings, _ = load_site(require_engine(engine), site)
+def _cluster(cluster: str, site: str, job: str) -> Cluster:
+    settings, _ = load_site(require_cluster(cluster), site)
     if not job:
         raise UsageError(
             "say which job: --job",

@@ -53,7 +53,7 @@ def earlier_reports(
     if len(stacks) > 1 and not path.is_dir():
         of = read_report(path)["stack"]
         raise UsageError(
-            f"{path} is of {of} alone, and {len(stacks)} stacks are to be smoked",
+            f"{path} is of {of} alone, and {len(stacks)} stacks will be smoked",
             hint=f"invoke smoke {of} --against {path}; for all stacks name a folder laid out as"
             " reports/",
         )

@@ -46,7 +46,7 @@ def prove(terminal: Terminal, asked: ProveRequest) -> Answer:
         raise UsageError("--check compares a page", hint="invoke prove --page --check")
     if asked.page and asked.junit:
         raise UsageError(
-            "--junit is for proofs, and --page plays none", hint="leave one of them out"
+            "--junit is for proofs, and --page runs none", hint="leave one of them out"
         )
     if asked.page:
         return _page(project, terminal, check=asked.check)

@@ -55,11 +55,11 @@ def trained(plan: BenchPlan, seen: Seen) -> Check:
         ]
         if not played.training.failed and speed(played.training, plan.size.warm) is None:
             wrong.append(f"{label}: no window after update {plan.size.warm} was timed by all ranks")
-    wrong += [f"{turn.label} was not played: {why}" for turn, why in seen.left_out.items()]
+    wrong += [f"{turn.label} did not run: {why}" for turn, why in seen.left_out.items()]
     known = {p.turn for p in seen.played} | set(seen.left_out)
     missing = [turn.label for turn in turns if turn not in known]
     if missing:
-        wrong.append(f"not played: {', '.join(missing)}")
+        wrong.append(f"did not run: {', '.join(missing)}")
     measured = {"trainings": len(seen.played), "updates": plan.size.updates}
     return check("trained", measured, expected, wrong)
 
@@ -102,7 +102,7 @@ def own_device(plan: BenchPlan, seen: Seen) -> Check:
         wrong += [sentence for group in seen.groups() for sentence in _shared_gpus(group)]
     expected = {"world": "as many as were started", "device": plan.size.device}
     if not seen.played:
-        return not_run("own_device", expected, seen.broken or "nothing was played")
+        return not_run("own_device", expected, seen.broken or "nothing ran")
     return check("own_device", measured, expected, wrong)
 
 
@@ -157,7 +157,7 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
         if found[last] > bound.end:
             wrong.append(f"{label} differs from {other.turn.label} by {found[last]:.3g} at the end")
     if not measured and not wrong:
-        why = seen.broken or "no side and the one it is held against were both played"
+        why = seen.broken or "no two sides that are compared both ran"
         return not_run("same_loss", expected, why)
     return check("same_loss", {**measured, "rounds": _rounds(plan, seen)}, expected, wrong)
 
@@ -195,7 +195,7 @@ def all_fused(plan: BenchPlan, seen: Seen) -> Check:
         if p.training.ranks
     ]
     if not found:
-        return not_run("fused", expected, seen.broken or "nothing was played")
+        return not_run("fused", expected, seen.broken or "nothing ran")
     measured = {label: said for one in found for label, said in one.measured.items()}
     return check("fused", measured, expected, [one.why for one in found if one.why])
 

@@ -142,7 +142,7 @@ def make_plan(
     if wrong:
         raise UsageError(f"--updates {updates} does not do", why=wrong)
     if rounds < 1:
-        raise UsageError(f"--rounds {rounds} plays nothing", hint="--rounds 1")
+        raise UsageError(f"--rounds {rounds} runs nothing", hint="--rounds 1")
     found = tuple(counts) or rank_counts(ranks)
     each = ranks // nodes
     uneven = [count for count in found if count > each and count % each]

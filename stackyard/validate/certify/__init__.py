@@ -1,4 +1,4 @@
 """Name the host, GPU or link that is bad, by training in groups.
 
-Owns which groups are tested and how their results are read. It must not start a training.
+`plan` chooses the groups, `play` trains on them, `judge` judges. It must not write reports.
 """

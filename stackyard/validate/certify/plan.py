@@ -26,7 +26,7 @@ from stackyard.system.errors import UsageError
 Group = frozenset[str]
 Round = tuple[Group, ...]
 HOST, GPU, LINK, UNEXPLAINED = "host", "gpu", "link", "unexplained"
-# So many faults at once are told apart: a good host then has no more bad partners than that.
+# Limit of faults that can be distinguished: a good host then has no more bad partners than that.
 FAULTS = 3
 _Rounds = Generator[list[Group], None, None]
 
@@ -58,45 +58,13 @@ def gpu_name(host: str, index: int) -> str:
     return f"{host}:{index}"
 
 
-def next_round(
-    hosts: Mapping[str, Sequence[int]], seen: Sequence[Mapping[Group, bool]]
-) -> tuple[Round, Verdict | None]:
-    """Return the groups to test next; none, and the verdict, when all is known.
+def isolate(hosts: Mapping[str, Sequence[int]]) -> Generator[Round, Mapping[Group, bool], Verdict]:
+    """Yield rounds of groups, take each round's results, and return the verdict.
 
     No two groups of a round share a host or GPU, so they can be tested at the same time.
 
     Args:
         hosts: numbers of the GPUs, by host; one with fewer than two is not taken apart.
-        seen: for each earlier round, whether each of its groups was bad.
-
-    Raises:
-        UsageError: the results are not those of this plan's rounds.
-    """
-    search = isolate(hosts)
-    try:
-        wanted = next(search)
-        for number, results in enumerate(seen, 1):
-            if set(results) != set(wanted):
-                raise UsageError(
-                    f"round {number} has results of other groups than were planned",
-                    why=f"planned: {_shown(wanted)}",
-                    hint="begin again without the earlier results: the hosts may have changed",
-                )
-            wanted = search.send(results)
-    except StopIteration as ended:
-        return (), ended.value
-    return wanted, None
-
-
-def _shown(groups: Iterable[Group]) -> str:
-    return "; ".join(sorted(" ".join(sorted(group)) for group in groups))
-
-
-def isolate(hosts: Mapping[str, Sequence[int]]) -> Generator[Round, Mapping[Group, bool], Verdict]:
-    """Yield rounds of groups, take each round's results, and return the verdict.
-
-    Args:
-        hosts: numbers of the GPUs, by host.
 
     Raises:
         UsageError: there is no host.

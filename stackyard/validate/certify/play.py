@@ -7,7 +7,7 @@ It must not judge (`certify.judge`) or choose groups (`certify.plan`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +41,6 @@ GRACE_SECONDS = 5.0
 # What the supervisor says nothing about for so long has ended without a word of it.
 LOST_SECONDS = 60.0
 STOPPED = "the hang was examined"
-Say = Callable[[str], None]
 
 
 @dataclass(kw_only=True)

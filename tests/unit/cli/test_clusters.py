@@ -12,8 +12,7 @@ from stackyard.cli.options.runs import ExportRequest, LogsRequest, RunRequest, S
 from stackyard.cli.steps import clusters, hosts
 from stackyard.cli.steps import run as steps
 from stackyard.definitions.project import load_project
-from stackyard.schedulers import client as cluster_engine
-from stackyard.schedulers import request
+from stackyard.schedulers import client, request
 from stackyard.schedulers.client import State, Submitted
 from stackyard.schedulers.kubernetes_site import KubernetesSite
 from stackyard.schedulers.kubernetes_state import PodState, RunState
@@ -61,7 +60,7 @@ def typed(monkeypatch):
 
 
 def given(**changes):
-    return ClusterArguments(**{"engine": "slurm", "stack": "fairseq", **changes})
+    return ClusterArguments(**{"cluster": "slurm", "stack": "fairseq", **changes})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_an_example_becomes_a_job_with_a_fresh_folder_on_every_node(here):
     )
     assert job.binds == {"/data": "/data"}
     # A pod is new: it has nothing to remove.
-    assert made(engine="kubernetes").job.prepare[0][0] == "python3"
+    assert made(cluster="kubernetes").job.prepare[0][0] == "python3"
 
 
 def test_a_command_runs_by_the_stacks_launcher_or_another(here):
@@ -203,8 +202,8 @@ def test_gpus_are_those_of_the_whole_job(here, changes, base, per_node):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"engine": ""}, "no cluster is named"),
-        ({"engine": "slrm"}, "did you mean 'slurm'?"),
+        ({"cluster": ""}, "no cluster is named"),
+        ({"cluster": "slrm"}, "did you mean 'slurm'?"),
         ({"nodes": 0}, "say on how many nodes"),
         ({"per_node": 0}, "say on how many nodes"),
         ({"nodes": 3, "gpus": 16}, "3 nodes cannot have equally many each"),
@@ -232,12 +231,12 @@ def test_what_does_not_fit_is_refused(here, changes, said):
     assert said in refused(**changes)
 
 
-def test_a_site_that_was_named_must_speak_of_the_engine(here):
+def test_a_site_that_was_named_must_speak_of_its_cluster(here):
     (here / "far.yml").write_text("kubernetes: {namespace: team}")
-    assert made(engine="kubernetes", site="far.yml").site == KubernetesSite(namespace="team")
+    assert made(cluster="kubernetes", site="far.yml").site == KubernetesSite(namespace="team")
     assert "far.yml says nothing of slurm" in refused(site="far.yml")
     site(here, "slurm: {runtime: pyxis}")
-    assert made(engine="kubernetes").site == KubernetesSite()
+    assert made(cluster="kubernetes").site == KubernetesSite()
 
 
 def test_a_wrong_site_is_refused_with_its_lines(here):
@@ -262,7 +261,7 @@ def test_what_is_typed_of_the_image_stands_above_the_site(here):
     assert found == SlurmSite(runtime="squashfs", image="/images/toy.sqsh", partition="gpu")
     assert made(image=FAR).site.image == "lab/toy", "a reference is the job's"
     assert "did you mean 'squashfs'?" in refused(runtime="squash")
-    assert "--runtime: for Slurm" in refused(engine="kubernetes", runtime="squashfs")
+    assert "--runtime: for Slurm" in refused(cluster="kubernetes", runtime="squashfs")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +338,7 @@ def test_an_environment_that_is_not_known_is_told(here):
 )
 def test_an_image_that_a_cluster_cannot_pull_is_told(here, text, image, told):
     site(here, text)
-    notes = made(engine=text.partition(":")[0], image=image).notes
+    notes = made(cluster=text.partition(":")[0], image=image).notes
     assert any("must be able to pull" in note for note in notes) == told
 
 
@@ -357,7 +356,7 @@ def test_an_image_that_a_cluster_cannot_pull_is_told(here, text, image, told):
 )
 def test_checkpoints_that_would_be_lost_are_told(here, text, save, told):
     site(here, text)
-    notes = made(engine=text.partition(":")[0], save=save).notes
+    notes = made(cluster=text.partition(":")[0], save=save).notes
     assert any(note.startswith("checkpoints go to") for note in notes) == told
 
 
@@ -383,8 +382,8 @@ def quiet(monkeypatch):
     monkeypatch.setattr(process, "Warden", Warden)
 
 
-def exported(capsys, engine, **changes):
-    usual = {"stack": "fairseq", "engine": engine, "example": "lm-ddp", "nodes": 2, "gpus": 0}
+def exported(capsys, cluster, **changes):
+    usual = {"stack": "fairseq", "cluster": cluster, "example": "lm-ddp", "nodes": 2, "gpus": 0}
     asked = ExportRequest(**{**usual, "out": "out", **changes})
     code = run(clusters.export, asked, as_json=True)
     value = json.loads(capsys.readouterr().out)
@@ -430,12 +429,12 @@ def test_keys_are_written_for_their_owner_alone(here, capsys):
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("engine", ["slurm", "kubernetes"])
-def test_what_is_there_already_is_left_as_it_is(here, capsys, engine):
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes"])
+def test_what_is_there_already_is_left_as_it_is(here, capsys, cluster):
     site(here)
     (here / "out").mkdir()
     (here / "out" / "mine").write_text("a")
-    code, value = exported(capsys, engine)
+    code, value = exported(capsys, cluster)
     assert code == 2
     assert "does not exist yet" in value["error"]["hint"]
     assert [path.name for path in (here / "out").iterdir()] == ["mine"]
@@ -450,7 +449,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(here, capsys, monkeypatch)
         (folder / "job.sh").write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cluster_engine, "_write", full)
+    monkeypatch.setattr(client, "_write", full)
     code, value = exported(capsys, "slurm")
     assert (code, value["error"]["what"].endswith("No space left on device")) == (2, True)
     assert [path.name for path in here.iterdir()] == ["site.yml"]
@@ -560,7 +559,7 @@ def test_a_detached_run_is_not_followed(ran):
     assert "invoke logs --on slurm --job 7 --follow" in ran(Fake(), detach=True, as_json=False)[1]
 
 
-# The two engines
+# The two clusters
 
 
 def job_status(state, reason=""):
@@ -572,8 +571,8 @@ def job_status(state, reason=""):
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """Slurm's client, answering in turn; and the engine that asks it."""
-    monkeypatch.setattr(cluster_engine, "POLL_SECONDS", 0.0)
+    """Slurm's client, answering in turn; and the cluster that asks it."""
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.0)
 
     def answering(*states, said=()):
         left = list(states)
@@ -587,8 +586,8 @@ def slurm(monkeypatch):
             return left.pop(0) if len(left) > 1 else left[0]
 
         for name, called in (("status", status), ("logs", logs), ("cancel", status)):
-            monkeypatch.setattr(cluster_engine.slurm_client, name, called)
-        return cluster_engine.SlurmCluster(SlurmSite(runtime="pyxis"))
+            monkeypatch.setattr(client.slurm_client, name, called)
+        return client.SlurmCluster(SlurmSite(runtime="pyxis"))
 
     return answering
 
@@ -612,8 +611,8 @@ def test_a_job_of_slurm_is_waited_for_and_its_lines_are_told_apart(slurm):
 
 def test_a_folder_is_made_for_slurm_and_goes_when_slurm_refuses(here, quiet, monkeypatch):
     site(here)
-    job, cluster = made().job, cluster_engine.SlurmCluster(SlurmSite(runtime="pyxis"))
-    monkeypatch.setattr(cluster_engine.slurm_client, "submit", lambda folder: f"in {folder.name}")
+    job, cluster = made().job, client.SlurmCluster(SlurmSite(runtime="pyxis"))
+    monkeypatch.setattr(client.slurm_client, "submit", lambda folder: f"in {folder.name}")
     submitted = cluster.submit(job, "")
     assert submitted == Submitted(job=f"in {job.name}", folder=here / job.name)
     assert [path.name for path in submitted.folder.iterdir()] == ["job.sh"]
@@ -621,7 +620,7 @@ def test_a_folder_is_made_for_slurm_and_goes_when_slurm_refuses(here, quiet, mon
     def refuse(folder):
         raise CommandError("no", code=1)
 
-    monkeypatch.setattr(cluster_engine.slurm_client, "submit", refuse)
+    monkeypatch.setattr(client.slurm_client, "submit", refuse)
     with pytest.raises(CommandError):
         cluster.submit(job, "other")
     assert not (here / "other").exists()
@@ -637,8 +636,8 @@ def run_state(state, *pods):
 
 @pytest.fixture
 def kubernetes(monkeypatch):
-    """kubectl's part, answering in turn; and the engine that asks it."""
-    monkeypatch.setattr(cluster_engine, "POLL_SECONDS", 0.0)
+    """kubectl's part, answering in turn; and the cluster that asks it."""
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.0)
 
     def answering(*states, error=None):
         left, asked = list(states), []
@@ -649,10 +648,10 @@ def kubernetes(monkeypatch):
             if error:
                 raise error
 
-        client = cluster_engine.kubernetes_client
-        monkeypatch.setattr(client, "status", lambda site, run: left.pop(0))
-        monkeypatch.setattr(client, "logs", logs)
-        return cluster_engine.KubernetesCluster(KubernetesSite()), asked
+        kubectl = client.kubernetes_client
+        monkeypatch.setattr(kubectl, "status", lambda site, run: left.pop(0))
+        monkeypatch.setattr(kubectl, "logs", logs)
+        return client.KubernetesCluster(KubernetesSite()), asked
 
     return answering
 
@@ -699,10 +698,10 @@ def test_a_run_on_kubernetes_writes_nothing_here(here, monkeypatch):
     site(here)
     given_ = {}
     monkeypatch.setattr(
-        cluster_engine.kubernetes_client, "submit", lambda site, files: given_.update(files) or "n"
+        client.kubernetes_client, "submit", lambda site, files: given_.update(files) or "n"
     )
-    cluster = cluster_engine.KubernetesCluster(KubernetesSite())
-    job = made(engine="kubernetes", stack="megatron", example="gpt-tp").job
+    cluster = client.KubernetesCluster(KubernetesSite())
+    job = made(cluster="kubernetes", stack="megatron", example="gpt-tp").job
     assert cluster.submit(job, "") == Submitted(job=job.name, note="n")
     assert list(given_) == ["secret.yaml", "files.yaml", "jobset.yaml"]
     assert [path.name for path in here.iterdir()] == ["site.yml"]
@@ -741,12 +740,12 @@ def test_a_clusters_job_is_not_watched_and_what_shows_it_is_named(here, slurm, c
     assert error["hint"].startswith("invoke logs --on slurm --job 7 --follow")
 
 
-@pytest.mark.parametrize(("engine", "job"), [("slurm", ""), ("", "7"), ("lsf", "7")])
-def test_a_job_must_be_named_with_its_engine(here, engine, job):
+@pytest.mark.parametrize(("on", "job"), [("slurm", ""), ("", "7"), ("lsf", "7")])
+def test_a_job_must_be_named_with_its_cluster(here, on, job):
     calls = [
-        run(clusters.status, asked(engine, job)),
-        run(clusters.logs, LogsRequest(on=engine, job=job)),
-        run(clusters.stop, asked(engine, job)),
+        run(clusters.status, asked(on, job)),
+        run(clusters.logs, LogsRequest(on=on, job=job)),
+        run(clusters.stop, asked(on, job)),
     ]
     assert calls == [2, 2, 2]
 

@@ -129,10 +129,10 @@ LINES = [
     ("run toy --example e --write w", RunRequest(stack="toy", example="e", write="w")),
     ("export slurm toy --nodes 2 --per-node 8 --gpus 16 --image i --site s --name n --out o"
      " --env A=1 -- a",
-     ExportRequest(engine="slurm", stack="toy", nodes=2, per_node=8, gpus=16, image="i", site="s",
+     ExportRequest(cluster="slurm", stack="toy", nodes=2, per_node=8, gpus=16, image="i", site="s",
                    name="n", out="o", env=("A=1",), words=("a",))),
     ("export slurm toy --runtime pyxis -- a",
-     ExportRequest(engine="slurm", stack="toy", runtime="pyxis", words=("a",))),
+     ExportRequest(cluster="slurm", stack="toy", runtime="pyxis", words=("a",))),
     ("status --hosts h --name n", StatusRequest(hosts="h", name="n")),
     ("status --watch", StatusRequest(watch=True)),
     ("stop --on slurm --job 7 --site s", StopRequest(on="slurm", job="7", site="s")),

@@ -291,7 +291,7 @@ def test_an_unknown_wheel_is_named(tree):
 
 def test_a_wheel_of_another_version_than_the_stack_wants_is_named(tree):
     tree.change(STACK, 'beta: "3.0"', 'beta: "3.1"')
-    said = f"{STACK}:3: packages: beta 3.1 is to be built, but images/wheels/beta.yml builds 3.0"
+    said = f"{STACK}:3: packages: beta 3.1 must be built, but images/wheels/beta.yml builds 3.0"
     assert said in tree.problems()
 
 

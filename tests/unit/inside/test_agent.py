@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.unit.beside import agent
+from tests.unit.beside import agent, watched
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def rank(tmp_path, clock):
     """Rank 3 writes; what is told of it: lines as they are, bars in brackets."""
     path = tmp_path / "rank3.log"
     path.write_bytes(b"")
-    words = agent.Words(path)
+    words = watched.Words(path)
 
     def shown(entries):
         assert {entry["rank"] for entry in entries} <= {3}
@@ -101,7 +101,7 @@ def test_a_very_long_line_is_told_in_pieces_that_lose_nothing(rank):
     for end in (b"\n", b""):
         said = rank(long.encode() + end) + (rank.finish() if not end else [])
         assert "".join(said) == long
-        assert all(len(piece.encode()) <= agent.LINE_BYTES for piece in said)
+        assert all(len(piece.encode()) <= watched.LINE_BYTES for piece in said)
 
 
 def test_a_long_line_without_an_end_is_not_kept(rank):
@@ -126,7 +126,7 @@ def test_all_that_is_left_is_told_at_the_end(rank):
 
 
 def test_of_too_much_the_end_is_told_and_where_the_rest_is(rank, monkeypatch):
-    monkeypatch.setattr(agent, "LAST_BYTES", 12)
+    monkeypatch.setattr(watched, "LAST_BYTES", 12)
     rank(b"a\n", limit=0)
     rank(b"x" * 100 + b"\nTraceback\n", limit=0)
     first, *rest = rank.finish()
@@ -135,7 +135,7 @@ def test_of_too_much_the_end_is_told_and_where_the_rest_is(rank, monkeypatch):
 
 
 def test_a_file_that_is_gone_says_nothing(tmp_path):
-    words = agent.Words(tmp_path / "rank0.log")
+    words = watched.Words(tmp_path / "rank0.log")
     assert words.read(100) == [] == words.finish()
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_gone_says_nothing(tmp_path):
 
 def test_records_come_in_whole_lines_however_long(tmp_path):
     path = tmp_path / "rank1.jsonl"
-    records = agent.Records(path)
+    records = watched.Records(path)
     assert records.read() == []
     path.write_text('{"event": "start"}\n{"event"')
     assert records.read() == [{"rank": 1, "record": '{"event": "start"}'}]
@@ -312,7 +312,7 @@ def test_words_of_every_rank_are_passed_on_and_the_last_ones_when_it_is_over(nod
 
 
 def test_a_rank_that_writes_much_does_not_silence_another(node, monkeypatch):
-    monkeypatch.setattr(agent, "CHUNK_BYTES", 40)
+    monkeypatch.setattr(watched, "CHUNK_BYTES", 40)
     node.take(f"watch {node.folder}")
     (node.folder / "rank0.log").write_text("noise\n" * 100)
     (node.folder / "rank1.log").write_text("a word\n")
@@ -442,7 +442,7 @@ def test_only_ranks_that_live_and_catch_sigterm_get_it(node, monkeypatch):
     node.running.discard(102)
     node.tick()
     killed = []
-    monkeypatch.setattr(agent.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(watched.os, "kill", lambda pid, number: killed.append((pid, number)))
     monkeypatch.setattr(agent.strays, "catches", lambda pid, number: number == 15 and pid != 101)
     assert node.take("term 4 demo") == [{"answer": "4", "found": [{"pid": 100, "rank": 0}]}]
     assert killed == [(100, 15)]

@@ -130,7 +130,7 @@ def test_everything_wrong_on_every_host_is_told_at_once():
     assert wrong(hosts, found, asked) == [
         "c: it does not hold stackyard/fairseq:cpu",
         "b: its stackyard/fairseq:cpu is another image (fedcba987654, not 0123456789ab)",
-        "a: its clock is 900 s behind ours",
+        "a: its clock is 900 s behind this machine's",
         "b: its disk is full: 0 MiB are free where the engine keeps containers",
         "c: it has no folder /srv/data",
         "d: run 'demo' is on it already (stack megatron)",
@@ -170,12 +170,12 @@ def test_a_clock_that_is_a_little_off_is_a_warning(skew, error, said):
     )
     assert made is not None
     words = [problem.what for problem in problems if problem.warning]
-    assert words == ([f"its clock is {abs(skew):.0f} s {said} ours"] if said else [])
+    assert words == ([f"its clock is {abs(skew):.0f} s {said} this machine's"] if said else [])
 
 
 def test_a_clock_outside_the_certificates_time_is_refused_less_what_asking_took():
     assert wrong(fleet("a"), {"a": facts(skew=250.0, skew_error=0.5)}) == [
-        "a: its clock is 250 s ahead of ours"
+        "a: its clock is 250 s ahead of this machine's"
     ]
     assert make_plan(fleet("a"), {"a": facts(skew=250, skew_error=30)}, wanted("a"), NOW)[0]
 

@@ -96,7 +96,7 @@ def test_everything_wrong_on_every_host_is_told_at_once():
         "c: /shared (/srv/shared) is said to be shared, but it does not show what the first host"
         " writes there",
         f"b: it does not hold {TAG}",
-        "b: its clock is 9899 s ahead of ours",
+        "b: its clock is 9899 s ahead of this machine's",
     ]
 
 

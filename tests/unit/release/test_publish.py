@@ -338,7 +338,7 @@ def test_where_every_number_is_taken_a_publisher_gives_up(site):
         return None
 
     site.held.before = before
-    refused(site, RegistryError, "no revision of toy-1.0-cpu is to be had")
+    refused(site, RegistryError, "no revision of toy-1.0-cpu is free")
 
 
 # Secrets

@@ -326,7 +326,7 @@ def test_compare_says_by_its_exit_code_whether_it_is_the_same_training(
 
 
 def test_one_report_does_not_stand_for_several_stacks(tmp_path, two):
-    with pytest.raises(UsageError, match="is of toy alone, and 2 stacks are to be smoked"):
+    with pytest.raises(UsageError, match="is of toy alone, and 2 stacks will be smoked"):
         path = written(tmp_path, two[0])
         cli_compare.earlier_reports(str(path), None, ["fairseq", "toy"], "cpu", 0)
 

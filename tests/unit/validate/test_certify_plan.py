@@ -15,7 +15,6 @@ from stackyard.validate.certify.plan import (
     UNEXPLAINED,
     Group,
     isolate,
-    next_round,
 )
 from tests.unit.definitions.test_fuzz_definitions import examples
 
@@ -207,21 +206,6 @@ def test_a_group_that_was_bad_once_is_reported():
     assert (fault.kind, len(fault.names)) == (UNEXPLAINED, 16)
 
 
-def test_the_next_round_follows_from_the_earlier_results_alone():
-    hosts, is_bad, seen = fleet(16, 2), planted(links=[("h3", "h12")]), []
-    while True:
-        wanted, verdict = next_round(hosts, seen)
-        if verdict:
-            break
-        assert next_round(hosts, seen) == (wanted, None)
-        seen.append({group: is_bad(group) for group in wanted})
-    assert wanted == ()
-    assert named(verdict.faults) == {(LINK, frozenset({"h3", "h12"}))}
-    assert len(seen) == play(hosts, is_bad)[1]
-
-
-def test_results_of_another_plan_are_refused():
-    with pytest.raises(UsageError, match="round 1 has results of other groups"):
-        next_round(fleet(4), [{Group(fleet(3)): True}])
+def test_no_hosts_are_refused():
     with pytest.raises(UsageError, match="there is no host to test"):
-        next_round({}, [])
+        next(isolate({}))
