@@ -83,18 +83,13 @@ def with_entry(old: str, new: str, package: str, command: str) -> str:
 
 
 def _copy_images(origin: Path, copy: Path) -> None:
-    """Copy the definitions, without the stacks' locks of other bases.
-
-    A changed stack would make those locks stale.
-    """
+    """Copy the definitions with the stacks' locks on cpu alone: the others would become stale."""
     shutil.copytree(origin / "images", copy / "images", dirs_exist_ok=True)
     for own in (copy / "images").glob("*/*.lock"):
-        if own.parent.name in ("bases", "wheels"):
-            continue
+        path = own.relative_to(copy).as_posix()
         if own.name == "cpu.lock":
-            path = own.relative_to(copy).as_posix()
-            own.write_text(lock.spread(path, own.read_text(encoding="utf-8"))[path], "utf-8")
-        else:
+            own.write_text(lock.spread(path, own.read_text("utf-8"))[path], "utf-8")
+        elif own.parent.name not in ("bases", "wheels"):
             own.unlink()
 
 
