@@ -330,6 +330,7 @@ class SmokeParts(TypedDict, total=False):
         ranks: where CPU ranks trained in an image for GPUs.
         hosts: of a smoke over hosts, or the nodes of one on Slurm.
         slurm: of a smoke on Slurm.
+        not_applicable: checks of something that this launch does not have, and why.
         against: after `invoke smoke --against`.
     """
 
@@ -337,6 +338,7 @@ class SmokeParts(TypedDict, total=False):
     ranks: str
     hosts: HostsValue
     slurm: SlurmValue
+    not_applicable: dict[str, str]
     gpus: GpusValue
     speeds: dict[str, SpeedValue]
     against: Comparison

@@ -35,7 +35,7 @@ from stackyard.validate.smoke import Progress, SmokeWatcher
 from stackyard.validate.training import TAIL_LINES
 from stackyard.validate.training_log import TrainingLog, TrainingPlan
 
-NO_LOGINS = "Slurm starts the ranks of a job, its nodes are no mesh of ssh: no login was tried"
+NO_LOGINS = "Slurm starts the ranks, and its nodes have no ssh among them"
 POLL_SECONDS = 0.2
 # Slurm is asked for the job's state this often; files say the rest.
 STATUS_SECONDS = 2.0

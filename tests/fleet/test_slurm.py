@@ -242,9 +242,8 @@ def test_a_smoke_trains_kills_and_resumes_and_its_report_names_the_nodes(cluster
     said, errors = typed.communicate(timeout=420)
     (value,) = json.loads(said)["reports"]
     wrong = [check for check in value["checks"] if check["outcome"] != "passed"]
-    assert [check["name"] for check in wrong] == ["mesh"], (wrong, errors[-2000:])
-    assert (wrong[0]["outcome"], typed.returncode) == ("not run", 3)
-    assert "no login was tried" in wrong[0]["why"]
+    assert (wrong, typed.returncode) == ([], 0), errors[-2000:]
+    assert "no ssh among them" in value["not_applicable"]["mesh"]
     assert value["nodes"] == ["node1", "node2"]
     found = value["hosts"]["hosts"]
     assert {host["image"] for host in found} == {value["image"]["id"]}

@@ -249,6 +249,8 @@ def _explain(value: SmokeReport, terminal: Terminal) -> None:
         known = next((n for (w, o), n in by_reason.items() if w == why and o != outcome), None)
         said = f"as {known[0]} says" if known and outcome == "not run" else why
         terminal.text(f"{value['stack']}: {', '.join(names)} {outcome}: {said}")
+    for name, why in value.get("not_applicable", {}).items():
+        terminal.text(f"{value['stack']}: {name} does not apply: {why}")
     diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
     if value["outcome"] == "failed":
         for layout, tail in value["last_lines"].items():

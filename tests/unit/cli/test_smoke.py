@@ -183,6 +183,13 @@ def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
     assert said.index("loss_falls failed") < said.index("recognised") < said.index("last lines")
 
 
+def test_a_smoke_says_which_check_does_not_apply_and_why(capsys):
+    value = {**reports.good(), "not_applicable": {"mesh": "there is no ssh"}}
+    with console.Terminal(live=False) as terminal:
+        smoke._explain(value, terminal)
+    assert "toy: mesh does not apply: there is no ssh" in capsys.readouterr().out
+
+
 def test_the_checks_of_a_smoke_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
     monkeypatch.setattr(smoke, "Engine", contextlib.nullcontext)
     monkeypatch.setattr(smoke, "_smoke_each", lambda *given: [reports.BROKEN["failed"]()])

@@ -8,6 +8,7 @@ from stackyard.build.builder import Built
 from stackyard.build.catalog import resolve
 from stackyard.mesh.preflight import NotReady
 from stackyard.report import smokes
+from stackyard.report.page import render_page
 from stackyard.system.errors import UsageError
 from stackyard.validate import slurm_plan, slurm_smoke
 from stackyard.validate.outcome import Observation
@@ -80,12 +81,12 @@ def test_a_site_that_a_smoke_does_not_fit_is_refused(tmp_path):
 # What is seen and judged
 
 
-def test_a_good_smoke_passes_every_check_but_that_of_logins(nodes):
+def test_a_good_smoke_passes_every_check_that_applies(nodes):
     outcome, placed = run(nodes)
     found = outcomes(outcome)
-    assert found.pop("mesh") == ("not run", slurm_smoke.NO_LOGINS)
+    assert "mesh" not in found
     assert {name: one for name, one in found.items() if one != ("passed", "")} == {}
-    assert outcome.verdict == "not run"
+    assert outcome.verdict == "passed"
     assert nodes.killed == ["two"]
     assert (nodes.folder / "killed" / "two").exists()
     assert placed.plan.names == outcome.observation.nodes == ("node1", "node2")
@@ -201,6 +202,9 @@ def test_the_report_names_job_nodes_and_image(nodes, monkeypatch):
     assert value["slurm"] == {"job": "17", "runtime": "filesystem"}
     assert [host["name"] for host in value["hosts"]["hosts"]] == ["node1", "node2"]
     assert {host["image"] for host in value["hosts"]["hosts"]} == {"sha256:1"}
-    assert (value["nodes"], value["outcome"]) == (["node1", "node2"], "not run")
+    assert (value["nodes"], value["outcome"]) == (["node1", "node2"], "passed")
+    assert value["not_applicable"] == {"mesh": slurm_smoke.NO_LOGINS}
+    page = render_page(value)
+    assert "<code>mesh</code> does not apply: Slurm starts the ranks" in page
     assert value["commands"]["two"][0] == "torchrun"
     assert refused("reports/smoke", value) == []
