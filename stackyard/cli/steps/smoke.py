@@ -39,7 +39,7 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
         project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="smoke", image=asked.image,
-        image_here=not asked.hosts and not asked.image.startswith("/"), cpu_ranks_anywhere=True,
+        image_here=not asked.hosts and not smoke_slurm.on_nodes(asked), cpu_ranks_anywhere=True,
         typed=typed,
     )  # fmt: skip
     gpus = chosen.gpus or 0

@@ -120,7 +120,7 @@ def test_a_submitted_smoke_is_cancelled_and_its_folder_removed_however_it_ends(
     problem = error([]) if error is NotReady else error and error()
     with (
         contextlib.suppress(KeyboardInterrupt, NotReady),
-        smoke_slurm._submitted(plan, console.Terminal()) as job,
+        smoke_slurm.submitted(plan, console.Terminal()) as job,
     ):
         assert (job, plan.folder.is_dir()) == ("17", True)
         assert {"job.sh", "train.py", "image_digest.py", "stackyard_record.py"} == slurm.files
@@ -133,7 +133,7 @@ def test_a_smoke_that_slurm_refuses_leaves_no_folder(tmp_path, monkeypatch):
     slurm, plan = Slurm(monkeypatch, number=""), slurm_smokes.plan(tmp_path / "job")
     with (
         pytest.raises(StackyardError, match="refused"),
-        smoke_slurm._submitted(plan, console.Terminal()),
+        smoke_slurm.submitted(plan, console.Terminal()),
     ):
         pass
     assert (slurm.cancelled, plan.folder.exists()) == ([], False)
