@@ -270,7 +270,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def entries(path: Path, start: int) -> tuple[list[object], int]:
-    """Return whole lines of a log from `start` on, at most a chunk, and where the next ones begin.
+    """Return whole lines of a log from `start` on, a chunk or a longer line, and where others begin.
 
     A `start` in the middle of a line skips the rest of that line.
     """
@@ -278,6 +278,8 @@ def entries(path: Path, start: int) -> tuple[list[object], int]:
         with path.open("rb") as file:
             file.seek(max(0, start))
             data = file.read(CHUNK_BYTES)
+            if b"\n" not in data:
+                data += file.readline()  # or a longer line would never be passed on
     except OSError:
         return [], start
     whole = data[: data.rfind(b"\n") + 1]
