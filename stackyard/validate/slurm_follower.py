@@ -85,7 +85,7 @@ class Follower:
                 host=one["host"],
                 what=f"its image is another one than {self.asked.image} here: its packages are"
                 f" {one['digest'][:12]}, not {self.asked.digest[:12]}",
-                hint="bring this image to all nodes (docs/howto/slurm.md), or smoke the one that"
+                hint="bring this image to all nodes (docs/howto/slurm.md), or name the one that"
                 " they have: --image",
             )
             for one in told
