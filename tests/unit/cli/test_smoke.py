@@ -12,7 +12,7 @@ from stackyard.build import catalog, host
 from stackyard.build.builder import Builder, Built
 from stackyard.cli import console
 from stackyard.cli.options.runs import CertifyRequest
-from stackyard.cli.options.trainings import ProveRequest, SmokeRequest
+from stackyard.cli.options.trainings import BenchRequest, ProveRequest, SmokeRequest
 from stackyard.cli.steps import certify, prove, smoke, smoke_slurm
 from stackyard.definitions.project import load_project
 from stackyard.mesh.preflight import NotReady
@@ -90,6 +90,13 @@ def test_options_of_another_place_are_refused(options, what, hint):
     with pytest.raises(UsageError) as caught:
         smoke_slurm.require_fit(SmokeRequest(stack="toy", **options), "invoke smoke toy")
     assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+@pytest.mark.parametrize("request_", [SmokeRequest, BenchRequest])
+def test_only_on_slurm_is_a_path_an_image_of_the_nodes(request_):
+    assert smoke_slurm.on_nodes(request_(on="slurm", image="/shared/x.sqsh"))
+    assert not smoke_slurm.on_nodes(request_(on="slurm", image="toy:1"))
+    assert not smoke_slurm.on_nodes(request_(image="/shared/x.sqsh"))
 
 
 def test_a_site_that_is_not_there_is_refused(tmp_path):
