@@ -142,7 +142,9 @@ class Agent:
         elif command == "rest":
             self._resting = True
         elif command in ("list", "kill"):
-            found = strays.kill(job=job) if command == "kill" else strays.strays(job)
+            # A node that kills for as long as its lease would count as lost.
+            seconds = min(5.0, self._seconds / 2)
+            found = strays.kill(seconds, job) if command == "kill" else strays.strays(job)
             self._say({"answer": number, "found": found})
         elif command == "term":
             there = self._jobs.get(job)
@@ -151,7 +153,7 @@ class Agent:
     def _examine(self, number: str, job: str) -> None:
         """Collect where the ranks of a job are; the loop then says it."""
         found: list[Said] = []
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if watched := self._jobs.get(job):
                 found = stacks.collect(dict(watched.ranks), watched.folder)
         self._examined.append({"answer": number, "found": found})

@@ -86,7 +86,6 @@ class Job:
             raise ValueError("a job has steps, each with `what` and `argv`")
         self.started = time.time()
         self.heard = self.changed = self.spoke = time.monotonic()
-        self.ended = 0.0
         self.state, self.step, self.reason = "running", "", ""
         self.code: int | None = None
         self.ranks: dict[int, Value] = {}
@@ -94,7 +93,7 @@ class Job:
         self.swept: set[tuple[str, object]] = set()
         self.left: dict[str, list[object]] = {}
         self.killed = self.stopped = False
-        self.asked = self.deadline = 0.0
+        self.ended = self.asked = self.deadline = 0.0
         self.launcher: StepProcess | None = None
         self.checks, self.checking = 0, False
         self.closing: set[str] = set()
@@ -213,9 +212,8 @@ class Job:
         over = self.placed and len(self.done) >= len(self.placed)
         if self.examined or not self.ranks or over:
             return False
-        if len(self.pace) < (1 if self.updates else MARKS):
-            return False
-        return now - self.moved > HANG_TIMES * max(self.pace) + self.hang_seconds
+        known = len(self.pace) >= (1 if self.updates else MARKS)
+        return known and now - self.moved > HANG_TIMES * max(self.pace) + self.hang_seconds
 
     def silence(self, now: float) -> str:
         """Name the ranks or the launcher that are silent for too long; empty if none is."""
@@ -270,7 +268,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def entries(path: Path, start: int) -> tuple[list[object], int]:
-    """Return whole lines of a log from `start` on, at most a chunk, and where the next ones begin.
+    """Return whole lines of a log from `start` on, a chunk or a longer line, and where others begin.
 
     A `start` in the middle of a line skips the rest of that line.
     """
@@ -278,6 +276,8 @@ def entries(path: Path, start: int) -> tuple[list[object], int]:
         with path.open("rb") as file:
             file.seek(max(0, start))
             data = file.read(CHUNK_BYTES)
+            if b"\n" not in data:
+                data += file.readline()  # or a longer line would never be passed on
     except OSError:
         return [], start
     whole = data[: data.rfind(b"\n") + 1]

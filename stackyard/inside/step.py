@@ -17,6 +17,8 @@ LINE_BYTES = 4000
 READ_BYTES = 64 * 1024
 # Reads after the command has ended: a pipe holds less. Processes that keep writing are left alone.
 LAST_READS = 32
+# A command that was killed is gone within this, unless it cannot be killed.
+REAP_SECONDS = 0.2
 
 
 class StepProcess:
@@ -111,11 +113,15 @@ class StepProcess:
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Read the last output and wait for the command, whose children may hold the pipe open."""
+        """Read the last output, though its children may hold the pipe open, and forget the command.
+
+        It has ended, or could not be killed (a process that waits for a disk), and is left alone.
+        """
         for _ in range(LAST_READS):
             if self._output.closed or not (data := self._read()):
                 break
             self._take(data)
         self._close()
         self._forget_end()
-        self._child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(REAP_SECONDS)

@@ -154,6 +154,9 @@ class Supervisor:
     def _gone_node(self, node: str, why: str) -> None:
         self._tell(event="lost", node=node, why=why, joined=node in self._members.joined)
         for job in self._active:
+            if node in job.closing:
+                text = f"node {node} is gone, its last output may be missing: {why}"
+                self._note(job, self._me, {"rank": None, "text": text})
             job.closing.discard(node)
             self._stop(job, f"node {node} is gone: {why}")
         if node == self._me:
@@ -255,24 +258,35 @@ class Supervisor:
             if command == "kill":
                 job.swept |= {(node, p["pid"]) for node, found in answers.items() for p in found}
             if number == job.checks:
-                self._checked(job, answers)
+                self._checked(job, command, answers)
 
         self._members.ask(command, scope, answered)
 
-    def _checked(self, job: Job, answers: dict[str, list[Value]]) -> None:
-        """Go on with a job that ends, when every node has listed its processes."""
+    def _checked(self, job: Job, command: str, answers: dict[str, list[Value]]) -> None:
+        """Go on with a job that ends, when every node has listed its processes.
+
+        The answer to `kill` is what was there before it. A node that is slow, or frozen until it
+        is lost, takes no time from killing on the others: each kill is followed by another look.
+        """
         job.checking = False
         if job.state != "ending":
             return
         left = {node: found for node, found in answers.items() if found}
         waited = time.monotonic() - job.changed
-        if not left or waited > KILL_SECONDS:
+        if not left:
             self._finish(job, job.code)
-        elif job.killed or waited > job.grace_seconds:
-            if not job.killed:
+        elif not job.killed:
+            if waited > job.grace_seconds:
                 job.left, job.killed = left, True
+                self._check(job, "kill")
+            # Otherwise the next tick asks again.
+        elif waited <= KILL_SECONDS:
             self._check(job, "kill")
-        # Otherwise the next tick asks again.
+        elif command == "kill":
+            self._check(job, "list")
+        else:
+            job.left = job.left or left
+            self._finish(job, job.code)
 
     def _finish(self, job: Job, code: int | None) -> None:
         """Wait for the last output of ranks, now that nothing of the job runs."""
@@ -351,6 +365,8 @@ class Supervisor:
             found = {int(str(one["rank"])): one for several in answers.values() for one in several}
             nodes = {rank: str(known["node"]) for rank, known in job.ranks.items()
                      if known["end"] is None}  # fmt: skip
+            if not set(nodes.values()) <= set(answers):
+                return  # a node of it is lost, which ends it with that reason
             job.hang, lines = hang.explain(found, nodes)
             for text in (f"no update for {time.monotonic() - job.moved:.0f} s: {job.hang}", *lines):
                 self._note(job, self._me, {"rank": None, "text": f"hang: {text}"})

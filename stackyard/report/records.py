@@ -16,6 +16,7 @@ from stackyard.definitions.spec import Failure
 from stackyard.gpu.placement import Gpu
 from stackyard.report import shapes
 from stackyard.system.image import ImageInfo
+from stackyard.validate import judge
 from stackyard.validate.checks import Check
 from stackyard.validate.diagnose import DiagnosisValue, diagnose_all, diagnosis_value
 from stackyard.validate.judge_gpu import GpuObservation
@@ -115,6 +116,8 @@ def _parts(seen: Observation, ranks: str, device: str) -> shapes.SmokeParts:
         found["ranks"] = ranks
     if seen.gpu:
         found["gpus"] = _gpus(seen.gpu)
+    if absent := judge.not_applicable(seen):
+        found["not_applicable"] = absent
     return found
 
 

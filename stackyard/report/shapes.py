@@ -312,7 +312,7 @@ class HostsValue(TypedDict):
 
 
 class SlurmValue(TypedDict):
-    """Hold the job of a smoke on Slurm.
+    """Hold the job of a smoke or bench on Slurm.
 
     Attributes:
         job: its number.
@@ -330,6 +330,7 @@ class SmokeParts(TypedDict, total=False):
         ranks: where CPU ranks trained in an image for GPUs.
         hosts: of a smoke over hosts, or the nodes of one on Slurm.
         slurm: of a smoke on Slurm.
+        not_applicable: checks of something that this launch does not have, and why.
         against: after `invoke smoke --against`.
     """
 
@@ -337,6 +338,7 @@ class SmokeParts(TypedDict, total=False):
     ranks: str
     hosts: HostsValue
     slurm: SlurmValue
+    not_applicable: dict[str, str]
     gpus: GpusValue
     speeds: dict[str, SpeedValue]
     against: Comparison
@@ -477,11 +479,17 @@ class PlayedValue(_PlayedValueParts):
 
 
 class _BenchReportParts(TypedDict, total=False):
-    """Hold what older benches lack, and what only those over hosts have."""
+    """Hold what older benches lack, and what only those over hosts or on Slurm have.
+
+    Attributes:
+        hosts: of a bench over hosts, or the nodes of one on Slurm.
+        slurm: of a bench on Slurm.
+    """
 
     made: MadeValue
     available: int
     hosts: HostsValue
+    slurm: SlurmValue
 
 
 class BenchReport(_BenchReportParts):

@@ -33,7 +33,8 @@ from stackyard.validate import gpu_run, slurm_smoke, smoke
 from stackyard.validate.gpu_hosts import HostGpus
 from stackyard.validate.gpu_run import GpuPlan
 from stackyard.validate.outcome import Observation
-from stackyard.validate.slurm_plan import SlurmSmoke
+from stackyard.validate.slurm_follower import Follower
+from stackyard.validate.slurm_nodes import Placed
 
 
 def at_once(facts: Mapping[str, str], wanted: int) -> int:
@@ -188,8 +189,7 @@ def smoke_on_hosts(
 
 def smoke_on_slurm(
     project: Project,
-    asked: SlurmSmoke,
-    job: str,
+    follower: Follower,
     built: Built,
     watcher: smoke.SmokeWatcher,
     installed: Mapping[str, Mapping[str, str]],
@@ -197,21 +197,22 @@ def smoke_on_slurm(
     """Follow the smoke of one image on Slurm, write its reports and evidence, return the record.
 
     Args:
-        job: number of the job, which was submitted.
+        follower: of its job, which was submitted.
         installed: versions found in the image, whose content all nodes have.
 
     Raises:
         NotReady: a node has another image; nothing was trained.
     """
     started = datetime.datetime.now(datetime.timezone.utc)
-    clock, device = time.monotonic(), asked.smoke.device
+    clock, declared = time.monotonic(), follower.asked.smoke
+    device = declared.device
     seen = Observation(
         nodes=(),
-        environment={**built.info.environment, **asked.env},
-        recorded=recorded_curve(project.root, asked.stack) if device != "cpu" else {},
+        environment={**built.info.environment, **follower.asked.env(declared)},
+        recorded=recorded_curve(project.root, follower.asked.stack) if device != "cpu" else {},
         installed=installed,
     )
-    outcome, placed = slurm_smoke.run(asked, job, seen, watcher)
+    outcome, placed = slurm_smoke.run(follower, declared, seen, watcher), follower.nodes
     value = records.smoke_report(
         built.image,
         built.info,
@@ -223,9 +224,9 @@ def smoke_on_slurm(
         build_seconds=built.seconds,
         failures=project.definitions.failures.values(),
     )
-    value["slurm"] = {"job": job, "runtime": asked.site.runtime}
+    value["slurm"] = {"job": follower.job, "runtime": follower.asked.site.runtime}
     if placed:
-        value["hosts"] = _hosts_value(placed.plan, placed.facts, placed.fabric)
+        value["hosts"] = nodes_value(placed)
     _keep(project, value, built, watcher)
     return value
 
@@ -235,6 +236,11 @@ def hosts_value(spread: Spread) -> HostsValue:
     if spread.plan is None or spread.fabric is None:
         return {"network": "", "nccl": "", "hosts": []}
     return _hosts_value(spread.plan, spread.facts, spread.fabric)
+
+
+def nodes_value(placed: Placed) -> HostsValue:
+    """Return the nodes that Slurm gave a run as data."""
+    return _hosts_value(placed.plan, placed.facts, placed.fabric)
 
 
 def _hosts_value(

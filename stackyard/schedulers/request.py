@@ -105,7 +105,10 @@ def load_site(cluster: str, given: str) -> tuple[Site, Mapping[str, str]]:
         try:
             file = read_site(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be read", why=str(error)) from error
+            raise UsageError(
+                f"{path} cannot be read", why=str(error),
+                hint=f"name a file of settings that is there: --site (docs/howto/{cluster}.md)",
+            ) from error  # fmt: skip
     usual: Mapping[str, Site] = {"slurm": SlurmSite(runtime=AUTO), "kubernetes": KubernetesSite()}
     found = file.slurm if cluster == "slurm" else file.kubernetes
     if given and found is None:

@@ -31,12 +31,15 @@ class JobStep:
         label: letters, digits and `-`; unique. It names the step in Slurm and the step's files.
         trains: processes that it left are looked for; `MARK` is in its environment.
         all_end: a node that fails ends no other.
+        kin: letters, digits and `-`. A failure leaves out the later steps with the same word, and
+            the others go on; without a word, a failure ends the job.
     """
 
     label: str
     job: Job
     trains: bool = False
     all_end: bool = False
+    kin: str = ""
 
 
 def render(whole: Job, steps: Sequence[JobStep], site: SlurmSite, folder: str) -> dict[str, str]:
@@ -58,6 +61,7 @@ def render(whole: Job, steps: Sequence[JobStep], site: SlurmSite, folder: str) -
         "left": template.render("clusters/slurm-left.sh.j2", {}).rstrip("\n"),
         "grace_seconds": int(GRACE_SECONDS),
         "outside": _outside(whole, site),
+        "kin": any(step.kin for step in steps),
         "steps": [
             {
                 "label": step.label,
@@ -65,6 +69,7 @@ def render(whole: Job, steps: Sequence[JobStep], site: SlurmSite, folder: str) -
                 "node": slurm.node_script(step.job, site).rstrip("\n"),
                 "trains": step.trains,
                 "mark": step.job.env.get(MARK, ""),
+                "kin": step.kin,
             }
             for step in steps
         ],

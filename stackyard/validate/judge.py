@@ -1,7 +1,8 @@
 """Judge a smoke by named checks, each with what was measured and what was expected.
 
 Owns every threshold and every failure message. Pure: it sees only what was recorded. A check that
-could not be made is `not run`; so is the verdict, unless another check failed.
+could not be made is `not run`; so is the verdict, unless another check failed. A check of something
+that a launch does not have is none of its checks.
 """
 
 from __future__ import annotations
@@ -30,15 +31,21 @@ LOSS_RATIO = 0.7
 
 
 def judge(smoke: Smoke, seen: Observation) -> tuple[Check, ...]:
-    """Return all checks, in a fixed order."""
+    """Return all checks that apply, in a fixed order."""
     checks: Sequence[Callable[[Smoke, Observation], Check]] = (
-        mesh, world_size, loss_falls, ranks_agree, parity, resume_equal, no_strays,
+        *(() if seen.no_logins else (mesh,)),
+        world_size, loss_falls, ranks_agree, parity, resume_equal, no_strays,
     )  # fmt: skip
     found = tuple(one(smoke, seen) for one in checks)
     if seen.gpu is None:
         return found
     parts = {layout.name: smoke.fused_of(layout.name) for layout in smoke.layouts}
     return (*found, *judge_gpu(seen.gpu, list(seen.everything.items()), seen.broken, parts))
+
+
+def not_applicable(seen: Observation) -> dict[str, str]:
+    """Return the checks of something that this launch does not have, each with the reason."""
+    return {mesh.__name__: seen.no_logins} if seen.no_logins else {}
 
 
 def _not_run(name: str, expected: Any, seen: Observation, missing: str) -> Check:

@@ -28,7 +28,7 @@ class Observation:
         trainings: the uninterrupted training of each layout.
         installed: versions by name, of `python` and `debian`, as found in node 1's image.
         broken: why the smoke could not go on; empty if it ran to its end.
-        no_logins: why nodes cannot log in to each other where that is not tried; else empty.
+        no_logins: why there are no logins between nodes where a launch has none; else empty.
     """
 
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Watch one launch of a smoke on Slurm by its ranks' records, and have Slurm kill it.
+"""Watch one training of a run on Slurm by its ranks' records, and have Slurm kill it.
 
 Owns the limits on its silence, and the mark by which the batch script goes on after a kill.
 """
@@ -11,23 +11,26 @@ from pathlib import Path
 
 from stackyard.schedulers import slurm_client, slurm_steps
 from stackyard.schedulers.slurm_client import Reader
-from stackyard.validate.slurm_plan import SlurmSmoke
-from stackyard.validate.training_log import TrainingLog, TrainingPlan
+from stackyard.validate.slurm_plan import SlurmRun, SlurmTraining
+from stackyard.validate.training_log import TrainingLog
 
 # A kill that Slurm did not carry out is asked for again after this time.
 KILL_SECONDS = 2.0
 
 
 class Launch:
-    """Watch one launch by its ranks' records, and have Slurm kill it.
+    """Watch one training by its ranks' records, and have Slurm kill it.
 
     Attributes:
         killed: it was killed on purpose, once every rank had got there.
         stopped: why it was killed otherwise; empty if it was not.
     """
 
-    def __init__(self, asked: SlurmSmoke, job: str, plan: TrainingPlan, log: TrainingLog) -> None:
-        self._asked, self._job, self._plan, self._log = asked, job, plan, log
+    def __init__(
+        self, asked: SlurmRun, job: str, training: SlurmTraining, log: TrainingLog
+    ) -> None:
+        self._asked, self._job, self._log = asked, job, log
+        self._smoke, self._plan = training.smoke, training.plan
         self._readers: dict[Path, Reader] = {}
         self._began = self._heard = time.monotonic()
         self._killing = 0.0
@@ -55,7 +58,7 @@ class Launch:
         self._log.take({"rank": rank, "record": line})
 
     def _silent(self) -> str:
-        smoke, now = self._asked.smoke, time.monotonic()
+        smoke, now = self._smoke, time.monotonic()
         start = smoke.start_seconds + self._asked.site.join_seconds
         missing = self._plan.layout.ranks - len(self._log.ranks)
         if missing and now - self._began > start:

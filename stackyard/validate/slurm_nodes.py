@@ -1,4 +1,4 @@
-"""Say what is known of the nodes that Slurm gave a smoke, in the values of a run over hosts.
+"""Say what is known of the nodes that Slurm gave a run, in the values of a run over hosts.
 
 Owns that translation. It must not read anything: what nodes wrote is an argument.
 """
@@ -14,7 +14,7 @@ from stackyard.mesh.node_plan import NodePlan, StandingPlan, fabric_of
 from stackyard.mesh.survey import HostFacts
 from stackyard.validate.gpu_hosts import placement_of, used_bytes
 from stackyard.validate.judge_gpu import GpuObservation
-from stackyard.validate.slurm_plan import SlurmSmoke
+from stackyard.validate.slurm_plan import SlurmRun
 
 NAME = "slurm"
 NO_BARE = "the GPUs are on nodes of Slurm"
@@ -52,7 +52,7 @@ class Placed:
 
 
 def place(
-    asked: SlurmSmoke, told: Sequence[Mapping[str, Any]], facts: Mapping[str, HostFacts]
+    asked: SlurmRun, told: Sequence[Mapping[str, Any]], facts: Mapping[str, HostFacts]
 ) -> Placed:
     """Return the nodes as they describe themselves.
 

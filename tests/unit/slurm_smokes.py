@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stackyard.schedulers import slurm_client
 from stackyard.schedulers.slurm_state import JobStatus
-from stackyard.validate.slurm_plan import SlurmSmoke
+from stackyard.validate import slurm_follower
+from stackyard.validate.bench import slurm
+from stackyard.validate.bench.plan import BenchPlan, as_smoke
+from stackyard.validate.slurm_plan import SlurmRun, of_smoke
 from tests.unit import samples
 from tests.unit.slurm_jobs import site
 
@@ -15,18 +19,28 @@ DIGEST = "d" * 64
 HOSTS = ("node1", "node2")
 
 
-def plan(folder: Path, **changes: Any) -> SlurmSmoke:
+def plan(folder: Path, **changes: Any) -> SlurmRun:
+    smoke = changes.get("smoke") or samples.smoke()
     values: dict[str, Any] = {
         "run": "toy-1", "stack": "toy", "base": "cpu", "image": "stackyard/toy:cpu",
-        "image_id": "sha256:1", "digest": DIGEST, "smoke": samples.smoke(),
+        "image_id": "sha256:1", "digest": DIGEST, "smoke": smoke,
+        "trainings": of_smoke(smoke, 2, folder),
         "site": site("filesystem"), "nodes": 2, "per_node": 1, "folder": folder,
         "files": {"train.py": b"train"}, "binds": {},
     }  # fmt: skip
-    return SlurmSmoke(**{**values, **changes})
+    return SlurmRun(**{**values, **changes})
 
 
-def state(slurm: str = "RUNNING", found: str = "running", reason: str = "") -> JobStatus:
-    return JobStatus(job_id="17", state=found, slurm=slurm, code=None, reason=reason,
+def bench(folder: Path, made: BenchPlan, **changes: Any) -> SlurmRun:
+    """A bench over the same nodes."""
+    return plan(
+        folder, smoke=as_smoke(made, made.sides[0], 1),
+        **{"trainings": slurm.trainings(made, folder), **changes},
+    )  # fmt: skip
+
+
+def state(name: str = "RUNNING", found: str = "running", reason: str = "") -> JobStatus:
+    return JobStatus(job_id="17", state=found, slurm=name, code=None, reason=reason,
                      nodes="node[1-2]", log="")  # fmt: skip
 
 
@@ -36,6 +50,7 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.killed: list[str] = []
+        self.state = state()
         for number, host in enumerate(HOSTS, 1):
             self.write(f"facts/{host}", survey(host, number))
             self.image(host)
@@ -85,6 +100,14 @@ class Nodes:
             found += [{"event": "end", "step": steps[-1]}] * end
             lines = "".join(f"{json.dumps(one)}\n" for one in found)
             self.write(f"records/{label}/rank{rank}.jsonl", lines)
+
+    def served(self, monkeypatch: Any) -> None:
+        """Answer for Slurm, without waiting for anything."""
+        monkeypatch.setattr(slurm_client, "status", lambda job: self.state)
+        monkeypatch.setattr(slurm_client, "kill_step", self.kill)
+        for name in ("LATE_SECONDS", "END_SECONDS"):
+            monkeypatch.setattr(slurm_follower, name, 0.0)
+        monkeypatch.setattr(slurm_follower, "POLL_SECONDS", 0.001)
 
     def kill(self, job: str, label: str) -> None:
         """Be killed as Slurm kills a step."""

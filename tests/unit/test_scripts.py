@@ -28,7 +28,7 @@ from stackyard.system import template
 from stackyard.validate import slurm_plan
 from stackyard.validate.prove import plan as prove_plan
 from tests.golden import test_slurm as slurm_samples
-from tests.unit import kubernetes_jobs, slurm_smokes
+from tests.unit import benches, kubernetes_jobs, slurm_smokes
 from tests.unit.build import test_source_fork as test_fork
 from tests.unit.mesh import test_example_copy as test_own_copy
 
@@ -141,6 +141,7 @@ def made():
             list(slurm_samples.parts(name))
             asked = slurm_smokes.plan(Path("/shared/my job"), site=slurm_samples.SITES[name])
             slurm_plan.contents(asked)
+        slurm_plan.contents(slurm_smokes.bench(Path("/shared/my job"), benches.plan(2, nodes=2)))
         for launcher in STARTING:
             for nodes in (1, 2) if launcher != "alone" else (1,):
                 make(launcher, nodes)

@@ -79,6 +79,16 @@ class BenchRequest:
     hosts: Annotated[
         str, Option(f"train over hosts, with as many GPUs on each, instead of here: {HOSTS}")
     ] = ""
+    on: Annotated[str, Option("slurm: train as a job there (docs/howto/slurm.md)", "CLUSTER")] = ""
+    nodes: Annotated[int | None, Option("with --on: nodes of the job (2)", least=1)] = None
+    site: Site = ""
+    out: Annotated[
+        str,
+        Option(
+            "with --on: the job's folder, which all nodes see; it is removed (./bench-NAME)",
+            "FOLDER",
+        ),
+    ] = ""
     image: Image = ""
     verbose: Verbose = False
 

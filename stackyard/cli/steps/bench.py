@@ -2,17 +2,16 @@
 
 Owns the meaning of a bench's arguments, and its output. `validate.bench.play` runs the trainings.
 
-Over 300 lines: both places of a bench, this machine and hosts, share its report and its table.
+Over 300 lines: all places of a bench (this machine, hosts, Slurm) share its report and its table.
 """
 
 from __future__ import annotations
 
 import datetime
-import secrets
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +24,26 @@ from stackyard.build.choice import Choice, decide
 from stackyard.cli.answer import EXIT_CODES, Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import BenchRequest
-from stackyard.cli.steps import diagnose, smoke_hosts
+from stackyard.cli.steps import diagnose, smoke_hosts, smoke_slurm
+from stackyard.cli.steps.bench_place import Place, here, on_slurm, there
 from stackyard.cli.tables import outcome_text
 from stackyard.definitions.project import Project, load_project
-from stackyard.gpu import access, transport
+from stackyard.gpu import transport
 from stackyard.mesh import nodes
 from stackyard.mesh.hosts import node_names
 from stackyard.mesh.runs import reached
-from stackyard.mesh.spread import Spread
-from stackyard.report import pages, records, smokes, vouch
+from stackyard.report import pages, records, vouch
 from stackyard.report.bench import bench_report, headings, render_page, rows
-from stackyard.report.shapes import BenchGpus, BenchReport, HostsValue
+from stackyard.report.shapes import BenchReport
 from stackyard.system.engine import Engine
-from stackyard.system.errors import StackyardError
+from stackyard.system.errors import StackyardError, UsageError
 from stackyard.validate import gpu_run
-from stackyard.validate.bench import play
+from stackyard.validate.bench import play, slurm
 from stackyard.validate.bench.judge import judge
-from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan, read_counts
+from stackyard.validate.bench.plan import BenchPlan, Turn, as_smoke, make_plan, read_counts
 from stackyard.validate.bench.read import load_bench, load_peaks
 from stackyard.validate.bench.result import START, Played, Seen, group_speed, speed
-from stackyard.validate.gpu_hosts import HostGpus
-from stackyard.validate.gpu_run import GpuPlan, GpuRun
+from stackyard.validate.slurm_follower import Follower
 
 CPU_RANKS = 2
 ROUNDS = 2
@@ -60,9 +58,12 @@ def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
         project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="bench", image=asked.image,
-        image_here=not asked.hosts, typed=typed,
+        image_here=not asked.hosts and not smoke_slurm.on_nodes(asked), typed=typed,
     )  # fmt: skip
-    if asked.hosts:
+    smoke_slurm.require_fit(asked, typed)
+    if asked.on:
+        values = _bench_slurm(project, chosen, asked, terminal, typed)
+    elif asked.hosts:
         values = _bench_hosts(project, chosen, asked, terminal, typed)
     else:
         values = _bench_here(project, chosen, asked, terminal, typed)
@@ -91,7 +92,7 @@ def _bench_here(
         nodes.sweep(held)
         return [
             _bench_one(
-                project, built, plans[name], _here(project, held, built, plans[name], gpu_plan),
+                project, built, plans[name], here(project, held, built, plans[name], gpu_plan),
                 terminal,
             )
             for name, built in zip(names, images, strict=True)
@@ -115,8 +116,45 @@ def _bench_hosts(
             made = smoke_hosts.spread_of(
                 hosts, wanted, built, play.neutral(plans[name]), files, terminal
             )
-            found.append(_bench_one(project, built, plans[name], _there(made, plans[name]),
+            found.append(_bench_one(project, built, plans[name], there(made, plans[name]),
                                     terminal))  # fmt: skip
+    return found
+
+
+def _bench_slurm(
+    project: Project, chosen: Choice, asked: BenchRequest, terminal: Terminal, typed: str
+) -> list[BenchReport]:
+    """Bench stacks on Slurm, one after another."""
+    count = asked.nodes or smoke_slurm.NODES
+    if count < 2:
+        raise UsageError(
+            "a bench on Slurm needs two nodes",
+            why="on a single one its GPUs are measured at once, in one container",
+            hint=f"{typed} --on slurm --nodes 2, or without --on on a machine with an engine",
+        )
+    ranks = chosen.gpus or count
+    each, rest = divmod(ranks, count)
+    if rest:
+        raise UsageError(
+            f"--gpus {ranks} is the GPUs of the whole job: {count} nodes cannot have equally many",
+            hint=f"{typed} --on slurm --nodes {count} --gpus {max(each, 1) * count}",
+        )
+    plans = _plans(project, asked, list(chosen.stacks), chosen.device, ranks, count)
+
+    def parts(stack: str, folder: Path) -> smoke_slurm.Parts:
+        plan = plans[stack]
+        return smoke_slurm.Parts(
+            smoke=as_smoke(plan, plan.sides[0], 1),
+            trainings=slurm.trainings(plan, folder),
+            files=play.files(project.root, stack),
+        )
+
+    found = []
+    for built, run in smoke_slurm.planned(project, chosen, asked, count, each, parts, terminal):
+        plan = plans[run.stack]
+        with smoke_slurm.submitted(run, terminal) as job:
+            place = on_slurm(Follower(run, job), plan)
+            found.append(_bench_one(project, built, plan, place, terminal))
     return found
 
 
@@ -145,63 +183,8 @@ def _plans(
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Hold where one bench is played: on this machine, or over hosts.
-
-    Attributes:
-        facts: of the (first) engine's machine, read before the start: it may be gone at the end.
-        hosts: None on this machine.
-    """
-
-    facts: Mapping[str, str]
-    play: Callable[[play.BenchWatcher], Seen]
-    gpus: Callable[[], BenchGpus]
-    hosts: Callable[[], HostsValue | None] = lambda: None
-
-
-def _here(
-    project: Project, held: Engine, built: Built, plan: BenchPlan, gpu_plan: GpuPlan | None
-) -> _Place:
-    name = built.image.stack.name
-    run, env = f"{name}-{secrets.token_hex(4)}", built.info.environment
-    gpu = None
-    if gpu_plan is not None:
-        gpu = gpu_run.start_run(gpu_plan, run, env.get("LD_LIBRARY_PATH", ""))
-    settings = play.settings(built.info.id, plan, play.files(project.root, name), gpu)
-    return _Place(
-        facts=held.facts(),
-        play=lambda watcher: play.run_bench(
-            held, plan, settings, run=run, gpu=gpu, watcher=watcher
-        ),
-        gpus=lambda: _gpus(gpu),
-    )
-
-
-def _there(made: Spread, plan: BenchPlan) -> _Place:
-    gpu = HostGpus(spread=made) if plan.size.device == "cuda" else None
-
-    def gpus() -> BenchGpus:
-        if gpu is None or made.plan is None:
-            return {}
-        seen = gpu.observed()
-        return {
-            "placement": seen.placement.name, "driver": seen.driver,
-            "devices": records.devices(seen.placement.gpus),
-        }  # fmt: skip
-
-    return _Place(
-        facts=next(iter(made.hosts.links.values())).engine.facts(),
-        play=lambda watcher: play.bench_in(
-            made.running(), plan, run=made.wanted.run, gpu=gpu, watcher=watcher
-        ),
-        gpus=gpus,
-        hosts=lambda: smokes.hosts_value(made),
-    )
-
-
 def _bench_one(
-    project: Project, built: Built, plan: BenchPlan, place: _Place, terminal: Terminal
+    project: Project, built: Built, plan: BenchPlan, place: Place, terminal: Terminal
 ) -> BenchReport:
     name = built.image.stack.name
     peaks = load_peaks(project.root)
@@ -218,12 +201,14 @@ def _bench_one(
             peaks=peaks,
             started=started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - clock,
-            host=place.facts,
+            host=place.facts(),
             gpus=place.gpus(),
             failures=project.definitions.failures.values(),
         )
         if hosts := place.hosts():
             value["hosts"] = hosts
+        if place.slurm:
+            value["slurm"] = place.slurm
         value["made"] = pages.made_by(project.root)
         path = records.path_of_report(value, "json")
         pages.write(project.root, value, path, render_page(value))
@@ -242,19 +227,6 @@ def _bench_one(
             terminal.done(name, f"{broken}: report in {records.path_of_report(value, 'html')}")
         raise
     return written(seen)
-
-
-def _gpus(gpu: GpuRun | None) -> BenchGpus:
-    if gpu is None:
-        return {}
-    placed = gpu.placement
-    return {
-        "placement": placed.name,
-        "driver": gpu.plan.host.driver,
-        "way": access.explain(gpu.plan.way),
-        "settings": {**placed.env, **gpu.plan.settings},
-        "devices": records.devices(placed.gpus),
-    }
 
 
 def _watcher(

@@ -39,7 +39,7 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
         project, asked.stack, asked.base, gpus=asked.gpus, gpus_for="smoke", image=asked.image,
-        image_here=not asked.hosts and not asked.image.startswith("/"), cpu_ranks_anywhere=True,
+        image_here=not asked.hosts and not smoke_slurm.on_nodes(asked), cpu_ranks_anywhere=True,
         typed=typed,
     )  # fmt: skip
     gpus = chosen.gpus or 0
@@ -249,6 +249,8 @@ def _explain(value: SmokeReport, terminal: Terminal) -> None:
         known = next((n for (w, o), n in by_reason.items() if w == why and o != outcome), None)
         said = f"as {known[0]} says" if known and outcome == "not run" else why
         terminal.text(f"{value['stack']}: {', '.join(names)} {outcome}: {said}")
+    for name, why in value.get("not_applicable", {}).items():
+        terminal.text(f"{value['stack']}: {name} does not apply: {why}")
     diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
     if value["outcome"] == "failed":
         for layout, tail in value["last_lines"].items():

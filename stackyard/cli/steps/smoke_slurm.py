@@ -1,4 +1,4 @@
-"""Run smokes as jobs of Slurm: submit each, have it followed, and leave nothing of it.
+"""Run smokes as jobs of Slurm, and make what a bench there shares with them: images, plans, jobs.
 
 Owns the job's folder, cancelling, and refusing options that are about other places. What is known
 of an image here is what its nodes are held against.
@@ -10,25 +10,28 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stackyard.build.builder import Builder, Built
 from stackyard.build.choice import Choice, held_image
 from stackyard.cli.console import Terminal
-from stackyard.cli.options.trainings import SmokeRequest
+from stackyard.cli.options.trainings import BenchRequest, SmokeRequest
 from stackyard.cli.steps.clusters import uninterrupted
 from stackyard.definitions.project import INSIDE, Project
+from stackyard.definitions.spec import Smoke
 from stackyard.report import smokes
 from stackyard.report.shapes import SmokeReport
 from stackyard.schedulers import slurm_client
 from stackyard.schedulers.client import new_folder
-from stackyard.schedulers.request import slurm_site
+from stackyard.schedulers.request import load_site, slurm_site
 from stackyard.system.engine import Engine
-from stackyard.system.errors import EngineError, StackyardError, UsageError
+from stackyard.system.errors import EngineError, StackyardError, UsageError, shown
 from stackyard.validate import slurm_plan
-from stackyard.validate.slurm_plan import SlurmSmoke
+from stackyard.validate.slurm_follower import Follower
+from stackyard.validate.slurm_plan import SlurmRun, SlurmTraining
 from stackyard.validate.smoke import SmokeWatcher, workload_files
 
 SLURM = "slurm"
@@ -37,24 +40,34 @@ NODES = 2
 IMAGE_SECONDS = 300
 
 
-def require_fit(asked: SmokeRequest, typed: str) -> None:
-    """Refuse options that do not go together with where the smoke is to run.
+def on_nodes(asked: SmokeRequest | BenchRequest) -> bool:
+    """Return whether the image that was named is a path on the nodes of Slurm."""
+    return bool(asked.on) and asked.image.startswith("/")
+
+
+def require_fit(asked: SmokeRequest | BenchRequest, typed: str) -> None:
+    """Refuse options that do not go together with where a smoke or bench is to run.
 
     Raises:
         UsageError: there is one, or the cluster is not Slurm.
     """
+    smoke = isinstance(asked, SmokeRequest)
+    kind = "smoke" if smoke else "bench"
     if not asked.on:
-        given = [f"--{name}" for name in ("site", "out") if getattr(asked, name)]
+        # A smoke has its --nodes on this machine, too.
+        given = [f"--{name}" for name in ("site", "out", *(() if smoke else ("nodes",)))
+                 if getattr(asked, name)]  # fmt: skip
         if given:
             raise UsageError(
-                f"{' and '.join(given)}: only for a smoke on Slurm", hint=f"{typed} --on slurm"
+                f"{' and '.join(given)}: only for a {kind} on Slurm", hint=f"{typed} --on slurm"
             )
         return
     if asked.on != SLURM:
         raise UsageError(
-            f"a smoke runs on Slurm, not on {asked.on}", hint=f"{typed} --on slurm, or --hosts"
+            f"a {kind} runs on Slurm, not on {shown(asked.on)}",
+            hint=f"{typed} --on slurm, or --hosts",
         )
-    other = [f"--{name}" for name in ("hosts", "placement") if getattr(asked, name)]
+    other = [f"--{name}" for name in ("hosts", "placement") if getattr(asked, name, "")]
     if other:
         raise UsageError(
             f"{' and '.join(other)} cannot be given with --on slurm",
@@ -84,7 +97,64 @@ def smoke_each(
             f"a smoke on Slurm runs 2 ranks, which {nodes} nodes cannot share",
             hint=f"{typed} --on slurm --nodes 2",
         )
-    tag = "" if asked.image.startswith("/") else asked.image
+
+    def parts(stack: str, folder: Path) -> Parts:
+        declared = project.definitions.stacks[stack].smoke_on(chosen.device)
+        assert declared is not None, "the command line asked for a smoke that is not declared"
+        return Parts(
+            smoke=declared,
+            trainings=slurm_plan.of_smoke(declared, nodes, folder),
+            files=workload_files(project.root / "images" / stack / "smoke"),
+        )
+
+    runs = planned(project, chosen, asked, nodes, each, parts, terminal)
+    with Engine() as engine:
+        installed = [_told(engine, built, "inventory.py") for built, _ in runs]
+    found = []
+    for (built, plan), inside in zip(runs, installed, strict=True):
+        with submitted(plan, terminal) as job:
+            follower = Follower(plan, job)
+            found.append(
+                smokes.smoke_on_slurm(project, follower, built, watched(built), inside)
+            )  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Hold what a smoke or bench of one stack runs.
+
+    Attributes:
+        smoke: what prepares the data, and the device.
+        files: of the trainings, by relative path.
+    """
+
+    smoke: Smoke
+    trainings: tuple[SlurmTraining, ...]
+    files: Mapping[str, bytes]
+
+
+def planned(
+    project: Project,
+    chosen: Choice,
+    asked: SmokeRequest | BenchRequest,
+    nodes: int,
+    each: int,
+    parts: Callable[[str, Path], Parts],
+    terminal: Terminal,
+) -> list[tuple[Built, SlurmRun]]:
+    """Return the image and the plan of every stack; all of them fit the site.
+
+    Args:
+        nodes: how many, with `each` ranks at most on each.
+        parts: says what a stack runs, from a folder that all nodes see.
+
+    Raises:
+        UsageError: the site's settings do not do.
+    """
+    kind = "smoke" if isinstance(asked, SmokeRequest) else "bench"
+    load_site(SLURM, asked.site)  # before anything is built
+    tag = "" if on_nodes(asked) else asked.image
     with Engine() as engine:
         if tag:
             images = [held_image(project, engine, tag, asked.stack, asked.base)]
@@ -92,50 +162,35 @@ def smoke_each(
             images = Builder(project, engine, terminal.say).build_all(
                 list(chosen.stacks), chosen.base.name
             )
-        plans = [_plan(project, engine, built, chosen, asked, nodes, each, terminal)
-                 for built in images]  # fmt: skip
-    return [
-        _smoke_one(project, plan, installed, built, watched(built), terminal)
-        for built, (plan, installed) in zip(images, plans, strict=True)
-    ]
-
-
-def _plan(
-    project: Project,
-    engine: Engine,
-    built: Built,
-    chosen: Choice,
-    asked: SmokeRequest,
-    nodes: int,
-    each: int,
-    terminal: Terminal,
-) -> tuple[SlurmSmoke, dict[str, dict[str, str]]]:
-    """Return a smoke's plan, and the versions that are installed in its image."""
-    stack = built.image.stack.name
-    declared = built.image.stack.smoke_on(chosen.device)
-    assert declared is not None, "the command line asked for a smoke that is not declared"
-    site, binds, notes = slurm_site(asked.site, asked.image, built.tag)
-    for note in notes:
-        terminal.note(note)
-    terminal.say(stack, "reading the image")
-    run = f"{stack}-{secrets.token_hex(4)}"
-    plan = SlurmSmoke(
-        run=run,
-        stack=stack,
-        base=built.image.base.name,
-        image=built.tag,
-        image_id=built.info.id,
-        digest=_told(engine, built, slurm_plan.DIGEST)["digest"],
-        smoke=declared,
-        site=site,
-        nodes=nodes,
-        per_node=each,
-        folder=Path(asked.out or f"smoke-{run}").resolve(),
-        files=workload_files(project.root / "images" / stack / "smoke"),
-        binds=binds,
-    )
-    slurm_plan.contents(plan)  # refused before anything is submitted
-    return plan, _told(engine, built, "inventory.py")
+        found = []
+        for built in images:
+            stack = built.image.stack.name
+            site, binds, notes = slurm_site(asked.site, asked.image, built.tag)
+            for note in notes:
+                terminal.note(note)
+            terminal.say(stack, "reading the image")
+            run = f"{stack}-{secrets.token_hex(4)}"
+            folder = Path(asked.out or f"{kind}-{run}").resolve()
+            own = parts(stack, folder)
+            plan = SlurmRun(
+                run=run,
+                stack=stack,
+                base=built.image.base.name,
+                image=built.tag,
+                image_id=built.info.id,
+                digest=_told(engine, built, slurm_plan.DIGEST)["digest"],
+                smoke=own.smoke,
+                trainings=own.trainings,
+                site=site,
+                nodes=nodes,
+                per_node=each,
+                folder=folder,
+                files=own.files,
+                binds=binds,
+            )
+            slurm_plan.contents(plan)  # refused before anything is submitted
+            found.append((built, plan))
+    return found
 
 
 def _told(engine: Engine, built: Built, program: str) -> dict[str, Any]:
@@ -153,27 +208,15 @@ def _told(engine: Engine, built: Built, program: str) -> dict[str, Any]:
     return found
 
 
-def _smoke_one(
-    project: Project,
-    plan: SlurmSmoke,
-    installed: dict[str, dict[str, str]],
-    built: Built,
-    watcher: SmokeWatcher,
-    terminal: Terminal,
-) -> SmokeReport:
-    with _submitted(plan, terminal) as job:
-        terminal.done(plan.stack, f"job {job}: {plan.nodes} nodes, from {plan.folder}")
-        return smokes.smoke_on_slurm(project, plan, job, built, watcher, installed)
-
-
 @contextlib.contextmanager
-def _submitted(plan: SlurmSmoke, terminal: Terminal) -> Iterator[str]:
-    """Submit a smoke; at the end its job is over, and its folder gone, also after an error."""
+def submitted(plan: SlurmRun, terminal: Terminal) -> Iterator[str]:
+    """Submit a run; at the end its job is over, and its folder gone, also after an error."""
     job = ""
     new_folder(plan.folder, lambda part: _write(part, slurm_plan.contents(plan)))
     try:
         with uninterrupted():
             job = slurm_client.submit(plan.folder)
+        terminal.done(plan.stack, f"job {job}: {plan.nodes} nodes, from {plan.folder}")
         yield job
     finally:
         try:

@@ -45,12 +45,15 @@ class BenchWatcher:
 
 
 @dataclass
-class _Phases:
+class Phases:
+    """Time the phases of a bench, and report each to its watcher."""
+
     watcher: BenchWatcher
     kept: smoke.Phases = field(default_factory=smoke.Phases)
 
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
+        """Time one phase."""
         self.watcher.phase(name)
         with self.kept.timed(name):
             yield
@@ -116,7 +119,7 @@ def bench_in(
         KeyboardInterrupt, SystemExit: after everything was removed.
     """
     watcher = watcher or BenchWatcher()
-    phases = _Phases(watcher)
+    phases = Phases(watcher)
     seen = Seen(run=run)
     with contextlib.ExitStack() as stack:
         try:
@@ -130,7 +133,6 @@ def bench_in(
             # Step by step: earlier results stay, also if the engine refuses in the middle.
             for more in _play_all(running, plan, seen, phases, gpu):
                 seen = more
-                watcher.so_far(replace(seen, phases=tuple(phases.kept.found)))
         except (MeshError, EngineError) as error:
             seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
         if gpu and seen.played:
@@ -142,36 +144,59 @@ def bench_in(
 
 
 def _play_all(
-    running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: _Phases, gpu: GpuWatch | None
+    running: nodes.Mesh, plan: BenchPlan, seen: Seen, phases: Phases, gpu: GpuWatch | None
 ) -> Iterator[Seen]:
-    """Yield the results so far, whenever there are more."""
+    """Run every turn in a mesh; yield the results so far, whenever there are more."""
     smokes = {
         (side.name, ranks): as_smoke(plan, side, ranks)
         for side in plan.sides
         for ranks in plan.counts
     }
-    failed: dict[tuple[str, int], str] = {}
     ports = itertools.count(MEETING_PORT)
+
+    def train(group: Sequence[Turn]) -> tuple[Played, ...]:
+        one = smokes[group[0].side, group[0].ranks]
+        starts = [start(plan, one, turn, running, running.port(next(ports)), gpu) for turn in group]
+        return _play(running, group, starts, phases.watcher)
+
+    return in_turn(plan, seen, phases, train, lambda: running.lost)
+
+
+def in_turn(
+    plan: BenchPlan,
+    seen: Seen,
+    phases: Phases,
+    train: Callable[[Sequence[Turn]], tuple[Played, ...]],
+    lost: Callable[[], str],
+) -> Iterator[Seen]:
+    """Run the groups of a bench in their order; yield the results so far, whenever there are more.
+
+    Args:
+        train: runs one group to its end.
+        lost: says why nothing can run any more; empty while it can.
+    """
+
+    def told(more: Seen) -> Seen:
+        phases.watcher.so_far(replace(more, phases=tuple(phases.kept.found)))
+        return more
+
+    failed: dict[tuple[str, int], str] = {}
     for group in plan.groups():
         first = group[0]
         key = first.side, first.ranks
         if key in failed:
             why = f"{failed[key]} failed"
-            seen = replace(seen, left_out={**seen.left_out, **dict.fromkeys(group, why)})
+            seen = told(replace(seen, left_out={**seen.left_out, **dict.fromkeys(group, why)}))
             yield seen
             continue
-        starts = [
-            start(plan, smokes[key], turn, running, running.port(next(ports)), gpu)
-            for turn in group
-        ]
         beside = f", {len(group)} at once" if len(group) > 1 else ""
         with phases.one(f"train {first.name}{beside}"):
-            found = _play(running, group, starts, phases.watcher)
-        seen = replace(seen, played=(*seen.played, *found))
+            found = train(group)
         phases.watcher.played(found)
+        seen = told(replace(seen, played=(*seen.played, *found)))
         yield seen
-        if running.lost:
-            yield replace(seen, broken=running.lost)
+        if why := lost():
+            yield told(replace(seen, broken=why))
             return
         if any(played.training.failed for played in found):
             failed[key] = first.name
@@ -199,22 +224,32 @@ def start(
     gpu: GpuWatch | None = None,
 ) -> training.Start:
     """Return the launch of one training: on its own GPUs, with a port and folders of its own."""
-    used, per_node = plan.spread(turn.ranks, running.plan.nodes)
     taken = plan.gpus(turn)
-    takes = gpu.takes(len(used), per_node) if gpu and plan.nodes > 1 else ()
+    launched = launch(plan, one, turn, running.plan.nodes, running.shared)
+    takes = gpu.takes(len(launched.nodes), launched.per_node) if gpu and plan.nodes > 1 else ()
     # A lone rank's threads would take all cores, and so would those beside it: each gets one
     # thread, as torchrun gives each of several ranks.
     threads = {"OMP_NUM_THREADS": "1"} if turn.groups > 1 else {}
     own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))} if taken else {}
     one = replace(one, env={**threads, **one.env, **own})
-    launched = TrainingPlan(
+    launched = replace(launched, run=running.plan.run, gpus=(taken,) if taken else takes)
+    return training.Start(smoke=one, plan=launched, port=port)
+
+
+def launch(
+    plan: BenchPlan, one: Smoke, turn: Turn, names: Sequence[str], shared: str
+) -> TrainingPlan:
+    """Return where one training runs: on which nodes, and in which folders.
+
+    Args:
+        names: of all nodes; `shared` is the folder that they share.
+    """
+    used, per_node = plan.spread(turn.ranks, names)
+    return TrainingPlan(
         layout=one.layouts[0],
         label=turn.label,
-        save=f"{running.shared}/checkpoints/{turn.label}",
-        run=running.plan.run,
-        shared=running.shared,
+        save=f"{shared}/checkpoints/{turn.label}",
+        shared=shared,
         nodes=used,
         per_node=per_node,
-        gpus=(taken,) if taken else takes,
     )
-    return training.Start(smoke=one, plan=launched, port=port)

@@ -85,9 +85,9 @@ LINES = [
      SmokeRequest(gpus=2, nodes=2, placement="host-network", base="far", against="o.json",
                   image="m:1")),
     ("bench fairseq --gpus 2 --base far --rounds 3 --updates 60 --sides layer,fsdp --counts 2"
-     " --image m:1",
+     " --image m:1 --on slurm --nodes 4 --site s.yml --out o",
      BenchRequest(stack="fairseq", gpus=2, base="far", rounds=3, updates=60, sides="layer,fsdp",
-                  counts="2", image="m:1")),
+                  counts="2", image="m:1", on="slurm", nodes=4, site="s.yml", out="o")),
     ("prove toy --fix f --base far --record", ProveRequest(stack="toy", fix="f", base="far",
                                                            record=True)),
     ("prove --page --check", ProveRequest(page=True, check=True)),

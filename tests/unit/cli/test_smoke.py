@@ -12,7 +12,7 @@ from stackyard.build import catalog, host
 from stackyard.build.builder import Builder, Built
 from stackyard.cli import console
 from stackyard.cli.options.runs import CertifyRequest
-from stackyard.cli.options.trainings import ProveRequest, SmokeRequest
+from stackyard.cli.options.trainings import BenchRequest, ProveRequest, SmokeRequest
 from stackyard.cli.steps import certify, prove, smoke, smoke_slurm
 from stackyard.definitions.project import load_project
 from stackyard.mesh.preflight import NotReady
@@ -92,6 +92,13 @@ def test_options_of_another_place_are_refused(options, what, hint):
     assert (caught.value.what, caught.value.hint) == (what, hint)
 
 
+@pytest.mark.parametrize("request_", [SmokeRequest, BenchRequest])
+def test_only_on_slurm_is_a_path_an_image_of_the_nodes(request_):
+    assert smoke_slurm.on_nodes(request_(on="slurm", image="/shared/x.sqsh"))
+    assert not smoke_slurm.on_nodes(request_(on="slurm", image="toy:1"))
+    assert not smoke_slurm.on_nodes(request_(image="/shared/x.sqsh"))
+
+
 def test_a_site_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere\.yml cannot be read"):
         slurm_site(str(tmp_path / "nowhere.yml"), "", "stackyard/toy:cpu")
@@ -120,7 +127,7 @@ def test_a_submitted_smoke_is_cancelled_and_its_folder_removed_however_it_ends(
     problem = error([]) if error is NotReady else error and error()
     with (
         contextlib.suppress(KeyboardInterrupt, NotReady),
-        smoke_slurm._submitted(plan, console.Terminal()) as job,
+        smoke_slurm.submitted(plan, console.Terminal()) as job,
     ):
         assert (job, plan.folder.is_dir()) == ("17", True)
         assert {"job.sh", "train.py", "image_digest.py", "stackyard_record.py"} == slurm.files
@@ -133,7 +140,7 @@ def test_a_smoke_that_slurm_refuses_leaves_no_folder(tmp_path, monkeypatch):
     slurm, plan = Slurm(monkeypatch, number=""), slurm_smokes.plan(tmp_path / "job")
     with (
         pytest.raises(StackyardError, match="refused"),
-        smoke_slurm._submitted(plan, console.Terminal()),
+        smoke_slurm.submitted(plan, console.Terminal()),
     ):
         pass
     assert (slurm.cancelled, plan.folder.exists()) == ([], False)
@@ -181,6 +188,13 @@ def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
     assert "toy: loss_falls failed" in said
     assert "toy: recognised: a GPU is out of memory [oom]" in said
     assert said.index("loss_falls failed") < said.index("recognised") < said.index("last lines")
+
+
+def test_a_smoke_says_which_check_does_not_apply_and_why(capsys):
+    value = {**reports.good(), "not_applicable": {"mesh": "there is no ssh"}}
+    with console.Terminal(live=False) as terminal:
+        smoke._explain(value, terminal)
+    assert "toy: mesh does not apply: there is no ssh" in capsys.readouterr().out
 
 
 def test_the_checks_of_a_smoke_go_to_the_file_that_junit_names(monkeypatch, tmp_path):

@@ -449,6 +449,24 @@ def test_only_ranks_that_live_and_catch_sigterm_get_it(node, monkeypatch):
     assert node.take("term 5 other") == [{"answer": "5", "found": []}]
 
 
+def test_a_node_that_kills_is_heard_within_its_lease(node, monkeypatch):
+    tried = []
+    monkeypatch.setattr(agent.strays, "kill", lambda seconds, job: tried.append(seconds) or [])
+    node.agent._seconds = 2.0
+    assert node.take("kill 6 demo") == [{"answer": "6", "found": []}]
+    assert tried == [1.0]
+
+
+def test_a_question_where_ranks_are_is_answered_whatever_they_say(node, monkeypatch):
+    def odd(living, folder):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
+
+    monkeypatch.setattr(agent.stacks, "collect", odd)
+    node.take(f"watch {node.folder}")
+    node.agent._examine("7", "demo")
+    assert node.agent._examined == [{"answer": "7", "found": []}]
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """An agent at the end of a real line; what it was told, then whether it ended its node."""

@@ -109,3 +109,9 @@ def test_its_end_is_reported_once_by_the_kernel(start):
             key.data()
     assert start.wait(child) == 3
     assert over == [3]
+
+
+def test_a_command_that_cannot_be_killed_is_not_waited_for(start):
+    child, _ = start("exec sleep 20")
+    child.finish()
+    assert child.poll() is None

@@ -650,6 +650,18 @@ def test_silent_ranks_that_do_not_answer_are_not_waited_for(mesh):
     assert mesh.job.state == "ending"
 
 
+def test_a_node_that_is_lost_while_silent_ranks_are_asked_is_the_reason(mesh):
+    mesh.start(**PLACED)
+    for number in (0, 1):
+        rank(mesh, number, 50, NODES[number])
+        recorded(mesh, number, event="start")
+    mesh.tick(8.1)
+    answered(mesh, WAITS, nodes=["a"])
+    mesh.lines["b"].why = "nothing was heard for 60 s"
+    mesh.tick()
+    assert state(mesh)[2] == "node b is gone: nothing was heard for 60 s"
+
+
 def test_lines_are_updates_where_nothing_is_recorded(mesh):
     mesh.start()
     rank(mesh, 0, 50, "a")
@@ -979,14 +991,37 @@ def test_what_is_still_there_then_is_killed_and_told(mesh):
     assert (state(mesh), mesh.job.left) == (("ended", 0, ""), {"b": LEFT})
 
 
-def test_what_cannot_be_killed_does_not_hold_the_mesh_for_ever(mesh):
+def test_what_cannot_be_killed_does_not_hold_the_mesh_for_ever_and_is_told(mesh):
     mesh.start()
     mesh.ask("stop", job=mesh.job.name)
     for _ in range(20):
         if mesh.job.state == "ending":
             mesh.clock.later(1)
             mesh.answer(LEFT)
-    assert mesh.job.state == "closing"
+    assert (mesh.job.state, mesh.job.left) == ("closing", {"a": LEFT, "b": LEFT})
+
+
+def test_what_was_killed_in_the_end_is_not_told_as_left(mesh):
+    mesh.start()
+    mesh.ask("stop", job=mesh.job.name)
+    mesh.clock.later(16)
+    mesh.answer(LEFT)  # killed meanwhile
+    assert mesh.asked() == {"a": "list", "b": "list"}
+    mesh.answer()
+    assert (mesh.job.state, mesh.job.left) == ("closing", {})
+
+
+def test_what_is_left_is_killed_although_another_node_was_frozen_meanwhile(mesh):
+    mesh.start()
+    mesh.end(0)
+    mesh.answer(LEFT, nodes=["a"])
+    mesh.clock.later(60)
+    mesh.lines["b"].why = "nothing was heard for 60 s"
+    mesh.tick()
+    assert (mesh.job.state, mesh.asked()["a"]) == ("ending", "kill")
+    mesh.answer(LEFT, nodes=["a"])
+    mesh.answer(nodes=["a"])
+    assert (mesh.job.state, mesh.job.left) == ("closing", {"a": LEFT})
 
 
 def test_an_answer_to_an_earlier_question_does_not_count(mesh):
@@ -1013,6 +1048,8 @@ def test_last_words_are_waited_for_until_their_node_is_lost(mesh):
     mesh.tick()
     mesh.tick()
     assert state(mesh) == ("ended", 0, "")
+    said = "node b is gone, its last output may be missing: nothing was heard for 60 s"
+    assert [entry["text"] for entry in log(mesh)] == [said]
 
 
 # What is said
@@ -1068,6 +1105,19 @@ def test_who_follows_is_sent_all_from_where_it_says_and_then_the_end(mesh):
     assert mesh.told(other[0])[-1]["job"]["state"] == "ended"
     mesh.tick()
     assert mesh.told() == []
+
+
+def test_a_line_longer_than_what_is_sent_at_once_stops_no_follower(mesh):
+    mesh.start()
+    for text in ("x" * 100_000, "after"):
+        mesh.say({"said": [{"rank": 0, "text": text}]}, nodes=["a"])
+    mesh.told()
+    found = mesh.ask("follow", job="demo")
+    mesh.end(0)
+    mesh.close()
+    found += mesh.told()
+    said = [e["text"] for event in found if event["event"] == "log" for e in event["lines"]]
+    assert [len(text) for text in said] == [100_000, 5]
 
 
 @pytest.mark.parametrize("start", [3, -5, 10**9, "7"])

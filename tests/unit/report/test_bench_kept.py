@@ -9,6 +9,7 @@ from stackyard.build.builder import Built
 from stackyard.build.catalog import resolve
 from stackyard.cli.console import Terminal
 from stackyard.cli.steps import bench
+from stackyard.cli.steps.bench_place import Place
 from stackyard.report import pages
 from stackyard.system.errors import EngineError
 from tests.unit import benches, reports, samples
@@ -35,7 +36,7 @@ def test_a_bench_that_breaks_off_keeps_what_it_saw(monkeypatch, tmp_path, error,
     built = Built(image=image, tag="toy:cpu", info=reports.INFO, seconds=0.0, made=False)
     project = SimpleNamespace(root=tmp_path, definitions=samples.definitions())
     with pytest.raises(type(error)):
-        place = bench._Place(facts={"engine": "20.10"}, play=played, gpus=dict)
+        place = Place(facts=lambda: {"engine": "20.10"}, play=played, gpus=dict)
         bench._bench_one(project, built, made, place, Terminal(live=False))
     value = json.loads((tmp_path / "reports/toy/cpu/bench.json").read_text(encoding="utf-8"))
     assert value["outcome"] == "failed"

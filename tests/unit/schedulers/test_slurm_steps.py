@@ -11,13 +11,16 @@ from stackyard.mesh import survey
 from stackyard.schedulers import slurm_steps
 from stackyard.system.errors import UsageError
 from stackyard.validate import slurm_plan
-from tests.unit import slurm_smokes
+from tests.unit import benches, slurm_smokes
 from tests.unit.schedulers.test_slurm_script import Cluster
 from tests.unit.slurm_jobs import job, site
 
 LEAVES = """#!/bin/sh
 sleep 60 > /dev/null 2>&1 &
 echo $! >> "$(dirname "$0")/../left-behind"
+"""
+FAILS = """#!/bin/sh
+case "$*" in *records/ours-2-*) exit 3 ;; esac
 """
 
 
@@ -81,6 +84,20 @@ def test_after_a_step_that_was_killed_on_purpose_the_next_one_runs(cluster):
     done = cluster.run(text)
     assert done.stderr == "stackyard: two-resumed failed with exit code 9\n"
     assert [codes(cluster)[label] for label in ("one", "two", "two-resumed")] == [9, 9, 9]
+
+
+def test_a_failure_with_kin_leaves_out_only_its_kin_and_the_job_fails_at_its_end(cluster):
+    cluster.programs.recorder("prepare")
+    cluster.programs.program("torchrun", FAILS)
+    cluster.folder.joinpath("job").mkdir()
+    plan = benches.plan(2, nodes=2)
+    text = slurm_plan.contents(slurm_smokes.bench(cluster.folder / "job", plan))["job.sh"]
+    done = cluster.run(text.decode())
+    good = dict.fromkeys(("image", "data", *(turn.label for turn in plan.turns())), 0)
+    assert good.pop("ours-2-2") == 0
+    assert codes(cluster) == {**good, "ours-2-1": 3}
+    assert "stackyard: ours-2-2: left out, as ours-2-1 failed" in done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "stackyard: failed: ours-2-1\n")
 
 
 def test_processes_that_a_training_left_are_listed_with_their_command(cluster):

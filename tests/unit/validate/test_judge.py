@@ -61,12 +61,13 @@ def test_a_mesh_that_never_stood_fails_and_leaves_the_rest_not_run():
     ]
 
 
-def test_logins_that_were_not_tried_are_not_run_and_the_rest_is_judged():
+def test_logins_where_there_are_none_are_no_check_and_the_rest_decides():
     seen = samples.observation(no_logins="no sshd", reach={}, refusals={}, sessions={}, pairs=())
     found = judge.judge(SMOKE, seen)
-    outcomes = [(c.name, c.outcome, c.why) for c in found if c.outcome != PASSED]
-    assert outcomes == [("mesh", NOT_RUN, "no sshd")]
-    assert verdict_of(found) == NOT_RUN
+    assert [check.name for check in found] == [name for name in CHECKS if name != "mesh"]
+    assert verdict_of(found) == PASSED
+    assert judge.not_applicable(seen) == {"mesh": "no sshd"}
+    assert judge.not_applicable(samples.observation()) == {}
 
 
 def test_a_smoke_that_broke_before_training_fails_where_it_was():

@@ -8,9 +8,12 @@ from stackyard.build.builder import Built
 from stackyard.build.catalog import resolve
 from stackyard.mesh.preflight import NotReady
 from stackyard.report import smokes
+from stackyard.report.page import render_page
+from stackyard.schedulers import slurm_client
 from stackyard.system.errors import UsageError
 from stackyard.validate import slurm_plan, slurm_smoke
 from stackyard.validate.outcome import Observation
+from stackyard.validate.slurm_follower import Follower
 from stackyard.validate.smoke import SmokeWatcher
 from tests.schemas.published import refused
 from tests.unit import reports, samples, slurm_smokes
@@ -23,17 +26,14 @@ SEEN = Observation(nodes=(), environment={})
 def nodes(tmp_path, monkeypatch):
     found = slurm_smokes.Nodes(tmp_path)
     found.state = slurm_smokes.state("COMPLETED", "done")
-    monkeypatch.setattr(slurm_smoke.slurm_client, "status", lambda job: found.state)
-    monkeypatch.setattr(slurm_smoke.slurm_client, "kill_step", found.kill)
-    monkeypatch.setattr(slurm_smoke, "LATE_SECONDS", 0.0)
-    monkeypatch.setattr(slurm_smoke, "END_SECONDS", 0.0)
-    monkeypatch.setattr(slurm_smoke, "POLL_SECONDS", 0.001)
+    found.served(monkeypatch)
     return found
 
 
 def run(nodes, **changes):
-    asked = slurm_smokes.plan(nodes.folder, **changes)
-    return slurm_smoke.run(asked, "17", SEEN, SmokeWatcher())
+    follower = Follower(slurm_smokes.plan(nodes.folder, **changes), "17")
+    outcome = slurm_smoke.run(follower, follower.asked.smoke, SEEN, SmokeWatcher())
+    return outcome, follower.nodes
 
 
 def outcomes(outcome):
@@ -80,12 +80,12 @@ def test_a_site_that_a_smoke_does_not_fit_is_refused(tmp_path):
 # What is seen and judged
 
 
-def test_a_good_smoke_passes_every_check_but_that_of_logins(nodes):
+def test_a_good_smoke_passes_every_check_that_applies(nodes):
     outcome, placed = run(nodes)
     found = outcomes(outcome)
-    assert found.pop("mesh") == ("not run", slurm_smoke.NO_LOGINS)
+    assert "mesh" not in found
     assert {name: one for name, one in found.items() if one != ("passed", "")} == {}
-    assert outcome.verdict == "not run"
+    assert outcome.verdict == "passed"
     assert nodes.killed == ["two"]
     assert (nodes.folder / "killed" / "two").exists()
     assert placed.plan.names == outcome.observation.nodes == ("node1", "node2")
@@ -159,7 +159,7 @@ def test_a_training_that_is_silent_is_killed_and_says_so(nodes):
 
 
 def test_a_training_that_ended_before_its_kill_was_not_killed(nodes, monkeypatch):
-    monkeypatch.setattr(slurm_smoke.slurm_client, "kill_step", lambda job, label: nodes.over(label))
+    monkeypatch.setattr(slurm_client, "kill_step", lambda job, label: nodes.over(label))
     outcome, _ = run(nodes)
     assert not outcome.observation.killed.killed
     assert outcomes(outcome)["resume_equal"][0] == "failed"
@@ -196,11 +196,14 @@ def test_the_report_names_job_nodes_and_image(nodes, monkeypatch):
     image = resolve(samples.definitions(), "toy", "cpu")
     built = Built(image=image, tag="stackyard/toy:cpu", info=reports.INFO, seconds=0.0, made=False)
     project = SimpleNamespace(root=nodes.folder, definitions=samples.definitions())
-    asked = slurm_smokes.plan(nodes.folder)
-    value = smokes.smoke_on_slurm(project, asked, "17", built, SmokeWatcher(), {"python": {}})
+    follower = Follower(slurm_smokes.plan(nodes.folder), "17")
+    value = smokes.smoke_on_slurm(project, follower, built, SmokeWatcher(), {"python": {}})
     assert value["slurm"] == {"job": "17", "runtime": "filesystem"}
     assert [host["name"] for host in value["hosts"]["hosts"]] == ["node1", "node2"]
     assert {host["image"] for host in value["hosts"]["hosts"]} == {"sha256:1"}
-    assert (value["nodes"], value["outcome"]) == (["node1", "node2"], "not run")
+    assert (value["nodes"], value["outcome"]) == (["node1", "node2"], "passed")
+    assert value["not_applicable"] == {"mesh": slurm_smoke.NO_LOGINS}
+    page = render_page(value)
+    assert "<code>mesh</code> does not apply: Slurm starts the ranks" in page
     assert value["commands"]["two"][0] == "torchrun"
     assert refused("reports/smoke", value) == []
