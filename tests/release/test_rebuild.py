@@ -197,7 +197,7 @@ class Elsewhere:
                "DOCKER_HOST": f"unix://{self.socket}"}  # fmt: skip
         if self.sources:
             env["STACKYARD_APT_SOURCES"] = str(self.sources)
-        command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh",
+        command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh",
                    "taskset", "-c", "0", str(ROOT / ".venv/bin/invoke"), "verify", name,
                    "--rebuild", "--from", self.site.place, "--signers", str(self.site.signers),
                    "--json"]  # fmt: skip
