@@ -176,9 +176,15 @@ def test_a_smoke_passes_over_two_slurm_nodes_without_docker(released, cluster, m
     # The job's user, who is not who types here, writes into the folder.
     with subprocess.Popen(line, cwd=ROOT, umask=0, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as typed:  # fmt: skip
-        wait(lambda: typed.poll() is not None or list(folder.glob("records/*/rank1.jsonl")), 240)
-        assert_served(cluster)
-        said, errors = typed.communicate(timeout=420)
+        try:
+            wait(
+                lambda: typed.poll() is not None or list(folder.glob("records/*/rank1.jsonl")), 240
+            )
+            assert typed.poll() is None, typed.communicate()
+            assert_served(cluster)
+            said, errors = typed.communicate(timeout=420)
+        finally:
+            typed.send_signal(signal.SIGINT)
     (report,) = json.loads(said)["reports"]
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
     assert outcomes.pop("mesh") == "not run", "Slurm's nodes do not log in to each other"
