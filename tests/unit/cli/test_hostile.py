@@ -60,7 +60,7 @@ class Site:
         digest = self.held.put(IMAGE, NAME, LATEST)
         self.said = state(IMAGE)
         self.held.sign(digest, self.said, signing.sign(self.said, self.key))
-        patience = connection.Patience(silent_seconds=0.3, tries=2, pause_seconds=0)
+        patience = connection.Patience(silent_seconds=0.6, tries=2, pause_seconds=0)
         project = Project(root=folder, definitions=samples.definitions(), default_base="cpu")
         for step in (pull, release, verify):
             monkeypatch.setattr(step, "load_project", lambda: project)
