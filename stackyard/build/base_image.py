@@ -61,6 +61,7 @@ rm -rf "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap
 printf '# Empty: name your own package sources here.\n' > "$1"/etc/apt/sources.list
 """
 _BASE = "stackyard/base:"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 Say = Callable[[str], None]
 
 
@@ -223,8 +224,14 @@ def require_mmdebstrap(what: str) -> None:
 
 
 def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
+    # The variables are the same on every machine: the caller's would reach the packages' scripts.
+    # With PYTHONDONTWRITEBYTECODE, for one, they leave other bytecode. Temporary files go into our
+    # folder, which is removed in every case.
+    variables = {"PATH": _PATH, "SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)}
     command = [
-        "mmdebstrap", "--variant=apt", "--mode=auto", f"--include={','.join(recipe.packages)}",
+        "env", "--ignore-environment", *(f"{name}={value}" for name, value in variables.items()),
+        shutil.which("mmdebstrap") or "mmdebstrap", "--variant=apt", "--mode=auto",
+        f"--include={','.join(recipe.packages)}",
         "--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Languages none",
         "--dpkgopt=force-unsafe-io",
         # _CLEAN does it. By then apt's configuration is gone, so mmdebstrap's own cleaning would be
@@ -242,8 +249,6 @@ def _bootstrap(recipe: BaseRecipe, locked: Path, out: Path, say: Say) -> None:
         say(f"bootstrapping from {recipe.suite}")
         process.run(
             [*command, recipe.suite, str(out), packages.source_line(locked)],
-            # Its temporary files go into our folder, which is removed in every case.
-            env={"SOURCE_DATE_EPOCH": "1", "TMPDIR": str(out.parent)},
             timeout=1200,
             on_line=lambda line: say(ToolLine(line)),
         )

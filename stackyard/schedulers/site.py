@@ -122,8 +122,13 @@ def _kept(entry: Entry, usual: T, read: Callable[[], T]) -> T:
 
 
 def _check_slurm(job: Job, site: SlurmSite) -> None:
-    # The runtime is not known yet; pyxis takes every image that another runtime takes.
-    slurm_site.check(job, replace(site, runtime="pyxis") if site.runtime == AUTO else site)
+    if site.runtime == AUTO:
+        # The runtime is not known yet; pyxis takes every image that another runtime takes.
+        site = replace(site, runtime="pyxis")
+    elif not site.image and site.runtime != "filesystem":
+        # A command may name the image: a job without one is refused when it is made.
+        site = replace(site, image="/image")
+    slurm_site.check(job, site)
 
 
 def _check_kubernetes(job: Job, site: KubernetesSite) -> None:

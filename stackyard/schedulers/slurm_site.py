@@ -137,7 +137,10 @@ def _image(site: SlurmSite, job: Job) -> Iterator[str]:
     elif site.runtime == "filesystem" and not site.image:
         return
     elif not site.image:
-        yield f"image: the runtime {shown(site.runtime)} needs the image's path on the nodes"
+        yield (
+            f"image: the runtime {shown(site.runtime)} needs the image's path on the nodes, in"
+            " site.yml or by --image"
+        )
     elif not is_absolute(site.image) or site.image == "/" or not _IMAGE.fullmatch(site.image):
         yield f"image {shown(site.image)!r}: an absolute path of letters, digits and ._+@-"
 

@@ -197,7 +197,7 @@ class Elsewhere:
                "DOCKER_HOST": f"unix://{self.socket}"}  # fmt: skip
         if self.sources:
             env["STACKYARD_APT_SOURCES"] = str(self.sources)
-        command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh",
+        command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh",
                    "taskset", "-c", "0", str(ROOT / ".venv/bin/invoke"), "verify", name,
                    "--rebuild", "--from", self.site.place, "--signers", str(self.site.signers),
                    "--json"]  # fmt: skip
@@ -339,5 +339,7 @@ def test_a_stacks_own_release_is_built_again_elsewhere(site, newer, tmp_path, st
             engine.remove_image(f"stackyard/{name}:{base}")
     with elsewhere(site, tmp_path, newer) as there:
         code, told, said = there.rebuild(json.loads(done.stdout)["name"], seconds=3600)
-    assert (code, told["rebuilt"]["differences"]) == (0, []), said[-3000:]
+    differences = [f"{one['path']}: {', '.join(one['what'])} ({one['package']})"
+                   for one in told["rebuilt"]["differences"]]  # fmt: skip
+    assert (code, differences) == (0, []), "\n".join([*differences[:50], said[-1000:]])
     assert told["rebuilt"]["packages_from"] == "release" and told["rebuilt"]["files"] > 10000

@@ -146,6 +146,18 @@ def test_publishing_again_brings_nothing_and_takes_no_new_number(site, small):
     assert again.again
 
 
+@pytest.mark.repeat  # tests/unit/release/test_publish.py has it with a registry in memory
+def test_a_second_repository_of_a_registry_is_brought_no_layer_again(site, small):
+    first, image = small()
+    beside = dataclasses.replace(site, repository=f"{site.repository}-beside")
+    before = site.registry.received()
+    second = driver.publish(beside.place, image, site.key, site.cache)
+    size = sum(layer.size for layer in first.layers)
+    assert [layer.digest for layer in second.layers] == [layer.digest for layer in first.layers]
+    assert second.sent < size / 10 and site.registry.received() - before < size / 10
+    assert beside.pull("accelerate")["from_registry_bytes"] == size
+
+
 def test_an_upgrade_moves_what_changed_to_four_hosts_and_old_releases_are_pruned(
     site, hosts, small
 ):

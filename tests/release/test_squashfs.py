@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from stackyard.build.base_image import base_reference
+from stackyard.definitions.project import ROOT
 from stackyard.schedulers import slurm, slurm_client
 from stackyard.schedulers.slurm_site import SlurmSite
 from tests.fleet.emulated import docker, owned
@@ -24,7 +26,6 @@ from tests.fleet.slurm_cluster import LABEL, NODES, running_cluster, wait
 from tests.fleet.slurm_smoke import (
     ENDLESS,
     PROJECT,
-    assert_trained,
     cancelled,
     finished,
     job,
@@ -163,22 +164,48 @@ def left(cluster) -> list[str]:
 
 
 @pytest.mark.repeat  # the file is pulled and read below; other file systems train in test_slurm
-def test_a_release_trains_over_two_slurm_nodes_without_docker(submit, cluster):
+def test_a_smoke_passes_over_two_slurm_nodes_without_docker(released, cluster, monkeypatch):
+    """`invoke smoke STACK --on slurm --image FILE`: trained, killed, resumed and judged."""
     for words in ("command -v docker", "python3 -c 'import torch'"):
         assert cluster.on("node1", "sh", "-c", f"{words} && echo there", check=False) == ""
-    number, folder = submit()
-    found, log = finished(number)
-    assert_trained(found, log, folder)
-    assert "unpacking" not in log, "squashfuse served it"
-    assert left(cluster) == []
+    monkeypatch.setenv("PATH", f"{cluster.commands}:{os.environ['PATH']}")
+    site, folder = cluster.shared / "site.yml", cluster.shared / "smoke"
+    site.write_text("slurm: {minutes: 10, join_seconds: 60, runtime: squashfs}\n")
+    line = [ROOT / ".venv/bin/invoke", "smoke", STACK, "--gpus", "0", "--on", "slurm", "--site",
+            site, "--image", released[1], "--out", folder, "--json"]  # fmt: skip
+    # The job's user, who is not who types here, writes into the folder.
+    with subprocess.Popen(line, cwd=ROOT, umask=0, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as typed:  # fmt: skip
+        try:
+            wait(
+                lambda: typed.poll() is not None or list(folder.glob("records/*/rank1.jsonl")), 240
+            )
+            assert typed.poll() is None, typed.communicate()
+            assert_served(cluster)
+            said, errors = typed.communicate(timeout=420)
+        finally:
+            typed.send_signal(signal.SIGINT)
+    (report,) = json.loads(said)["reports"]
+    outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
+    assert outcomes.pop("mesh") == "not run", "Slurm's nodes do not log in to each other"
+    assert set(outcomes.values()) == {"passed"}, (report["checks"], errors[-2000:])
+    assert {"world_size", "loss_falls", "parity", "resume_equal", "no_strays"} <= set(outcomes)
+    assert (report["nodes"], report["slurm"]["runtime"]) == (list(NODES), "squashfs")
+    assert {host["image"] for host in report["hosts"]["hosts"]} == {released[2]}
+    wait(lambda: left(cluster) == [], 20)
+
+
+def assert_served(cluster) -> None:
+    """See that squashfuse serves the file on both nodes: they did not unpack it."""
+    served = [line for line in cluster.processes() if "squashfuse" in line]
+    assert {line.split(":")[0] for line in served} == set(NODES)
 
 
 def moving(submit, cluster):
     """A job that trains on and on, its file served on both nodes."""
     number, folder = submit(updates=ENDLESS)
     wait(lambda: min(len(losses(folder, rank)) for rank in (0, 1)) > 5, 90)
-    served = [line for line in cluster.processes() if "squashfuse" in line]
-    assert {line.split(":")[0] for line in served} == set(NODES)
+    assert_served(cluster)
     return number
 
 

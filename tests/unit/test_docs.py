@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from stackyard.cli.program import collection
 from stackyard.definitions.document import parse_document
@@ -20,6 +21,7 @@ from stackyard.definitions.project import ROOT
 from stackyard.definitions.read.files import read_stack
 from stackyard.mesh import hosts
 from stackyard.report import figures, page
+from stackyard.system.toml import parse_toml
 from tests import tutorials
 from tests.unit.lines import type_line
 from tests.unit.test_architecture import ROOMS
@@ -379,6 +381,33 @@ def test_every_committed_report_has_a_page_and_a_line_in_the_index(tmp_path):
 # Sphinx, which `make docs` runs in an environment of its own
 
 CONF = runpy.run_path(str(DOCS / "conf.py"))
+
+
+def unreasoned(project, page):
+    """Packages without a reason on the page, and those that the page alone has."""
+    tables = parse_toml(project)["project"]
+    wanted = [*tables["dependencies"], *tables["optional-dependencies"]["dev"]]
+    section = re.search(r"^## Dependencies.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    cells = re.findall(r"^\| ([^|]+) \| [^|]*[a-z]{3}[^|]* \|$", section[0], re.MULTILINE)[1:]
+    plain = [re.sub(r" \(.*?\)", "", cell) for cell in cells]
+    named = {word for cell in plain for word in re.split(r", with its |, | and ", cell)}
+    return named ^ {Requirement(one).name for one in wanted}
+
+
+def test_every_dependency_has_its_reason():
+    project, page = ((ROOT / path).read_text() for path in ("pyproject.toml", "docs/design.md"))
+    # pip: build stages have it from their base.
+    assert unreasoned(project, page) == {"pip"}
+
+
+def test_a_dependency_without_a_reason_is_seen():
+    project = '[project]\ndependencies = ["a>=1", "b[c]; python_version < \'3.11\'"]\n'
+    project += '[project.optional-dependencies]\ndev = ["d"]\n'
+    page = "## Dependencies, and why\n\n| package | why |\n|---|---|\n{}\n## More\n\n| d | none |\n"
+    rows = "| a, with its b (3.10) | fast |\n| d | tests |\n"
+    assert unreasoned(project, page.format(rows)) == set()
+    assert unreasoned(project, page.format("| a, b | fast |\n| d |  |\n")) == {"d"}
+    assert unreasoned(project, page.format(f"{rows}| e | lint |\n")) == {"e"}
 
 
 def test_every_page_is_in_one_tree_of_the_index():

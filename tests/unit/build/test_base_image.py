@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -281,6 +282,19 @@ def test_without_root_mmdebstraps_own_user_can_enter_folders_and_read_packages(m
     finally:
         os.umask(before)
     assert len(modes) >= 6 and set(modes) == {0o011}
+
+
+def test_no_variable_of_the_callers_reaches_the_scripts_of_packages(
+    making, monkeypatch, allow_processes
+):
+    """Bytecode of a base was other bytecode where PYTHONDONTWRITEBYTECODE was set."""
+    _, ran, _ = making
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    ensure(Making(), samples.base())
+    before = ran[0][: ran[0].index("/usr/bin/mmdebstrap")]
+    given = subprocess.run([*before, "env"], capture_output=True, text=True, check=True).stdout
+    names = {line.partition("=")[0] for line in given.splitlines()}
+    assert names == {"PATH", "SOURCE_DATE_EPOCH", "TMPDIR"}
 
 
 def test_mmdebstrap_does_not_clean_this_machines_package_lists(making):

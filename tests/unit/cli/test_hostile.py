@@ -3,9 +3,11 @@
 `tests/unit/release/test_hostile_registry.py` shows each defence, this that commands have them.
 """
 
+import base64
 import contextlib
 import functools
 import io
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -35,10 +37,11 @@ READING = {
 }
 LISTING = {"releases": "releases --from {place}", "publish": "publish toy --key key --to {place}"}
 COPYING = ("squashfs", "bundle")
+LOGIN = base64.b64encode(b"ann:n0t-a-w0rd").decode()
 
 
 class Site:
-    """A user, and a registry with a signed release, of which a test makes a hostile one.
+    """A user with a login, and a registry with a signed release, which a test makes hostile.
 
     Attributes:
         fault: answers a request in the registry's place.
@@ -57,7 +60,7 @@ class Site:
         digest = self.held.put(IMAGE, NAME, LATEST)
         self.said = state(IMAGE)
         self.held.sign(digest, self.said, signing.sign(self.said, self.key))
-        patience = connection.Patience(silent_seconds=0.3, tries=2, pause_seconds=0)
+        patience = connection.Patience(silent_seconds=0.6, tries=2, pause_seconds=0)
         project = Project(root=folder, definitions=samples.definitions(), default_base="cpu")
         for step in (pull, release, verify):
             monkeypatch.setattr(step, "load_project", lambda: project)
@@ -72,11 +75,15 @@ class Site:
         monkeypatch.setenv("HOME", str(folder))
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-        monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+        monkeypatch.setenv("DOCKER_CONFIG", str(folder / "docker"))
+        (folder / "docker").mkdir()
         servers.as_nobody(monkeypatch, folder)
         monkeypatch.chdir(folder)
 
     def _answer(self, request):
+        if request.headers.get("Authorization") != f"Basic {LOGIN}":
+            request.reply(401, WWW_Authenticate='Basic realm="ours"')
+            return
         if self.fault is not None and self.at in request.path:
             self.fault(request)
             return
@@ -93,8 +100,10 @@ class Site:
 
     def type(self, line):
         """Return the exit code and what was said on standard error; no file may be new."""
-        before = self._files()
         with servers.serve(self._answer) as server:
+            login = json.dumps({"auths": {server.host: {"auth": LOGIN}}})
+            (self._folder / "docker" / "config.json").write_text(login)
+            before = self._files()
             code = type_line(self._monkeypatch, line.format(place=f"{server.host}/team/yard"))
         assert self._files() == before
         return code, self._capsys.readouterr()
@@ -127,7 +136,7 @@ def fault_of(name):
             "huge": servers.Flood(),
             "slow": servers.drip,
         }[name]
-    assert {one.login for one in elsewhere.asked} <= {""}
+    assert {one.login for one in elsewhere.asked} == ({""} if name == "redirect" else set())
 
 
 SAID = {

@@ -246,6 +246,16 @@ def test_packages_of_another_index_are_refused(site):
     assert site.builds == []
 
 
+@pytest.mark.parametrize("kind", ["recipe", "index", "packages"])
+def test_what_a_hostile_registry_has_put_in_the_place_of_a_file_is_not_built(site, kind):
+    site.release()
+    data = {"recipe": record_text(RECORD), "index": site.index, "packages": site.packages}[kind]
+    site.held.blobs[oci.digest_of(data)] = data[:-1] + b"x"
+    with pytest.raises((RegistryError, ReleaseError), match="is not what"):
+        site.rebuild()
+    assert (site.builds, site.bases, site.engine.named) == ([], [], set())
+
+
 def test_a_recipe_of_another_stack_is_refused(site):
     with pytest.raises(ReleaseError, match="carries the recipe of other on cpu"):
         site.release(record=replace(RECORD, stack="other")).rebuild()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stackyard.definitions.project import ROOT
 from stackyard.schedulers.kubernetes_site import KubernetesSite
 from stackyard.schedulers.site import AUTO, SiteFile, read_site
-from stackyard.schedulers.slurm_site import SlurmSite
+from stackyard.schedulers.slurm_site import RUNTIMES, SlurmSite
 from stackyard.system.errors import DefinitionError
 from tests.unit.definitions.test_fuzz_definitions import FEW, examples
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
@@ -140,7 +140,7 @@ kubernets: {}
         ("", "site.yml:1: must be a mapping of keys to values"),
         ("{}", "site.yml:1: must have the key slurm or kubernetes"),
         ("slurm: 3", "site.yml:1: slurm: must be a mapping"),
-        ("slurm: {runtime: oci}", "site.yml:1: slurm: image: the runtime oci needs"),
+        ("slurm: {runtime: oci, image: a}", "site.yml:1: slurm.image: 'a': an absolute path"),
         ("slurm: {minutes: soon}", "site.yml:1: slurm.minutes: must be a whole number"),
         ("slurm: {image_env: {A-B: c}}", "site.yml:1: slurm.image_env.A-B: must be the name of"),
         ("slurm:\n  binds: {/: /a}", "site.yml:2: slurm.binds: bind '/': the root is the image's"),
@@ -160,6 +160,12 @@ def test_what_a_cluster_cannot_have_is_one_problem(text, said):
 @pytest.mark.parametrize("image", ["/images/toy", "registry.example/toy:cpu"])
 def test_an_image_of_any_kind_stands_beside_a_runtime_that_is_still_looked_for(image):
     assert read(f"slurm: {{image: {image}}}").slurm == SlurmSite(runtime=AUTO, image=image)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_runtime_may_be_named_and_the_image_left_to_each_command(runtime):
+    """What a job without one would need, `slurm_site.check` says where it is made."""
+    assert read(f"slurm: {{runtime: {runtime}}}").slurm == SlurmSite(runtime=runtime)
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
