@@ -106,7 +106,15 @@ def _as_bound(value: Any) -> Any:
 
 def check_rows(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return checks as a page shows them, each with its most important figure."""
-    return [{"figure": figure(check), **check_row(check)} for check in checks]
+    rows = [check_row(check) for check in checks]
+    return [{**row, "figure": figure(row) or _first_bounded(row["rows"])} for row in rows]
+
+
+def _first_bounded(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return the first measured value with a bound, for checks without a figure of their own."""
+    found = (f"{row['name']}: {row['measured']}" for row in rows
+             if row["measured"] and row["expected"])  # fmt: skip
+    return next(found, "")
 
 
 def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +161,8 @@ def _expected(check: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the values of nested mappings with their paths; a bound is one value."""
-    if isinstance(value, Mapping) and not set(value) & {"at_most", "at_least"}:
+    is_group = isinstance(value, Mapping) and not set(value) & {"at_most", "at_least"}
+    if is_group and (value or not path):
         for name, one in value.items():
             yield from _leaves(one, (*path, str(name)))
     elif value is not None:
@@ -183,6 +192,8 @@ def _in_words(value: Any) -> str:
             return f"{value:,.6g}"
         case str():
             return value.replace(">=", "at least").replace("<=", "at most")
+        case list() | dict() if not value:
+            return "none"
         case list() if all(isinstance(one, str | int | float) for one in value):
             return ", ".join(map(_in_words, value))
     return json.dumps(value, ensure_ascii=False)

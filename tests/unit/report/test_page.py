@@ -84,12 +84,17 @@ def test_what_was_expected_and_not_measured_is_shown():
     [
         (1234567, "1,234,567"), (0.00012345678, "0.000123457"), (True, "yes"), (["a", 2], "a, 2"),
         ({"at_least": 1e6}, "at least 1,000,000"), ({"at_most": 1e-3}, "at most 0.001"),
-        ([{"a": None}], '[{"a": null}]'),
+        ([{"a": None}], '[{"a": null}]'), ([], "none"), ({}, "none"),
     ],
 )  # fmt: skip
 def test_figures_are_words_with_separators(value, said):
     (row,) = page.check_row({"measured": {"figure": value}, "expected": {}})["rows"]
     assert row["measured"] == said
+
+
+def test_a_check_without_a_figure_of_its_own_shows_the_first_bounded_one():
+    check = {"name": "x", "measured": {"a": 1, "left": []}, "expected": {"left": {"at_most": 0}}}
+    assert [row["figure"] for row in page.check_rows([check])] == ["left: none"]
 
 
 def check_of(name):
