@@ -33,11 +33,11 @@ _OWN_BASE = "cuda or stackyard.toml's"
 _CLUSTER = "a cluster instead of hosts: slurm or kubernetes (docs/howto/slurm.md, kubernetes.md)"
 HOSTS = "a file (hosts.yml, hostfile), a node set as in gpu[01-64],train, or ssh:PATTERN"
 _JUNIT = "also write one test case a check to this file, as JUnit XML for CI systems"
-_KEY = "the ssh key that signs (~/.ssh/id_ed25519); FILE.pub where an agent holds it"
+_KEY = "the ssh key that signs, or FILE.pub where an agent holds it (default: ~/.ssh/id_ed25519)"
 _OVERLAY = "your tree over an installed package, by its path on every host; several times"
 _OWN_IMAGE = "an image by tag or id, in place of the stack's own (docs/howto/source.md)"
-_REPOSITORY = "the repository: REGISTRY[:PORT]/NAME (stackyard.toml's unless given)"
-_SIGNERS = "whose releases are accepted (allowed_signers here, or in ~/.config/stackyard)"
+_REPOSITORY = "the repository: REGISTRY[:PORT]/NAME (default: stackyard.toml's)"
+_SIGNERS = "whose releases are accepted (default: allowed_signers here, or in ~/.config/stackyard)"
 
 Stack = Annotated[str, Option("a stack's name", positional=True)]
 Stacks = Annotated[str, Option("a stack's name, or all", positional=True)]
@@ -47,11 +47,15 @@ GpuBase = Annotated[str, Option(f"{_BASE} (default: cpu with --gpus 0, else {_OW
 CpuBase = Annotated[str, Option(f"{_BASE} (default: cpu)")]
 AnyBase = Annotated[str, Option(_BASE)]
 Image = Annotated[str, Option(_OWN_IMAGE)]
-Hosts = Annotated[str, Option(HOSTS)]
+Hosts = Annotated[str, Option(f"{HOSTS} (default: hosts.yml here)")]
 PlainHosts = Annotated[
-    str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN; without any: this machine")
+    str,
+    Option(
+        "hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN (default: hosts.yml here; without"
+        " it: this machine)"
+    ),
 ]
-RunName = Annotated[str, Option("the run's name (the stack's unless given)")]
+RunName = Annotated[str, Option("the run's name (default: the stack's)")]
 Lease = Annotated[
     float, Option("seconds that a run goes on without being heard of", "SECONDS", least=2)
 ]
@@ -61,7 +65,7 @@ Grace = Annotated[
 ]
 On = Annotated[str, Option(_CLUSTER, "CLUSTER")]
 Site = Annotated[
-    str, Option("with --on: the cluster's settings (site.yml, if it is there)", "FILE")
+    str, Option("with --on: the cluster's settings (default: site.yml, if it is there)", "FILE")
 ]
 Job = Annotated[str, Option("with --on: the job's number on Slurm, its name on Kubernetes")]
 Overlays = Annotated[tuple[str, ...], Option(_OVERLAY, "[PACKAGE=]PATH[:PLACE]")]

@@ -77,7 +77,10 @@ def pull(terminal: Terminal, asked: PullRequest) -> Answer:
 @command
 def prune(
     terminal: Terminal,
-    hosts: Annotated[str, Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN")] = "",
+    hosts: Annotated[
+        str,
+        Option("hosts.yml, a node set as in gpu[01-64], or ssh:PATTERN (default: hosts.yml here)"),
+    ] = "",
     keep: Annotated[int, Option("how many releases of each stack and base stay", least=1)] = 2,
     dry_run: Annotated[bool, Option("only say what would go")] = False,
 ) -> Answer:

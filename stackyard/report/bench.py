@@ -195,12 +195,14 @@ def _pause(training: Training) -> PauseValue | None:
 def render_page(value: Mapping[str, Any]) -> str:
     """Return the page of one bench."""
     value = _completed(value)
+    columns = [column for column in zip(headings(value), *rows(value), strict=True)
+               if any(column[1:])]  # fmt: skip
     values: dict[str, object] = {
         "report": value,
-        "headings": headings(value),
-        "rows": rows(value),
+        "headings": [heading for heading, *_ in columns],
+        "rows": list(zip(*(cells for _, *cells in columns), strict=True)),
         "at_once": min(value["counts"]) * 2 <= value["available"],
-        "checks": page.check_rows(value["checks"]),
+        "checks": page.check_rows(page.read_checks(value["checks"])),
         "chart": chart.line_chart(curves(value), "loss, as the stack logs it"),
         "speeds": chart.line_chart(
             curves(value, "windows", value["warm"]), f"{value['unit']} a second"
@@ -265,7 +267,7 @@ def _text(number: float | None, form: str) -> str:
 def headings(value: Mapping[str, Any]) -> list[str]:
     """Return the headings of the columns of `rows`."""
     return [
-        "side",
+        "variant",
         "ranks",
         f"{value['unit']}/s",
         "ratio",

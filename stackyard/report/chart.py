@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-WIDTH, HEIGHT = 760, 300
-LEFT, RIGHT, TOP, BOTTOM = 90, 24, 30, 34
+WIDTH, HEIGHT = 760, 330
+LEFT, RIGHT, TOP, BOTTOM = 90, 24, 44, 48
 # Okabe and Ito's palette: most colour-blind readers can distinguish its colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# A label takes this much room beside its mark, in units of the drawing.
-_LABEL = 190
+# A label takes this much room beside its mark on a narrow screen, in units of the drawing.
+_LABEL = 290
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 Marks = Sequence[tuple[int, str]]
@@ -40,20 +40,24 @@ def line_chart(curves: Curves, title: str, marks: Marks = ()) -> dict[str, Any]:
 
 
 def difference_chart(
-    curves: Curves, against: Mapping[str, str], bound: float, title: str, marks: Marks = ()
+    curves: Curves,
+    against: Mapping[str, str],
+    bounds: Mapping[float, str],
+    title: str,
+    marks: Marks = (),
 ) -> dict[str, Any]:
-    """Return a drawing of how far curves are from others, with the bound as a line.
+    """Return a drawing of how far curves are from others, with each bound as a line.
 
     The vertical axis is logarithmic; equal values lie on its lowest tick, 0.
 
     Args:
         against: the curve that each curve is compared with, by name.
-        bound: the largest difference that passes.
+        bounds: the largest differences that pass, each with the words at its line.
     """
     gaps = {name: differences(curves[name], curves[other]) for name, other in against.items()}
     positive = [gap for points in gaps.values() for _, gap in points if gap > 0]
-    top = math.ceil(math.log10(max([bound, *positive])) + 1e-9)
-    least = math.floor(math.log10(min([bound / 100, *positive])) + 1e-9)
+    top = math.ceil(math.log10(max([*bounds, *positive])) + 1e-9)
+    least = math.floor(math.log10(min([min(bounds) / 100, *positive])) + 1e-9)
 
     def y(gap: float) -> float:
         level = math.log10(gap) if gap > 0 else least - 1
@@ -62,7 +66,8 @@ def difference_chart(
     every = max(1, round((top - least) / 6))
     ticks = [{"at": y(10.0**n), "label": f"1e{n}"} for n in range(least, top + 1, every)]
     drawn = _drawn(gaps, title, marks, y, [{"at": y(0), "label": "0"}, *ticks])
-    return {**drawn, "bound": {"at": y(bound), "label": f"at most {bound:g}"}}
+    lines = [{"at": y(bound), "label": label} for bound, label in bounds.items()]
+    return {**drawn, "bounds": lines}
 
 
 def differences(

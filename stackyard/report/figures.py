@@ -5,7 +5,7 @@ Pure: it reads a check as it stands in a report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 Figures = dict[str, Callable[[Mapping[str, Any]], str]]
@@ -14,10 +14,10 @@ Figures = dict[str, Callable[[Mapping[str, Any]], str]]
 def figure(check: Mapping[str, Any]) -> str:
     """Return a check's most important figure; empty if nothing was measured."""
     measured = check["measured"]
+    if measured and check["name"] == "parity":  # the others' figures are of one bound
+        return _parity_figure(measured, check["expected"])
     read = (SMOKE | BENCH).get(check["name"])
-    if not measured or read is None:
-        return ""
-    return read(measured)
+    return read(measured) if measured and read else ""
 
 
 def _mesh_figure(measured: Mapping[str, Any]) -> str:
@@ -42,8 +42,15 @@ def _transport_figure(measured: Mapping[str, Any]) -> str:
     return ", ".join(sorted(found))
 
 
-def _parity_figure(measured: Mapping[str, Any]) -> str:
-    return _largest([layout["largest_difference"] for layout in measured.values()])
+def _parity_figure(measured: Mapping[str, Any], own: Collection[str] = ()) -> str:
+    """Name the largest difference, and each of layouts with a bound of their own."""
+    gaps = {name: layout["largest_difference"] for name, layout in measured.items()}
+    numbers = {name: gap for name, gap in gaps.items() if isinstance(gap, float)}
+    rest = [gap for name, gap in gaps.items() if name not in own]
+    named = [f"{name} by {gap:.1g}" for name, gap in numbers.items() if name in own]
+    if not rest:
+        return f"differs: {', '.join(named)}" if named else ""
+    return ", ".join([_largest(rest), *named]) if _largest(rest) else ""
 
 
 def _largest(gaps: Sequence[float | str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,18 +19,22 @@ from stackyard.system import template
 
 LOSS = "loss, nats a token"
 GAP = "difference of losses"
+GAPS = "largest_difference"
+_SIGNS = {"<=": "at_most", ">=": "at_least"}
+_BOUND = re.compile(r"(<=|>=) ([0-9.e+-]+)")
 
 
 def render_page(report: Mapping[str, Any]) -> str:
     """Return the page of one smoke report."""
     curves = _curves(report)
     marks = kill_and_resume(report["checks"])
+    checks = read_checks(report["checks"])
     values: dict[str, object] = {
         "report": report,
-        "checks": check_rows(report["checks"]),
+        "checks": check_rows(checks),
         "phases": chart.timeline(report["phases"]),
         "chart": losses(report),
-        "gaps": _gaps(report["checks"], curves, marks),
+        "gaps": _gaps(checks, curves, marks),
         "gpus": report.get("gpus", {}),
         "against": report.get("against", {}),
         "against_rows": curve_rows(report["against"]) if "against" in report else [],
@@ -67,7 +72,7 @@ def _gaps(
 ) -> dict[str, Any] | None:
     """Return the drawing of differences that checks bound; None where nothing was compared."""
     against: dict[str, str] = {}
-    bounds = []
+    bounds: dict[float, str] = {}
     for check in checks:
         measured, expected = check["measured"], check["expected"]
         if check["name"] == "parity" and measured:
@@ -76,23 +81,45 @@ def _gaps(
             against[f"{measured['layout']}, resumed"] = measured["layout"]
         else:
             continue
-        match expected["largest_difference"]:
-            case {"at_most": bound}:
-                bounds.append(bound)
+        own = {name: value for name, value in expected.items() if name in against}
+        for name, value in {"": expected[GAPS], **own}.items():
+            match value:
+                case {"at_most": bound}:
+                    bounds.setdefault(bound, f"{name}: at most {bound:g}".removeprefix(": "))
     known = {name: other for name, other in against.items() if {name, other} <= set(curves)}
     if not known or not bounds:
         return None
-    return chart.difference_chart(curves, known, min(bounds), GAP, marks)
+    return chart.difference_chart(curves, known, bounds, GAP, marks)
+
+
+def read_checks(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return checks with their bounds as numbers; the first schema wrote them as text."""
+    return [{**check, "expected": _as_bound(check["expected"])} for check in checks]
+
+
+def _as_bound(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_bound(one) for name, one in value.items()}
+    found = _BOUND.fullmatch(value) if isinstance(value, str) else None
+    return {_SIGNS[found[1]]: float(found[2])} if found else value
 
 
 def check_rows(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return checks as a page shows them, each with its most important figure."""
-    return [{"figure": figure(check), **check_row(check)} for check in checks]
+    rows = [check_row(check) for check in checks]
+    return [{**row, "figure": figure(row) or _first_bounded(row["rows"])} for row in rows]
+
+
+def _first_bounded(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return the first measured value with a bound, for checks without a figure of their own."""
+    found = (f"{row['name']}: {row['measured']}" for row in rows
+             if row["measured"] and row["expected"])  # fmt: skip
+    return next(found, "")
 
 
 def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
     """Return a check as a page shows it: each measured figure with what was expected beside it."""
-    expected = dict(_leaves(check["expected"]))
+    expected = dict(_expected(check))
     said = "" if () not in expected else str(expected.pop(()))
     used, rows = set(), []
     for path, value in _leaves(check["measured"]):
@@ -105,15 +132,37 @@ def check_row(check: Mapping[str, Any]) -> dict[str, Any]:
         for path, value in expected.items() if path not in used
     ]  # fmt: skip
     bounds = [
-        f"{path[-1]} {_in_words(value)}"
-        for path, value in _leaves(check["expected"]) if path and isinstance(value, Mapping)
-    ]  # fmt: skip
-    return {"why": "", **check, "rows": rows, "said": said, "bounds": ", ".join(bounds)}
+        f"{_bounded(path)} {_in_words(value)}".strip()
+        for path, value in _expected(check)
+        if path and (isinstance(value, Mapping) or str(value).startswith((">= ", "<= ")))
+    ]
+    return {
+        "why": "",
+        **check,
+        "rows": rows,
+        "said": said,
+        "bounds": ", ".join(dict.fromkeys(bounds)),
+    }
+
+
+def _bounded(path: tuple[str, ...]) -> str:
+    """Return the name of a bounded figure; the largest difference has that of its layout."""
+    return "".join(path[:-1]) if path[-1] == GAPS else path[-1]
+
+
+def _expected(check: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what is expected with its path; a layout's own bound is of its largest difference."""
+    measured = check["measured"]
+    for path, value in _leaves(check["expected"]):
+        of = measured.get(path[0]) if path and isinstance(measured, Mapping) else None
+        own = isinstance(value, Mapping) and isinstance(of, Mapping) and GAPS in of
+        yield (*path, GAPS) if own else path, value
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the values of nested mappings with their paths; a bound is one value."""
-    if isinstance(value, Mapping) and not set(value) & {"at_most", "at_least"}:
+    is_group = isinstance(value, Mapping) and not set(value) & {"at_most", "at_least"}
+    if is_group and (value or not path):
         for name, one in value.items():
             yield from _leaves(one, (*path, str(name)))
     elif value is not None:
@@ -132,9 +181,9 @@ def _bound_of(path: tuple[str, ...], expected: Iterable[tuple[str, ...]]) -> tup
 def _in_words(value: Any) -> str:
     match value:
         case {"at_most": limit}:
-            return f"at most {limit:,g}"
+            return f"at most {_limit(limit)}"
         case {"at_least": limit}:
-            return f"at least {limit:,g}"
+            return f"at least {_limit(limit)}"
         case bool():
             return "yes" if value else "no"
         case int():
@@ -142,10 +191,16 @@ def _in_words(value: Any) -> str:
         case float():
             return f"{value:,.6g}"
         case str():
-            return value
+            return value.replace(">=", "at least").replace("<=", "at most")
+        case list() | dict() if not value:
+            return "none"
         case list() if all(isinstance(one, str | int | float) for one in value):
             return ", ".join(map(_in_words, value))
     return json.dumps(value, ensure_ascii=False)
+
+
+def _limit(limit: float) -> str:
+    return f"{limit:,.0f}" if float(limit).is_integer() else f"{limit:,g}"
 
 
 def speeds(gpus: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -187,7 +187,7 @@ def test_a_smoke_passes_over_two_slurm_nodes_without_docker(released, cluster, m
             typed.send_signal(signal.SIGINT)
     (report,) = json.loads(said)["reports"]
     outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
-    assert outcomes.pop("mesh") == "not run", "Slurm's nodes do not log in to each other"
+    assert "mesh" not in outcomes, "Slurm's nodes do not log in to each other"
     assert set(outcomes.values()) == {"passed"}, (report["checks"], errors[-2000:])
     assert {"world_size", "loss_falls", "parity", "resume_equal", "no_strays"} <= set(outcomes)
     assert (report["nodes"], report["slurm"]["runtime"]) == (list(NODES), "squashfs")

@@ -282,7 +282,7 @@ def test_the_loss_curve_names_every_layout():
 def test_every_recorded_command_exists():
     recordings = RECORD["RECORDINGS"]
     there = {path.stem for path in (DOCS / "recordings").iterdir()}
-    assert there == {*recordings, "loss"}
+    assert there == {*recordings, "loss", "page"}
     for name, command in recordings.items():
         text = (DOCS / "recordings" / f"{name}.svg").read_text(encoding="utf-8")
         said = html.unescape(re.sub(r"<[^>]+>", "", text)).replace("\xa0", " ")

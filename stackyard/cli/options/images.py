@@ -51,5 +51,5 @@ class BundleRequest:
     from_: Annotated[
         str, Option("with --images, the repository: REGISTRY[:PORT]/NAME", "REPOSITORY")
     ] = ""
-    release: Annotated[str, Option("with --images, a tag or digest (the latest unless given)")] = ""
+    release: Annotated[str, Option("with --images, a tag or digest (default: the latest)")] = ""
     signers: Annotated[str, Option("with --images, whose releases are accepted", "FILE")] = ""

@@ -57,7 +57,7 @@ class EvidenceRequest:
     add: Annotated[bool, Option("attach it to a standing release")] = False
     release: Annotated[
         str,
-        Option("the release, by tag or digest (the latest of its stack and base unless given)"),
+        Option("the release, by tag or digest (default: the latest of its stack and base)"),
     ] = ""
     to: Repository = ""
     signers: Signers = ""
@@ -85,7 +85,7 @@ class PullRequest:
     stack: Stack
     base: Base = ""
     from_: Repository = ""
-    release: Annotated[str, Option("its tag or digest (the latest unless given)")] = ""
+    release: Annotated[str, Option("its tag or digest (default: the latest)")] = ""
     hosts: PlainHosts = ""
     signers: Signers = ""
     via: Annotated[str, Option("hosts: they pass it on; registry: each pulls by itself")] = "hosts"
@@ -96,7 +96,9 @@ class PullRequest:
     ] = "image"
     into: Annotated[
         str,
-        Option("--as squashfs: where the file goes (~/.cache/stackyard/squashfs)", "FOLDER"),
+        Option(
+            "--as squashfs: where the file goes (default: ~/.cache/stackyard/squashfs)", "FOLDER"
+        ),
     ] = ""
     max_unavailable: Annotated[
         int, Option("how many hosts may fail without the command failing", least=0)

@@ -25,7 +25,7 @@ _GPUS = "0: CPU ranks; else the GPUs that the hosts' entries name (default: by t
 LEASE = 60.0
 GRACE = 120.0
 Runtime = Annotated[
-    str, Option("on Slurm, how nodes enter the image: pyxis, squashfs, ... (site.yml's)")
+    str, Option("on Slurm, how nodes enter the image: pyxis, squashfs, ... (default: site.yml's)")
 ]
 
 
@@ -76,12 +76,12 @@ class CertifyRequest:
                " evidence of one, or a release that has such evidence", "REPORT"),
     ] = ""  # fmt: skip
     from_: Annotated[
-        str, Option("with --against RELEASE: its repository (stackyard.toml's unless given)",
+        str, Option("with --against RELEASE: its repository (default: stackyard.toml's)",
                     "REPOSITORY"),
     ] = ""  # fmt: skip
     signers: Annotated[
-        str, Option("with --against: whose evidence and releases are accepted (allowed_signers)",
-                    "FILE"),
+        str, Option("with --against: whose evidence and releases are accepted"
+                    " (default: allowed_signers)", "FILE"),
     ] = ""  # fmt: skip
     updates: Annotated[int, Option("of each training", least=4)] = 20
     hang: Annotated[
@@ -187,7 +187,7 @@ class RunRequest(JobRequest):
     out: Annotated[
         str,
         Option(
-            "with --on slurm: folder to make for script and log, which all nodes see (./NAME)",
+            "with --on slurm: folder for script and log, seen by all nodes (default: ./NAME)",
             "FOLDER",
         ),
     ] = ""
@@ -218,9 +218,11 @@ class ExportRequest(JobRequest):
         str, Option("the image, as the cluster names it; a path of the nodes (a squashfs file)")
     ] = ""
     runtime: Runtime = ""
-    site: Annotated[str, Option("the cluster's settings (site.yml, if it is there)", "FILE")] = ""
-    name: Annotated[str, Option("the job's name (what runs and the time, unless given)")] = ""
-    out: Annotated[str, Option("the folder to make (./NAME)", "FOLDER")] = ""
+    site: Annotated[
+        str, Option("the cluster's settings (default: site.yml, if it is there)", "FILE")
+    ] = ""
+    name: Annotated[str, Option("the job's name (default: what runs and the time)")] = ""
+    out: Annotated[str, Option("the folder to make (default: ./NAME)", "FOLDER")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

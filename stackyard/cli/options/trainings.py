@@ -23,13 +23,16 @@ class SmokeRequest:
     stack: Stacks = "all"
     base: GpuBase = ""
     gpus: Annotated[
-        int | None, Option("GPUs of the whole run; 0 trains on CPU ranks (must be given)", least=0)
+        int | None, Option("GPUs of the whole run; 0 trains on CPU ranks (required)", least=0)
     ] = None
     nodes: Annotated[
-        int | None, Option("containers of the run (1 with GPUs, 2 on CPU ranks)", least=1)
+        int | None, Option("containers of the run (default: 1 with GPUs, 2 on CPU ranks)", least=1)
     ] = None
     placement: Annotated[
-        str, Option("how several containers share a host's GPUs (docs/howto/gpus.md); the best one")
+        str,
+        Option(
+            "how several containers share a host's GPUs (docs/howto/gpus.md; default: the fastest)"
+        ),
     ] = ""
     against: Annotated[
         str, Option("an earlier smoke.json (or a folder like reports/) to compare with", "REPORT")
@@ -40,7 +43,7 @@ class SmokeRequest:
     out: Annotated[
         str,
         Option(
-            "with --on: the job's folder, which all nodes see; it is removed (./smoke-NAME)",
+            "with --on: the job's folder, seen by all nodes; it is removed (default: ./smoke-NAME)",
             "FOLDER",
         ),
     ] = ""
@@ -58,13 +61,15 @@ class BenchRequest:
     gpus: Annotated[
         int | None,
         Option(
-            "the most GPUs of one training; 0 trains a tiny size on CPU ranks (must be given)",
+            "the most GPUs of one training; 0 trains a tiny size on CPU ranks (required)",
             least=0,
         ),
     ] = None
-    rounds: Annotated[int | None, Option("how often every variant is trained (2)", least=1)] = None
+    rounds: Annotated[
+        int | None, Option("how often every variant is trained (default: 2)", least=1)
+    ] = None
     updates: Annotated[
-        int | None, Option("optimizer updates of one training (the definition's)", least=1)
+        int | None, Option("optimizer updates of one training (default: the definition's)", least=1)
     ] = None
     sides: Annotated[
         str,
@@ -74,7 +79,7 @@ class BenchRequest:
         ),
     ] = ""
     counts: Annotated[
-        str, Option("on how many GPUs each is trained (1,2,4 and so on, and all)", "N,...")
+        str, Option("on how many GPUs each is trained (default: 1,2,4 and so on, and all)", "N,...")
     ] = ""
     hosts: Annotated[
         str, Option(f"train over hosts, with as many GPUs on each, instead of here: {HOSTS}")
@@ -98,7 +103,7 @@ class ProveRequest:
     """Ask for proofs of fixes, or for the page of what is proven."""
 
     stack: Stacks = "all"
-    fix: Annotated[str, Option("one fix or limit by its id; all unless given")] = ""
+    fix: Annotated[str, Option("one fix or limit by its id (default: all)")] = ""
     base: Annotated[str, Option("the base of the images (cpu)")] = ""
     record: Annotated[
         bool,
@@ -181,5 +186,6 @@ class ConvertRequest:
         int, Option("megatron: attention heads, if the checkpoint does not say", least=1)
     ] = 0
     config: Annotated[
-        str, Option("accelerate: config.json (../model/config.json, if it is there)", "FILE")
+        str,
+        Option("accelerate: config.json (default: ../model/config.json, if it is there)", "FILE"),
     ] = ""

@@ -55,7 +55,7 @@ def sign(given: EvidenceRequest, terminal: Terminal) -> str:
         f"{given.file}: you vouch that the {found.kind} of {found.started} {found.outcome} on"
         f" {found.hardware}, with image {found.image_id[7:19]}"
     )
-    terminal.text(f"somebody who accepts it needs this line in {SIGNERS}:\n{line}")
+    terminal.text(f"everybody who accepts it needs this line in {SIGNERS}:\n{line}")
     return line
 
 

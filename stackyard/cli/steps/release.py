@@ -102,7 +102,7 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
     place = f"{registry.repository}:{done.name}"
     known = " (it was there already)" if done.again else ""
     terminal.text(f"{place} is released{known}: {done.digest}")
-    terminal.text(f"somebody who accepts it needs this line in {SIGNERS}:\n{line}")
+    terminal.text(f"everybody who accepts it needs this line in {SIGNERS}:\n{line}")
     seconds = round(time.monotonic() - started, 2)
     more = {"repository": str(registry.repository), "sizes": read.sizes, "signer": line,
             "needs_gpus": wanted.needs_gpus, "seen_on": wanted.seen_on,

@@ -68,7 +68,7 @@ def test_marks_stand_at_their_update_and_their_words_inside_the_drawing():
 
 def gaps(first, second, bound=1e-3):
     curves = {"one": list(enumerate(first)), "two": list(enumerate(second))}
-    return difference_chart(curves, {"two": "one"}, bound, "difference")
+    return difference_chart(curves, {"two": "one"}, {bound: "at most"}, "difference")
 
 
 def test_equal_curves_lie_on_the_lowest_tick():
@@ -82,13 +82,13 @@ def test_a_difference_over_the_bound_lies_above_its_line():
     found = gaps([3.0, 2.0, 1.0], [3.0, 2.0 + 1e-5, 1.1])
     (line,) = found["lines"]
     equal, small, large = (y for _, y in points(line))
-    assert found["top"] <= large < found["bound"]["at"] < small < equal == found["bottom"]
-    assert found["bound"]["label"] == "at most 0.001"
+    assert found["top"] <= large < found["bounds"][0]["at"] < small < equal == found["bottom"]
+    assert found["bounds"][0]["label"] == "at most"
 
 
 def test_only_updates_that_both_curves_have_are_compared():
     curves = {"one": [(1, 3.0), (2, 2.0)], "two": [(2, 2.0), (3, 1.0)]}
-    found = difference_chart(curves, {"two": "one"}, 1e-3, "difference")
+    found = difference_chart(curves, {"two": "one"}, {1e-3: "at most"}, "difference")
     assert [len(points(line)) for line in found["lines"]] == [1]
 
 

@@ -83,12 +83,18 @@ def test_what_was_expected_and_not_measured_is_shown():
     ("value", "said"),
     [
         (1234567, "1,234,567"), (0.00012345678, "0.000123457"), (True, "yes"), (["a", 2], "a, 2"),
-        ({"at_least": 1e6}, "at least 1e+06"), ([{"a": None}], '[{"a": null}]'),
+        ({"at_least": 1e6}, "at least 1,000,000"), ({"at_most": 1e-3}, "at most 0.001"),
+        ([{"a": None}], '[{"a": null}]'), ([], "none"), ({}, "none"),
     ],
 )  # fmt: skip
 def test_figures_are_words_with_separators(value, said):
     (row,) = page.check_row({"measured": {"figure": value}, "expected": {}})["rows"]
     assert row["measured"] == said
+
+
+def test_a_check_without_a_figure_of_its_own_shows_the_first_bounded_one():
+    check = {"name": "x", "measured": {"a": 1, "left": []}, "expected": {"left": {"at_most": 0}}}
+    assert [row["figure"] for row in page.check_rows([check])] == ["left: none"]
 
 
 def check_of(name):
@@ -118,12 +124,38 @@ def test_the_kill_and_the_resume_are_marked():
     assert "goes on from" not in Reader(render_page(reports.BROKEN["broken"]())).text
 
 
-def test_reports_without_bounds_as_numbers_have_no_drawing_of_differences():
+def test_bounds_that_the_first_schema_wrote_as_text_are_read_as_numbers():
     value = reports.good()
     for check in value["checks"]:
         if check["name"] in ("parity", "resume_equal"):
             check["expected"] = {"largest_difference": "<= 0.001"}
-    assert "<h2>Difference</h2>" not in render_page(value)
+    found = Reader(render_page(value)).text
+    assert "Difference" in found and found.count("at most 0.001") >= 3
+    text = {"measured": {"ratio": 1.0}, "expected": {"1 GiB": ">= 0.95 of the bare host"}}
+    assert page.check_row(text)["bounds"] == "1 GiB at least 0.95 of the bare host"
+
+
+def with_own_bound():
+    """Return a report with a layout that has a wider bound than the others."""
+    value = reports.good()
+    for check in value["checks"]:
+        if check["name"] == "parity":
+            check["expected"] = {**check["expected"], "two": {"at_most": 0.02}}
+    return value
+
+
+def test_a_layouts_own_bound_is_of_its_difference_alone():
+    (parity,) = (c for c in with_own_bound()["checks"] if c["name"] == "parity")
+    rows = {row["name"]: row["expected"] for row in page.check_row(parity)["rows"]}
+    assert rows["two, largest_difference"] == "at most 0.02"
+    assert "at_update" in str(rows) and rows["two, at_update"] == ""
+    assert page.check_row(parity)["bounds"] == "at most 0.001, two at most 0.02"
+
+
+def test_each_bound_has_a_line_of_its_own():
+    found = Reader(render_page(with_own_bound()))
+    assert len([line for line in found.all("line") if line.get("class") == "bound"]) == 2
+    assert "two: at most 0.02" in found.text
 
 
 def test_a_page_says_which_command_made_it():

@@ -175,6 +175,13 @@ def test_each_check_has_one_figure_that_says_most(name, figure):
     assert figures.figure(check) == figure
 
 
+def test_a_layout_with_a_bound_of_its_own_has_a_figure_of_its_own():
+    gaps = {"ddp": 1e-6, "fp16": 0.01}
+    measured = {name: {"largest_difference": gap} for name, gap in gaps.items()}
+    check = {"name": "parity", "measured": measured, "expected": {"fp16": {"at_most": 0.02}}}
+    assert figures.figure(check) == "differs by 1e-06, fp16 by 0.01"
+
+
 @pytest.mark.parametrize("name", reports.BROKEN)
 def test_a_figure_of_any_check_is_text(name):
     for check in reports.BROKEN[name]()["checks"]:
