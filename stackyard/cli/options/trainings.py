@@ -79,6 +79,10 @@ class BenchRequest:
     hosts: Annotated[
         str, Option(f"train over hosts, with as many GPUs on each, instead of here: {HOSTS}")
     ] = ""
+    example: Annotated[
+        str, Option("a template of the stack instead: 200 updates, killed and resumed", "NAME")
+    ] = ""
+    set: Annotated[str, Option("with --example: its values", "NAME=VALUE,...")] = ""
     image: Image = ""
     verbose: Verbose = False
 
