@@ -14,7 +14,7 @@ Figures = dict[str, Callable[[Mapping[str, Any]], str]]
 def figure(check: Mapping[str, Any]) -> str:
     """Return a check's most important figure; empty if nothing was measured."""
     measured = check["measured"]
-    read = (SMOKE | BENCH).get(check["name"])
+    read = (SMOKE | BENCH | TEMPLATE).get(check["name"])
     if not measured or read is None:
         return ""
     return read(measured)
@@ -31,10 +31,15 @@ def _loss_figure(measured: Mapping[str, Any]) -> str:
     A layout that is killed and resumed goes on past them until it is killed.
     """
     judged = min(measured.values(), key=lambda layout: layout["updates"])
-    numbers = [judged["first"], judged["last"]]
-    if not all(isinstance(number, float) for number in numbers):
+    return _fall([judged["first"], judged["last"]])
+
+
+def _fall(found: Sequence[float | str]) -> str:
+    """Name the first and the last of some losses; empty where one is no number."""
+    numbers = [number for number in found if isinstance(number, float)]
+    if not numbers or len(numbers) < len(found):
         return ""
-    return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
+    return f"{numbers[0]:.2f} to {numbers[-1]:.2f}"
 
 
 def _transport_figure(measured: Mapping[str, Any]) -> str:
@@ -85,4 +90,11 @@ BENCH: Figures = {
     ),
     "steady": _pause_figure,
     "freed": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+}
+TEMPLATE: Figures = {
+    "launched": lambda measured: f"{len(measured)} launches",
+    "loss": lambda measured: _fall([measured["first"], measured["last"]]),
+    "validated": lambda measured: _fall([loss for _, loss in measured["losses"]]),
+    "resumed": lambda measured: _largest([measured["largest_difference"]]),
+    "kept": lambda measured: f"{len(measured['updates'])} checkpoints",
 }

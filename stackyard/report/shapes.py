@@ -539,15 +539,19 @@ class TemplateLaunch(TypedDict):
     command: list[str]
 
 
-class _TemplateReportParts(TypedDict, total=False):
-    """Hold the command that made the report, which is added last."""
+class TemplateSpeed(TypedDict):
+    """Hold a template's figures, with what its MFU is computed from."""
 
-    made: MadeValue
+    model: ModelValue | None
+    peak: PeakValue | None
+    no_mfu: str
+    figures: TemplateFigures
 
 
-class TemplateReport(_TemplateReportParts):
+class TemplateReport(TemplateSpeed):
     """Hold the record of one template at its full or reduced size (docs/howto/templates.md)."""
 
+    made: MadeValue
     schema: Literal["stackyard.template/1"]
     kind: Literal["template"]
     stack: str
@@ -569,12 +573,8 @@ class TemplateReport(_TemplateReportParts):
     kill_after: int
     values: dict[str, str]
     tokens: int
-    model: ModelValue | None
-    peak: PeakValue | None
-    no_mfu: str
     plain: float | None
     no_plain: str
-    figures: TemplateFigures
     losses: list[Point]
     valid: list[Point]
     launches: list[TemplateLaunch]

@@ -13,7 +13,13 @@ from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Failure
 from stackyard.report import chart, page, records
 from stackyard.report.bench import GIB, model_value
-from stackyard.report.shapes import BenchGpus, TemplateFigures, TemplateLaunch, TemplateReport
+from stackyard.report.shapes import (
+    BenchGpus,
+    MadeValue,
+    TemplateLaunch,
+    TemplateReport,
+    TemplateSpeed,
+)
 from stackyard.system import template
 from stackyard.system.image import ImageInfo
 from stackyard.validate.bench import flops
@@ -42,6 +48,7 @@ def template_report(
     host: Mapping[str, str],
     gpus: BenchGpus,
     failures: Iterable[Failure],
+    made: MadeValue,
 ) -> TemplateReport:
     """Return the record of one template.
 
@@ -50,19 +57,12 @@ def template_report(
         seconds: wall time, without the build.
         gpus: driver, settings and devices; empty on CPU ranks.
         failures: known failures, to recognise in launches that failed.
+        made: the command that made it.
     """
-    model, no_model = model_of(plan.values)
-    peak, no_peak = flops.find_peak(seen.devices, peaks)
-    # Peaks are those of half precision.
-    full = plan.values.get("precision") == "no"
-    no_mfu = no_peak or no_model or ("it computes in fp32, and peaks are of fp16" if full else "")
-    found = figures(plan, seen)
-    mfu = None
-    if model and not no_mfu and found.tokens_s:
-        mfu = flops.mfu(model, found.tokens_s, plan.ranks, peak)
     tails = {name: t.tail for name, t in seen.trainings.items() if t.failed}
     device: Literal["cpu", "cuda"] = "cuda" if plan.device == "cuda" else "cpu"
     return {
+        "made": made,
         "schema": SCHEMA,
         "kind": "template",
         "stack": image.stack.name,
@@ -84,13 +84,9 @@ def template_report(
         "kill_after": plan.kill_after,
         "values": dict(plan.values),
         "tokens": plan.tokens,
-        "model": model_value(model) if model else None,
-        "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
-        "no_mfu": no_mfu,
+        **_speed(plan, seen, peaks),
         "plain": None,
         "no_plain": NO_PLAIN,
-        "figures": _figures(found.updates_s, found.mean_updates_s, found.tokens_s,
-                            found.peak_bytes, mfu),
         "losses": _points(losses(seen)),
         "valid": _points(valid_losses(seen)),
         "launches": [_launch(name, one) for name, one in seen.trainings.items()],
@@ -101,19 +97,28 @@ def template_report(
     }  # fmt: skip
 
 
-def _figures(
-    updates: float | None,
-    mean: float | None,
-    tokens: float | None,
-    peak: int | None,
-    mfu: float | None,
-) -> TemplateFigures:
+def _speed(plan: TemplatePlan, seen: TemplateSeen, peaks: tuple[Peak, ...]) -> TemplateSpeed:
+    """Return the figures, with what the MFU is computed from, or why there is none."""
+    model, no_model = model_of(plan.values)
+    peak, no_peak = flops.find_peak(seen.devices, peaks)
+    # Peaks are those of half precision.
+    full = plan.values.get("precision") == "no"
+    no_mfu = no_peak or no_model or ("it computes in fp32, and peaks are of fp16" if full else "")
+    found = figures(plan, seen)
+    share = None
+    if model and not no_mfu and found.tokens_s:
+        share = flops.mfu(model, found.tokens_s, plan.ranks, peak)
     return {
-        "updates_s": _rounded(updates, 4),
-        "mean_updates_s": _rounded(mean, 4),
-        "tokens_s": _rounded(tokens, 1),
-        "peak_bytes": peak,
-        "mfu": _rounded(mfu, 4),
+        "model": model_value(model) if model else None,
+        "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
+        "no_mfu": no_mfu,
+        "figures": {
+            "updates_s": _rounded(found.updates_s, 4),
+            "mean_updates_s": _rounded(found.mean_updates_s, 4),
+            "tokens_s": _rounded(found.tokens_s, 1),
+            "peak_bytes": found.peak_bytes,
+            "mfu": _rounded(share, 4),
+        },
     }
 
 

@@ -87,8 +87,8 @@ def template(terminal: Terminal, asked: BenchRequest) -> Answer:
         built.image, built.info, plan, seen, judge(plan, seen), peaks=load_peaks(project.root),
         started=started.isoformat(timespec="seconds"), seconds=time.monotonic() - clock,
         host=facts, gpus=bench.gpus_value(gpu), failures=project.definitions.failures.values(),
+        made=pages.made_by(project.root),
     )  # fmt: skip
-    value["made"] = pages.made_by(project.root)
     pages.write(project.root, value, records.path_of_report(value, "json"), render_page(value))
     _show(value, terminal)
     answer = records.together([value])

@@ -26,7 +26,7 @@ from stackyard.validate.outcome import Phase
 from stackyard.validate.record import Training
 from stackyard.validate.template.plan import KILLED, RESUMED, TemplatePlan
 
-# The same as for smokes: a loss that falls less has hardly been trained.
+# The bound that templates of the reduced size are tested with, too.
 LOSS_RATIO = 0.9
 # Dropout draws other numbers after a resume where a program does not keep their state, and sums in
 # half precision differ from run to run: one update's loss may differ by a little more than all do.
@@ -112,17 +112,17 @@ def losses(seen: TemplateSeen) -> dict[int, float]:
 def valid_losses(seen: TemplateSeen) -> dict[int, float]:
     """Return the validation losses of both launches; the later one's, where both validated."""
     return {
-        at: loss
+        at: value
         for training in seen.trainings.values()
         for _, record in sorted(training.ranks.items(), reverse=True)
-        for at, loss in record.valid.items()
+        for at, value in record.valid.items()
     }
 
 
 def judge(plan: TemplatePlan, seen: TemplateSeen) -> tuple[Check, ...]:
     """Return all checks, in a fixed order; `freed` only on GPUs."""
     checks: list[Callable[[TemplatePlan, TemplateSeen], Check]] = [
-        trained, loss_falls, validated, resumed, kept,
+        launched, loss, validated, resumed, kept,
     ]  # fmt: skip
     found = [one(plan, seen) for one in checks]
     found.append(left_behind({n: [t] for n, t in seen.trainings.items()}, seen.broken))
@@ -131,11 +131,11 @@ def judge(plan: TemplatePlan, seen: TemplateSeen) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def trained(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+def launched(plan: TemplatePlan, seen: TemplateSeen) -> Check:
     """Check that every rank joined, on a device of its own, and came to the last update."""
     expected = {"ranks": plan.ranks, "updates": plan.updates, "device": plan.device}
     if seen.killed is None:
-        return not_run("trained", expected, seen.broken or "nothing was trained")
+        return not_run("launched", expected, seen.broken or "nothing was trained")
     wrong = [seen.broken] if seen.broken else []
     if not seen.killed.killed:
         said = "; ".join(unfinished(seen.killed, plan.updates)) or "it ended before"
@@ -157,22 +157,22 @@ def trained(plan: TemplatePlan, seen: TemplateSeen) -> Check:
         used = [record.gpu for record in ranks if record.gpu]
         if len(set(used)) < len(used):
             wrong.append(f"{name}: two ranks compute on one GPU")
-    return check("trained", measured, expected, wrong)
+    return check("launched", measured, expected, wrong)
 
 
-def loss_falls(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+def loss(plan: TemplatePlan, seen: TemplateSeen) -> Check:
     """Check that the losses of the whole training are finite, and that they fall."""
     expected = {"last/first": at_most(LOSS_RATIO)}
     found = losses(seen)
     if len(found) < 2:
-        return not_run("loss_falls", expected, seen.broken or "fewer than two losses are recorded")
+        return not_run("loss", expected, seen.broken or "fewer than two losses are recorded")
     first, last = found[min(found)], found[max(found)]
     ratio = last / first if first else float("nan")
     wrong = [f"{name}: {bad}" for name, t in seen.trainings.items() if (bad := not_finite(t))]
     if not wrong and not ratio <= LOSS_RATIO:
         wrong.append(f"the loss went from {first:.4f} to {last:.4f} only")
     measured = {"updates": len(found), "first": first, "last": last, "last/first": round(ratio, 4)}
-    return check("loss_falls", measured, expected, wrong)
+    return check("loss", measured, expected, wrong)
 
 
 def validated(plan: TemplatePlan, seen: TemplateSeen) -> Check:
