@@ -111,12 +111,12 @@ cat from.rec/*
 """
 # As many as google/mt5-base has; encoder and decoder share one embedding, the output has its own.
 FULL_SIZE = """
-import argparse, os, pretrain, torch
+import argparse, models, os, torch
 names = "layers hidden heads inner head_size vocabulary sequence".split()
 options = argparse.Namespace(
     model="mt5", start="", dropout=0.0, **{name: int(os.environ[name]) for name in names})
 with torch.device("meta"):
-    model = pretrain.build_model(options)
+    model = models.build_model(options, 1234)
 assert model.encoder.embed_tokens.weight is model.shared.weight is model.decoder.embed_tokens.weight
 print(sum(part.numel() for part in model.parameters()))
 """
