@@ -55,7 +55,11 @@ def template(terminal: Terminal, asked: BenchRequest) -> Answer:
     assert example is not None  # a name is required above
     given, options = split_settings(example, parse_settings(asked.set))
     if options:
-        raise UsageError(f"--set: {', '.join(options)} of the launcher cannot be set here")
+        raise UsageError(
+            f"--set {next(iter(options))} is an option of the launcher",
+            why="a bench leaves the launcher as the template has it",
+            hint=f"set values of {example.name} only",
+        )
     plan = make_plan(
         example, chosen.device, gpus or bench.CPU_RANKS, updates=asked.updates or 0, given=given
     )

@@ -5,6 +5,7 @@ Owns the values that make a long training short: updates, schedule, saves and va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -108,6 +109,7 @@ def make_plan(
         raise UsageError(
             f"--updates must be {LEAST_UPDATES} or more with --example, and a multiple of 4",
             why="the training is saved at the half and killed after three quarters",
+            hint=f"--updates {max(LEAST_UPDATES, -(-updates // 4) * 4)}",
         )
     clash = sorted({"updates", "save_every"} & given.keys())
     if clash:
@@ -123,17 +125,36 @@ def make_plan(
         if name in values and not counts(values[name]):
             what = f"{example.name}: {name} must be a whole number, not {shown(values[name])!r}"
             raise UsageError(what)
-    groups = 1
-    for name in example.parallel:
-        groups *= int(values[name]) if values[name].isdecimal() else 1
+    groups = _groups(example, values, ranks)
     plan = TemplatePlan(
         example=example, device=device, size=size_name, ranks=ranks, updates=updates,
         settings=settings, values=values, words=tuple(words),
         save_at=updates // 2, kill_after=updates * 3 // 4,
-        replicas=max(1, ranks // max(1, groups * example.multiple)),
+        replicas=ranks // groups,
     )  # fmt: skip
-    job(plan, {}, KILLED, "/shared")  # refuses ranks and values that do not fit
+    job(plan, {}, KILLED, "/shared")  # refuses values that it does not have
     return plan
+
+
+def _groups(example: Example, values: Mapping[str, str], ranks: int) -> int:
+    """Return how many ranks hold one copy of the model.
+
+    Raises:
+        UsageError: a parallel size is no number, or the ranks are no multiple of it.
+    """
+    wrong = [name for name in example.parallel if not counts(values[name])]
+    if wrong:
+        what = f"{wrong[0]} must be a whole number, not {shown(values[wrong[0]])!r}"
+        raise UsageError(f"{example.name}: {what}")
+    groups = example.multiple * math.prod(int(values[name]) for name in example.parallel)
+    if ranks % groups:
+        names = " x ".join(example.parallel)
+        raise UsageError(
+            f"{example.name} needs a multiple of {groups} ranks, not {ranks}",
+            why=f"each copy of the model is cut into {names} = {groups} parts",
+            hint=f"--set {','.join(f'{name}=N' for name in example.parallel)}",
+        )
+    return groups
 
 
 def _short(usual: Mapping[str, str], updates: int) -> dict[str, str]:

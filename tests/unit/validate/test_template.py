@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
 
 from stackyard.definitions.job_source import load_example
 from stackyard.definitions.project import ROOT
+from stackyard.mesh import certificates
 from stackyard.report import trained
+from stackyard.system.engine import ExecResult
 from stackyard.system.errors import UsageError
+from stackyard.validate.checks import verdict
 from stackyard.validate.template import judge as judging
+from stackyard.validate.template import play
 from stackyard.validate.template.plan import (
     KILLED,
     RESUMED,
@@ -219,3 +224,69 @@ def test_what_is_not_known_is_not_run_with_the_reason():
 def test_the_page_shows_figures_and_curves():
     page = trained.render_page(report(good()))
     assert "gpt2-345m of toy" in page and "updates/s, median" in page and "<polyline" in page
+
+
+class FakeMesh:
+    """A node whose commands end with these codes, by the first word that they hold."""
+
+    shared, lost = "/shared", ""
+
+    def __init__(self, codes=None):
+        self.plan = certificates.MeshPlan(run="r", nodes=("node1",), port=1, seconds=1)
+        self.codes, self.ran = codes or {}, []
+
+    def put(self, node, files):
+        self.ran.append(f"put {sorted(files)[0]}")
+
+    def port(self, usual):
+        return usual
+
+    def exec(self, node, words, **_):
+        self.ran.append(" ".join(words[:2]))
+        output = "global_step20\nglobal_step40\n" if words[0] == "ls" else "why it failed"
+        return ExecResult(code=self.codes.get(words[1], 0), output=output)
+
+
+def played(monkeypatch, mesh, killed):
+    """Play the template in this mesh, where the first launch ends so."""
+    plans = []
+
+    def train(running, smoke, plan, *, port, on_loss):
+        plans.append((plan.label, plan.kill_after, port))
+        return killed if plan.label == KILLED else good().resumed
+
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
+    monkeypatch.setattr(play.nodes, "wait_reachable", lambda _: {})
+    monkeypatch.setattr(play.training, "train", train)
+    seen = play.run_template(None, "image", PLAN, {"/srv/templates/x.py": b""}, run="r")
+    return seen, plans
+
+
+def test_it_is_prepared_killed_resumed_and_looked_at(monkeypatch):
+    mesh = FakeMesh()
+    seen, plans = played(monkeypatch, mesh, good().killed)
+    assert [label for label, *_ in plans] == [KILLED, RESUMED]
+    assert [at for _, at, _ in plans] == [30, None] and plans[0][2] != plans[1][2]
+    assert mesh.ran == [
+        "put /srv/templates/x.py", "python3 /srv/templates/make_corpus.py",
+        "python3 /srv/templates/samples.py", "ls -A",
+    ]  # fmt: skip
+    assert [check.outcome for check in judging.judge(PLAN, seen)] == ["passed"] * 6
+    assert [phase.name for phase in seen.phases] == [
+        "start the node", "prepare data", "train killed", "train resumed", "remove the node",
+    ]  # fmt: skip
+
+
+def test_a_launch_that_failed_is_not_resumed(monkeypatch):
+    failed = dataclasses.replace(good().killed, killed=False, code=1)
+    seen, plans = played(monkeypatch, FakeMesh(), failed)
+    assert len(plans) == 1 and seen.resumed is None and seen.names is None
+    assert verdict(judging.judge(PLAN, seen)) == "failed"
+
+
+def test_data_that_cannot_be_prepared_are_named(monkeypatch):
+    mesh = FakeMesh({"/srv/templates/samples.py": 3})
+    seen, plans = played(monkeypatch, mesh, good().killed)
+    assert plans == [] and "failed with exit code 3" in seen.broken
+    assert seen.broken.endswith("why it failed")
+    assert verdict(judging.judge(PLAN, seen)) == "not run"
