@@ -436,6 +436,6 @@ def test_a_benched_template_is_killed_resumed_and_judged(stack_images, stack, na
         ("launched", "loss", "validated", "resumed", "kept", "no_strays"), "passed"
     )
     assert report["figures"]["tokens_s"] > 0 and report["figures"]["mfu"] is None
-    path = ROOT / "reports" / stack / "cpu" / f"template-{name}.json"
+    path = ROOT / "reports" / stack / "cpu" / f"template-{name}-cpu-ranks.json"
     assert json.loads(path.read_text(encoding="utf-8")) == report
     assert "<polyline" in path.with_suffix(".html").read_text(encoding="utf-8")
