@@ -27,6 +27,7 @@ from stackyard.report.shapes import (
     ProveReport,
     SmokeReport,
     SourceValue,
+    TemplateReport,
 )
 from stackyard.validate.checks import OutcomeWord
 from stackyard.validate.diagnose import DiagnosisValue
@@ -237,6 +238,13 @@ class Benched(TypedDict):
 
     outcome: OutcomeWord
     reports: list[BenchReport]
+
+
+class BenchedTemplate(TypedDict):
+    """Hold the answer of `invoke bench --example`."""
+
+    outcome: OutcomeWord
+    reports: list[TemplateReport]
 
 
 class Proven(TypedDict):
@@ -900,7 +908,7 @@ ANSWERS: Mapping[str, Any] = {
     "lock": Locked,
     "outdated": Outdated,
     "smoke": Smoked,
-    "bench": Benched,
+    "bench": Benched | BenchedTemplate,
     "prove": Proven | Changed,
     "compare": Comparison,
     "diagnose": Diagnosed,

@@ -28,7 +28,12 @@ def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
 
     Example:
         invoke bench fairseq --gpus 2
+        invoke bench megatron --example gpt2-345m --gpus 2
     """
+    if asked.example or asked.set:
+        from stackyard.cli.steps import template
+
+        return template.template(terminal, asked)
     from stackyard.cli.steps import bench as steps
 
     return steps.bench(terminal, asked)

@@ -18,7 +18,7 @@ from stackyard.definitions.project import SETTINGS, SETTINGS_KEYS
 from stackyard.definitions.read import baseline, example, failures, files, fix
 from stackyard.definitions.schema import Schema, head, value_schema
 from stackyard.mesh import hosts
-from stackyard.report import bench, certify, prove, records, shapes
+from stackyard.report import bench, certify, prove, records, shapes, trained
 from stackyard.scan import audit
 from stackyard.scan.secrets import allowed
 from stackyard.schedulers import site
@@ -133,6 +133,7 @@ FILES: Mapping[str, File] = {
 REPORTS: Mapping[str, tuple[str, Any]] = {
     "smoke": (records.SCHEMA, shapes.SmokeReport),
     "bench": (bench.SCHEMA, shapes.BenchReport),
+    "template": (trained.SCHEMA, shapes.TemplateReport),
     "prove": (prove.SCHEMA, shapes.ProveReport),
     "certify": (certify.SCHEMA, shapes.CertifyReport),
     "proofs": ("images/<base>.proofs.json", shapes.Proofs),

@@ -87,7 +87,7 @@ def bench_report(
         "image": records.image_value(image, info),
         "host": dict(host),
         "gpus": gpus,
-        "model": _model(size.model),
+        "model": model_value(size.model),
         "peak": {"flops": peak.flops, "source": peak.source} if peak else None,
         "no_mfu": no_mfu,
         "batch": size.batch,
@@ -107,7 +107,8 @@ def bench_report(
     }
 
 
-def _model(model: Model) -> ModelValue:
+def model_value(model: Model) -> ModelValue:
+    """Return a model's dimensions and its FLOPs a token as data."""
     return {
         "layers": model.layers,
         "width": model.width,

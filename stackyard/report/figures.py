@@ -16,7 +16,7 @@ def figure(check: Mapping[str, Any]) -> str:
     measured = check["measured"]
     if measured and check["name"] == "parity":  # the others' figures are of one bound
         return _parity_figure(measured, check["expected"])
-    read = (SMOKE | BENCH).get(check["name"])
+    read = (SMOKE | BENCH | TEMPLATE).get(check["name"])
     return read(measured) if measured and read else ""
 
 
@@ -31,10 +31,15 @@ def _loss_figure(measured: Mapping[str, Any]) -> str:
     A layout that is killed and resumed goes on past them until it is killed.
     """
     judged = min(measured.values(), key=lambda layout: layout["updates"])
-    numbers = [judged["first"], judged["last"]]
-    if not all(isinstance(number, float) for number in numbers):
+    return _fall([judged["first"], judged["last"]])
+
+
+def _fall(found: Sequence[float | str]) -> str:
+    """Name the first and the last of some losses; empty where one is no number."""
+    numbers = [number for number in found if isinstance(number, float)]
+    if not numbers or len(numbers) < len(found):
         return ""
-    return f"{numbers[0]:.2f} to {numbers[1]:.2f}"
+    return f"{numbers[0]:.2f} to {numbers[-1]:.2f}"
 
 
 def _transport_figure(measured: Mapping[str, Any]) -> str:
@@ -92,4 +97,11 @@ BENCH: Figures = {
     ),
     "steady": _pause_figure,
     "freed": lambda measured: f"{max(measured['left_bytes'].values(), default=0)} bytes left",
+}
+TEMPLATE: Figures = {
+    "launched": lambda measured: f"{len(measured)} launches",
+    "loss": lambda measured: _fall([measured["first"], measured["last"]]),
+    "validated": lambda measured: _fall([loss for _, loss in measured["losses"]]),
+    "resumed": lambda measured: _largest([measured["largest_difference"]]),
+    "kept": lambda measured: f"{len(measured['updates'])} checkpoints",
 }

@@ -1,7 +1,7 @@
 """Write the record and the page of a run, and the index of all pages in `reports/`.
 
 Owns where they lie and what a record says of the command that made it. `report.page`,
-`report.bench` and `report.certify` render the pages.
+`report.bench`, `report.trained` and `report.certify` render the pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stackyard.system.files import replace_texts
 
 FOLDER = "reports"
 INDEX = f"{FOLDER}/index.html"
-KINDS = ("smoke", "bench", "certify")
+KINDS = ("smoke", "bench", "template", "certify")
 
 
 def made_by(root: Path, argv: Sequence[str] = ()) -> MadeValue:

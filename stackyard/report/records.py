@@ -40,7 +40,10 @@ def path_of_report(value: Mapping[str, Any], suffix: str) -> str:
     """
     name = value.get("gpus", {}).get("placement", "together")
     name = CPU_RANKS if value.get("ranks") == "cpu" else name
-    kind = value["kind"] if name in ("together", HOSTS, SLURM) else f"{value['kind']}-{name}"
+    kind = value["kind"]
+    if kind == "template":
+        kind = f"{kind}-{value['example']}"
+    kind = kind if name in ("together", HOSTS, SLURM) else f"{kind}-{name}"
     where = SLURM if value.get("slurm") else HOSTS if value.get("hosts") else ""
     kind = f"{kind}-{where}" if where else kind
     # An image of users' own code has records of its own, so that it never replaces the stack's.

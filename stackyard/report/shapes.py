@@ -526,6 +526,72 @@ class BenchReport(_BenchReportParts):
     last_lines: dict[str, str]
 
 
+class TemplateFigures(TypedDict):
+    """Hold the speed and memory of a template; null where they are not known."""
+
+    updates_s: float | None
+    mean_updates_s: float | None
+    tokens_s: float | None
+    peak_bytes: int | None
+    mfu: float | None
+
+
+class TemplateLaunch(TypedDict):
+    """Hold one launch of a template: the one that was killed, or the one that went on."""
+
+    label: str
+    failed: bool
+    why: str
+    seconds: float
+    losses: list[Point]
+    command: list[str]
+
+
+class TemplateSpeed(TypedDict):
+    """Hold a template's figures, with what its MFU is computed from."""
+
+    model: ModelValue | None
+    peak: PeakValue | None
+    no_mfu: str
+    figures: TemplateFigures
+
+
+class TemplateReport(TemplateSpeed):
+    """Hold the record of one template at its full or reduced size (docs/howto/templates.md)."""
+
+    made: MadeValue
+    schema: Literal["stackyard.template/1"]
+    kind: Literal["template"]
+    stack: str
+    base: str
+    example: str
+    outcome: OutcomeWord
+    started: str
+    seconds: float
+    run: str
+    what: str
+    size: str
+    ranks: Literal["cpu", "cuda"]
+    count: int
+    image: ImageValue
+    host: dict[str, str]
+    gpus: BenchGpus
+    updates: int
+    save_at: int
+    kill_after: int
+    values: dict[str, str]
+    tokens: int
+    plain: float | None
+    no_plain: str
+    losses: list[Point]
+    valid: list[Point]
+    launches: list[TemplateLaunch]
+    checks: list[CheckValue]
+    diagnoses: list[DiagnosisValue]
+    phases: list[PhaseValue]
+    last_lines: dict[str, str]
+
+
 class WitnessRun(TypedDict):
     """Hold one run of a witness."""
 

@@ -42,6 +42,7 @@ class RankRecord:
         times: when each update was done, in seconds since the epoch.
         memory: peak bytes of GPU memory: `allocated` to tensors, `reserved` from the driver.
         losses: mean loss over the global batch, by update number.
+        valid: mean loss of a validation, by update number.
         params: hash of the parameters, by update number and group.
         windows: in a bench: speed and memory, by the last update of each window.
         fused: state of the fused parts, by name; empty where the process has none.
@@ -57,6 +58,7 @@ class RankRecord:
     memory: dict[str, int] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
+    valid: dict[int, float] = field(default_factory=dict)
     params: dict[tuple[int, str], str] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     fused: dict[str, Part] = field(default_factory=dict)
@@ -155,6 +157,8 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
     elif kind == "step":
         record.losses[int(event["step"])] = float(event["loss"])
         record.times[int(event["step"])] = float(event.get("time", 0.0))
+    elif kind == "valid":
+        record.valid[int(event["step"])] = float(event["loss"])
     elif kind == "window":
         step, loss = int(event["step"]), float(event["loss"])
         seconds, tokens, peak = (float(event[key]) for key in ("seconds", "tokens", "peak_bytes"))

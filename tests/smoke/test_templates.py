@@ -23,6 +23,7 @@ from stackyard.mesh.node import rank_folder
 from stackyard.mesh.node_plan import NodePlan, StandingPlan
 from stackyard.system.archive import pack
 from stackyard.validate import smoke
+from tests.smoke.test_main_job import invoke
 
 NODES = ("node1", "node2")
 # Layouts of one model with the same batches: the same losses, to the rounding of fp32. (A pipeline
@@ -110,12 +111,12 @@ cat from.rec/*
 """
 # As many as google/mt5-base has; encoder and decoder share one embedding, the output has its own.
 FULL_SIZE = """
-import argparse, os, pretrain, torch
+import argparse, models, os, torch
 names = "layers hidden heads inner head_size vocabulary sequence".split()
 options = argparse.Namespace(
     model="mt5", start="", dropout=0.0, **{name: int(os.environ[name]) for name in names})
 with torch.device("meta"):
-    model = pretrain.build_model(options)
+    model = models.build_model(options, 1234)
 assert model.encoder.embed_tokens.weight is model.shared.weight is model.decoder.embed_tokens.weight
 print(sum(part.numel() for part in model.parameters()))
 """
@@ -418,3 +419,23 @@ def test_every_template_of_the_notes_is_tried():
     names = [(path.parent.parent.name, path.stem) for path in paths]
     assert {found for found in names if load_example(ROOT, *found).note} == set(TEMPLATES)
     assert set(FIRST.items()) <= set(TEMPLATES)
+
+
+@pytest.mark.repeat  # of each stack: how a template is killed, resumed and recorded
+@pytest.mark.parametrize(
+    ("stack", "name"),
+    [("fairseq", "gpt2-fsdp"), ("megatron", "gpt2-345m"), ("accelerate", "mt5-zero-3")],
+)
+def test_a_benched_template_is_killed_resumed_and_judged(stack_images, stack, name):
+    """The way of the full size, in the reduced one; what is not for CPU ranks is `not run`."""
+    done = invoke("bench", stack, "--example", name, "--gpus", "0", "--updates", "40", "--json",
+                  timeout=300)  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    (report,) = json.loads(done.stdout)["reports"]
+    assert {check["name"]: check["outcome"] for check in report["checks"]} == dict.fromkeys(
+        ("launched", "loss", "validated", "resumed", "kept", "no_strays"), "passed"
+    )
+    assert report["figures"]["tokens_s"] > 0 and report["figures"]["mfu"] is None
+    path = ROOT / "reports" / stack / "cpu" / f"template-{name}-cpu-ranks.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == report
+    assert "<polyline" in path.with_suffix(".html").read_text(encoding="utf-8")

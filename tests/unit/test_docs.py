@@ -22,7 +22,9 @@ from stackyard.definitions.read.files import read_stack
 from stackyard.mesh import hosts
 from stackyard.report import figures, page
 from stackyard.system.toml import parse_toml
+from stackyard.validate.template.judge import judge
 from tests import tutorials
+from tests.unit import templates
 from tests.unit.lines import type_line
 from tests.unit.test_architecture import ROOMS
 from tests.unit.test_language import has_a_word_of_the_list
@@ -189,12 +191,28 @@ def test_ratios_count_pauses_that_a_median_hides():
     assert FIGURES["windows_ratio"](value, {"side": "a", "ranks": 1}) == pytest.approx(1.0)
 
 
+def test_a_template_is_a_row_with_its_figures_and_what_was_not_run():
+    value = dict(templates.report(templates.good()))
+    value["gpus"] = {"devices": [{"name": "NVIDIA H200"}]}
+    row = FIGURES["template_row"](ROOT / "docs/reports/2x-h200/megatron/template-x.json", value)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "[gpt2-345m]({up}docs/reports/2x-h200/megatron/template-x.json)", "2 x NVIDIA H200",
+        "passed", "10.00 to 6.10", f"{2 * templates.PLAN.tokens:,}", "2.00", "0.0 GiB", "not run",
+        "not run",
+    ]  # fmt: skip
+
+
 # Names
 
 
 def test_the_page_of_checks_names_all_of_them():
     page = (DOCS / "reference" / "checks.md").read_text(encoding="utf-8")
-    smoke, bench = (re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("## Bench"))
+    smoke, bench, template = (
+        re.findall(r"^\| `(\w+)` \|", part, re.M)
+        for part in re.split("## (?:Bench|Template|Certify.*)\n", page)[:3]
+    )
+    assert template == [check.name for check in judge(templates.PLAN, templates.good())] + ["freed"]
     assert smoke == list(figures.SMOKE)
     reports = [json.loads(path.read_text()) for path in (DOCS / "reports").rglob("bench*.json")]
     assert set(bench) == {check["name"] for report in reports for check in report["checks"]}

@@ -30,6 +30,13 @@ case "$name $1 $2" in
     "invoke smoke "*) mkdir -p "reports/$2"; echo seen > "reports/$2/smoke.json" ;;
 esac
 """
+# Examples with a note are templates.
+EXAMPLES = [
+    ("megatron", "gpt-tp", "summary: small\n"),
+    ("megatron", "gpt2-345m-3d", "summary: large\nnote: then\n"),
+    ("megatron", "gpt2-345m-tp", "summary: large\nnote: then\n"),
+    ("fairseq", "lm-fsdp", "summary: large\nnote: then\n"),
+]
 ATTACH = """#!/bin/bash
 echo "$*" >> {told}
 case "$1 $2" in
@@ -68,7 +75,10 @@ class Machine:
             "base": "cuda\n",
             "stacks": "accelerate\nfairseq\nmegatron\n",
             "machine": "machine-image\n",
-            "project.tar.gz": gzip.compress(archive()),
+            "project.tar.gz": gzip.compress(archive(
+                **{f"images__{stack}__examples__{name}.yml": text
+                                for stack, name, text in EXAMPLES}
+            )),
             "images__install.sh": f"echo install.sh >> {self.told}\n",
         })  # fmt: skip
         self.pieces.mkdir()
@@ -125,7 +135,7 @@ def test_wrong_words_get_the_usage(words):
 def test_an_unknown_step_is_refused_before_anything_is_installed(machine):
     code, _, said = machine.run("smoke", "smokes")
     assert (code, machine.calls()) == (1, [])
-    assert "unknown step smokes. One of: install smoke nodes tests bench hosts" in said
+    assert "unknown step smokes. One of: install smoke nodes tests bench templates hosts" in said
     assert not machine.work.exists()
 
 
@@ -185,6 +195,22 @@ def test_a_machine_with_one_gpu_benches_on_it(machine):
     machine._programs.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
     assert machine.run("bench")[0] == 0
     assert [line for line in machine.calls() if line.startswith("invoke bench fairseq --gpus 1")]
+
+
+def test_every_template_is_trained_in_its_full_size_on_two_gpus(machine):
+    assert machine.run("templates")[0] == 0
+    trained = [line for line in machine.calls() if line.startswith("invoke bench")]
+    assert trained == [
+        f"invoke bench {stack} --example {name} --gpus 2 --image stackyard/{stack}:cuda{more}"
+        for stack, name, more in (
+            ("fairseq", "lm-fsdp", ""),
+            ("megatron", "gpt2-345m-3d", " --set tp=2,pp=1"),
+            ("megatron", "gpt2-345m-tp", " --set tp=2"),
+        )
+    ]
+    for path in (machine.work / "project/images").rglob("*.yml"):
+        path.unlink()
+    assert machine.run("templates")[0] == 1
 
 
 def test_only_what_has_not_passed_is_run_again(machine):

@@ -21,7 +21,7 @@ from stackyard.system import process
 from stackyard.system.errors import StackyardError, UsageError
 from stackyard.validate.bench.judge import judge
 from tests.schemas.published import refused
-from tests.unit import benches, reports
+from tests.unit import benches, reports, templates
 from tests.unit.cli.test_clusters import Warden
 from tests.unit.lines import type_line
 from tests.unit.mesh.test_hosts import WHOLE
@@ -170,6 +170,7 @@ def made_up():
     return {
         "smoke": [reports.good(), compared, *(one() for one in reports.BROKEN.values())],
         "bench": [of_bench],
+        "template": [templates.report(templates.good())],
         "prove": [proofs.value(proofs.image(), word=word) for word in (0, 1)],
     }
 
@@ -184,14 +185,16 @@ def test_every_committed_report_fits_its_schema():
     assert said == {path: [] for path in said}
 
 
-@pytest.mark.parametrize("kind", ["smoke", "bench", "prove"])
+@pytest.mark.parametrize("kind", ["smoke", "bench", "template", "prove"])
 def test_every_report_that_is_made_fits_its_schema(kind):
     for value in made_up()[kind]:
         assert refused(f"reports/{kind}", value) == []
-        assert refused(f"answers/{kind}", {"outcome": value["outcome"], "reports": [value]}) == []
+        command = "bench" if kind == "template" else kind
+        answer = {"outcome": value["outcome"], "reports": [value]}
+        assert refused(f"answers/{command}", answer) == []
 
 
-@pytest.mark.parametrize("kind", ["smoke", "bench", "prove"])
+@pytest.mark.parametrize("kind", ["smoke", "bench", "template", "prove"])
 def test_a_report_with_another_key_or_without_one_is_refused(kind):
     value = made_up()[kind][0]
     optional = {"smoke": {"speeds"}, "bench": {"available"}}.get(kind, set())

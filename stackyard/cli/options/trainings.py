@@ -94,6 +94,10 @@ class BenchRequest:
             "FOLDER",
         ),
     ] = ""
+    example: Annotated[
+        str, Option("a template of the stack instead: 200 updates, killed and resumed", "NAME")
+    ] = ""
+    set: Annotated[str, Option("with --example: its values", "NAME=VALUE,...")] = ""
     image: Image = ""
     verbose: Verbose = False
 

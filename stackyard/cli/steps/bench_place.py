@@ -59,7 +59,7 @@ def here(
         play=lambda watcher: play.run_bench(
             held, plan, settings, run=run, gpu=gpu, watcher=watcher
         ),
-        gpus=lambda: _gpus(gpu),
+        gpus=lambda: gpus_value(gpu),
     )
 
 
@@ -97,7 +97,8 @@ def _observed(seen: GpuObservation) -> BenchGpus:
     }  # fmt: skip
 
 
-def _gpus(gpu: GpuRun | None) -> BenchGpus:
+def gpus_value(gpu: GpuRun | None) -> BenchGpus:
+    """Return the GPUs of a run on this machine as data; empty on CPU ranks."""
     if gpu is None:
         return {}
     placed = gpu.placement

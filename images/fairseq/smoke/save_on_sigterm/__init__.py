@@ -3,7 +3,8 @@
 Ranks are signalled at different moments and must save after the same update. fairseq adds up the
 training time of all ranks in every update, for --stop-time-hours: a signalled rank adds a time that
 no training takes, and every rank sees it in the same sum. Nothing else is computed. Where Stackyard
-reads records (STACKYARD_LOGS), every rank records what fairseq logs: the same loss, in base 2.
+reads records (STACKYARD_LOGS), every rank records what fairseq logs: the same loss, in base 2, that
+of validations, too, and which updates have a checkpoint.
 """
 
 import functools
@@ -40,6 +41,7 @@ class _Signal:
 
 
 _signal = _Signal()
+_begun = False
 _own_time = Trainer._local_cumulative_training_time
 _validate_and_save = fairseq_cli.train.validate_and_save
 _own_values = metrics.get_smoothed_values
@@ -62,16 +64,43 @@ def _save_or_go_on(
     cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, subsets: list[str], end_of_epoch: bool
 ) -> tuple[list[float | None], bool]:
     """Save and end where any rank was signalled; else do what fairseq does after an update."""
+    _record_start(trainer.get_num_updates())
     if not _asked(trainer):
-        return _validate_and_save(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+        return _recorded(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
     # The checkpoint holds the training time: without what was added.
     _signal.asked, trainer._cumulative_training_time = False, None
     updates, last = trainer.get_num_updates(), cfg.optimization.max_update
     if last and updates >= last:
-        return _validate_and_save(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
+        return _recorded(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
     logger.info(f"stopped by SIGTERM after update {updates}: saving without a validation")
     checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
     return [None], True
+
+
+def _recorded(
+    cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, subsets: list[str], end_of_epoch: bool
+) -> tuple[list[float | None], bool]:
+    """Do what fairseq does after an update; record its validation, its checkpoint and the end."""
+    found: tuple[list[float | None], bool] = _validate_and_save(
+        cfg, trainer, task, epoch_itr, subsets, end_of_epoch
+    )
+    if "STACKYARD_LOGS" in os.environ:
+        updates, every = trainer.get_num_updates(), cfg.checkpoint.save_interval_updates
+        if found[0] and found[0][0] is not None:
+            _recorder().valid(updates, float(found[0][0]))
+        if every and updates % every == 0 and not cfg.checkpoint.no_save:
+            _recorder().saved(updates)
+        if updates == cfg.optimization.max_update:
+            _recorder().end(updates)
+    return found
+
+
+def _record_start(updates: int) -> None:
+    """Record the checkpoint that a training goes on from, once, after its first update."""
+    global _begun
+    if not _begun and updates > 1 and "STACKYARD_LOGS" in os.environ:
+        _recorder().loaded(updates - 1)
+    _begun = True
 
 
 @functools.cache

@@ -1,0 +1,264 @@
+"""Judge a template's training, and compute its figures from the records of its ranks.
+
+Owns every failure message. Pure. It must not judge speed, as no bound holds on all machines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stackyard.validate.checks import Check, at_least, at_most, check, not_run
+from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, GpuObservation, still_held
+from stackyard.validate.judge_training import (
+    gaps,
+    largest_gap,
+    left_behind,
+    never_joined,
+    not_finite,
+    unfinished,
+)
+from stackyard.validate.outcome import Phase
+from stackyard.validate.record import Training
+from stackyard.validate.template.plan import KILLED, RESUMED, TemplatePlan
+
+# The bound that templates of the reduced size are tested with, too.
+LOSS_RATIO = 0.9
+# Dropout draws other numbers after a resume where a program does not keep their state, and sums in
+# half precision differ from run to run: one update's loss may differ by a little more than all do.
+GAP, MEAN_GAP = 0.3, 0.05
+# Updates at the beginning of a launch that are not counted in its speed.
+WARM = 10
+# Names of checkpoints: of accelerate's and of megatron's templates, and of fairseq.
+_NAME = re.compile(r"(?:update-|global_step)(\d+)|checkpoint_\d+_(\d+)(?:-shard\d+)?\.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateSeen:
+    """Hold what was seen of a template.
+
+    Attributes:
+        names: what lies in the folder of checkpoints at the end; None where nobody looked.
+        broken: why the run did not come to its end; empty if it did.
+    """
+
+    run: str
+    killed: Training | None = None
+    resumed: Training | None = None
+    names: tuple[str, ...] | None = None
+    broken: str = ""
+    phases: tuple[Phase, ...] = ()
+    gpu: GpuObservation | None = None
+    devices: tuple[str, ...] = ()
+
+    @property
+    def trainings(self) -> dict[str, Training]:
+        """Return the launches that were made, in order."""
+        found = {KILLED: self.killed, RESUMED: self.resumed}
+        return {name: one for name, one in found.items() if one is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Hold the speed and memory of the resumed launch; None where they are not known.
+
+    Attributes:
+        updates_s: from the median time of an update, which checkpoints and validations do not move.
+        mean_updates_s: over all updates after the warm-up, checkpoints and validations included.
+        peak_bytes: the most that tensors took on any GPU.
+    """
+
+    updates_s: float | None
+    mean_updates_s: float | None
+    tokens_s: float | None
+    peak_bytes: int | None
+
+
+def figures(plan: TemplatePlan, seen: TemplateSeen) -> Figures:
+    """Return the figures of the launch that came to the end."""
+    training = seen.resumed
+    if training is None or training.failed:
+        return Figures(updates_s=None, mean_updates_s=None, tokens_s=None, peak_bytes=None)
+    times = next((r.times for _, r in sorted(training.ranks.items()) if r.times), {})
+    steps = sorted(times)[WARM:]
+    each = [
+        (times[after] - times[before]) / (after - before)
+        for before, after in itertools.pairwise(steps)
+    ]
+    median = statistics.median(each) if each else 0.0
+    whole = times[steps[-1]] - times[steps[0]] if each else 0.0
+    speed = 1 / median if median > 0 else None
+    peaks = [r.memory.get("allocated", 0) for r in training.ranks.values()]
+    return Figures(
+        updates_s=speed,
+        mean_updates_s=(steps[-1] - steps[0]) / whole if whole > 0 else None,
+        tokens_s=speed * plan.tokens if speed else None,
+        peak_bytes=max(peaks, default=0) or None,
+    )
+
+
+def losses(seen: TemplateSeen) -> dict[int, float]:
+    """Return the losses of the whole training: of the first launch up to where the second began."""
+    resumed = seen.resumed.losses if seen.resumed else {}
+    first = min(resumed, default=None)
+    killed = seen.killed.losses if seen.killed else {}
+    return {**{at: one for at, one in killed.items() if first is None or at < first}, **resumed}
+
+
+def valid_losses(seen: TemplateSeen) -> dict[int, float]:
+    """Return the validation losses of both launches; the later one's, where both validated."""
+    return {
+        at: value
+        for training in seen.trainings.values()
+        for _, record in sorted(training.ranks.items(), reverse=True)
+        for at, value in record.valid.items()
+    }
+
+
+def judge(plan: TemplatePlan, seen: TemplateSeen) -> tuple[Check, ...]:
+    """Return all checks, in a fixed order; `freed` only on GPUs."""
+    checks: list[Callable[[TemplatePlan, TemplateSeen], Check]] = [
+        launched, loss, validated, resumed, kept,
+    ]  # fmt: skip
+    found = [one(plan, seen) for one in checks]
+    found.append(left_behind({n: [t] for n, t in seen.trainings.items()}, seen.broken))
+    if plan.device == "cuda":
+        found.append(freed(seen))
+    return tuple(found)
+
+
+def launched(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+    """Check that every rank joined, on a device of its own, and came to the last update."""
+    expected = {"ranks": plan.ranks, "updates": plan.updates, "device": plan.device}
+    if seen.killed is None:
+        return not_run("launched", expected, seen.broken or "nothing was trained")
+    wrong = [seen.broken] if seen.broken else []
+    if not seen.killed.killed:
+        said = "; ".join(unfinished(seen.killed, plan.updates)) or "it ended before"
+        wrong.append(f"the launch that was to be killed was not: {said}")
+    if seen.resumed is None:
+        wrong.append("it was not resumed")
+    else:
+        wrong += unfinished(seen.resumed, plan.updates)
+    measured: dict[str, Any] = {}
+    for name, training in seen.trainings.items():
+        ranks = list(training.ranks.values())
+        measured[name] = {f"rank {r.rank}": [r.world_size, r.device, r.last] for r in ranks}
+        wrong += [f"{name}: {reason}" for reason in never_joined(training)]
+        for record in ranks:
+            if record.world_size != plan.ranks:
+                wrong.append(f"{name}: rank {record.rank} sees a world of {record.world_size}")
+            if record.device.partition(":")[0] != plan.device:
+                wrong.append(f"{name}: rank {record.rank} computes on {record.device}")
+        used = [record.gpu for record in ranks if record.gpu]
+        if len(set(used)) < len(used):
+            wrong.append(f"{name}: two ranks compute on one GPU")
+    return check("launched", measured, expected, wrong)
+
+
+def loss(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+    """Check that the losses of the whole training are finite, and that they fall."""
+    expected = {"last/first": at_most(LOSS_RATIO)}
+    found = losses(seen)
+    if len(found) < 2:
+        return not_run("loss", expected, seen.broken or "fewer than two losses are recorded")
+    first, last = found[min(found)], found[max(found)]
+    ratio = last / first if first else float("nan")
+    wrong = [f"{name}: {bad}" for name, t in seen.trainings.items() if (bad := not_finite(t))]
+    if not wrong and not ratio <= LOSS_RATIO:
+        wrong.append(f"the loss went from {first:.4f} to {last:.4f} only")
+    measured = {"updates": len(found), "first": first, "last": last, "last/first": round(ratio, 4)}
+    return check("loss", measured, expected, wrong)
+
+
+def validated(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+    """Check that the template validated when it should, and that the validation loss fell."""
+    expected: dict[str, Any] = {"validations": at_least(2), "falls": True}
+    if plan.evaluations:
+        expected["updates"] = list(plan.evaluations)
+    found = valid_losses(seen)
+    if seen.resumed is None or seen.resumed.failed:
+        return not_run("validated", expected, seen.broken or "the training did not come to its end")
+    steps = sorted(found)
+    wrong = [f"update {at} was not validated" for at in plan.evaluations if at not in found]
+    if len(found) < 2:
+        wrong.append(f"{len(found)} validations are recorded")
+    elif not found[steps[-1]] < found[steps[0]]:
+        wrong.append(
+            f"the validation loss went from {found[steps[0]]:.4f} to {found[steps[-1]]:.4f}"
+        )
+    return check("validated", {"losses": [[at, found[at]] for at in steps]}, expected, wrong)
+
+
+def resumed(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+    """Check that the second launch goes on from the checkpoint, with the losses of the first."""
+    expected = {
+        "resumed_from": plan.save_at,
+        "updates": plan.kill_after - plan.save_at,
+        "largest_difference": at_most(GAP),
+        "mean_difference": at_most(MEAN_GAP),
+    }
+    if seen.killed is None or seen.resumed is None:
+        return not_run("resumed", expected, seen.broken or "it was not resumed")
+    wrong: list[str] = []
+    loaded = sorted({step for r in seen.resumed.ranks.values() for step in r.loaded})
+    if loaded != [plan.save_at]:
+        wrong.append(f"resumed from {loaded or 'nothing'}, not from update {plan.save_at}")
+    early = [step for step in seen.resumed.losses if step <= plan.save_at]
+    if early:
+        wrong.append(f"update {min(early)} was trained again")
+    found = gaps(seen.killed.losses, seen.resumed.losses, after=plan.save_at, last=plan.kill_after)
+    worst, where = largest_gap(found)
+    shared = sorted(found)
+    mean = 0.0
+    if shared:
+        one, other = (t.losses for t in (seen.killed, seen.resumed))
+        mean = abs(statistics.fmean(other[at] - one[at] for at in shared))
+    if len(shared) < plan.kill_after - plan.save_at:
+        wrong.append(f"only {len(shared)} updates can be compared")
+    if not worst <= GAP:
+        wrong.append(f"the loss differs by {worst:.3g} at update {where}")
+    if not mean <= MEAN_GAP:
+        wrong.append(f"the mean loss differs by {mean:.3g}")
+    measured = {
+        "resumed_from": loaded[0] if len(loaded) == 1 else loaded,
+        "updates": len(shared),
+        "largest_difference": worst,
+        "at_update": where,
+        "mean_difference": mean,
+    }
+    return check("resumed", measured, expected, wrong)
+
+
+def kept(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+    """Check that the checkpoints of the updates that the rules name are there, and no others."""
+    expected = {"updates": list(plan.kept)}
+    if seen.names is None:
+        return not_run("kept", expected, seen.broken or "the training did not come to its end")
+    there = sorted({at for name in seen.names if (at := update_of(name)) is not None})
+    wrong = []
+    if missing := [at for at in plan.kept if at not in there]:
+        wrong.append(f"the checkpoint of update {missing[0]} is missing")
+    if more := [at for at in there if at not in plan.kept]:
+        wrong.append(f"the checkpoint of update {more[0]} should be gone")
+    return check("kept", {"updates": there, "names": sorted(seen.names)}, expected, wrong)
+
+
+def update_of(name: str) -> int | None:
+    """Return the update of a checkpoint by its name; None for other names, such as epochs'."""
+    found = _NAME.fullmatch(name)
+    return int(found[1] or found[2]) if found else None
+
+
+def freed(seen: TemplateSeen) -> Check:
+    """Check that GPUs hold no more memory than before the training."""
+    expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
+    if seen.gpu is None or not seen.gpu.used_after:
+        return not_run("freed", expected, seen.broken or "what GPUs hold could not be asked")
+    left, wrong = still_held(seen.gpu)
+    measured = {"left_bytes": left, "freed_after_seconds": round(seen.gpu.freed_seconds, 2)}
+    return check("freed", measured, expected, wrong)

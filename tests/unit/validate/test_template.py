@@ -1,0 +1,292 @@
+"""A template's plan, figures and verdict: made-up records, and values beside every bound."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+
+from stackyard.definitions.job_source import load_example
+from stackyard.definitions.project import ROOT
+from stackyard.mesh import certificates
+from stackyard.report import trained
+from stackyard.system.engine import ExecResult
+from stackyard.system.errors import UsageError
+from stackyard.validate.checks import verdict
+from stackyard.validate.template import judge as judging
+from stackyard.validate.template import play
+from stackyard.validate.template.plan import (
+    KILLED,
+    RESUMED,
+    as_smoke,
+    job,
+    launch,
+    make_plan,
+    model_of,
+)
+from tests.unit.templates import PLAN, good, report, with_losses
+
+
+def outcome(name, seen, plan=PLAN):
+    return next(check for check in judging.judge(plan, seen) if check.name == name)
+
+
+def example(stack="megatron", name="gpt2-345m"):
+    return load_example(ROOT, stack, name)
+
+
+def test_a_whole_schedule_goes_into_the_updates_of_the_run():
+    plan = make_plan(example(), "cuda", 2)
+    assert (plan.updates, plan.save_at, plan.kill_after, plan.size) == (200, 100, 150, "full")
+    assert plan.settings == {
+        "updates": "200", "decay_updates": "200", "save_every": "100", "eval_every": "50",
+    }  # fmt: skip
+    assert plan.evaluations == (50, 100, 150, 200) and plan.kept == (100, 200)
+    assert plan.tokens == 2 * 8 * 1024
+    fairseq = make_plan(example("fairseq", "gpt2-fsdp"), "cuda", 2)
+    assert fairseq.settings["warmup"] == "20" and fairseq.settings["log_every"] == "1"
+    assert fairseq.tokens == 2 * 16 * 2 * 1024
+
+
+def test_what_the_user_sets_comes_before_and_parallel_ranks_are_no_replicas():
+    plan = make_plan(example(name="gpt2-345m-3d"), "cuda", 2, given={"pp": "1", "eval_every": "20"})
+    assert plan.replicas == 1 and plan.tokens == 8 * 4 * 1024
+    assert plan.evaluations[:2] == (20, 40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"updates": 12}, "--updates must be 16 or more"),
+        ({"updates": 42}, "a multiple of 4"),
+        ({"given": {"save_every": "5"}}, "--set save_every=... goes with no --example"),
+        ({"given": {"batch": "many"}}, "batch must be a whole number, not 'many'"),
+        ({"example": example(name="gpt-tp")}, "is a small example, no template"),
+        ({"example": example(name="gpt2-345m-tp"), "ranks": 3}, "needs a multiple of 4 ranks"),
+    ],
+)
+def test_what_cannot_be_trained_so_is_refused_before_anything_starts(changes, said):
+    values = {"example": example(), "device": "cuda", "ranks": 2, **changes}
+    with pytest.raises(UsageError, match=f"(?s){said.replace('.', '[.]')}") as refused:
+        make_plan(values.pop("example"), values.pop("device"), values.pop("ranks"), **values)
+    assert refused.value.what
+
+
+def test_both_launches_share_checkpoints_and_only_the_first_is_killed():
+    one, other = (job(PLAN, {}, label, "/shared") for label in (KILLED, RESUMED))
+    assert (
+        "--save=/shared/checkpoints" in one.program
+        and "--save=/shared/checkpoints" in other.program
+    )
+    assert set(one.program) ^ set(other.program) == {
+        f"--record=/var/lib/stackyard/jobs/{label}/ranks" for label in (KILLED, RESUMED)
+    }
+    smoke = as_smoke(PLAN, one)
+    plans = [launch(PLAN, smoke, label, "run", "/shared") for label in (KILLED, RESUMED)]
+    assert [plan.kill_after for plan in plans] == [30, None]
+
+
+def test_a_good_training_passes():
+    checks = judging.judge(PLAN, good())
+    assert [(check.name, check.outcome, check.why) for check in checks] == [
+        (name, "passed", "")
+        for name in ("launched", "loss", "validated", "resumed", "kept", "no_strays")
+    ]
+
+
+def test_nothing_is_said_of_a_run_that_did_not_start():
+    seen = judging.TemplateSeen(run="r", broken="no engine")
+    assert {(check.outcome, check.why) for check in judging.judge(PLAN, seen)} == {
+        ("not run", "no engine")
+    }
+
+
+@pytest.mark.parametrize(("last", "word"), [(9.0, "passed"), (9.01, "failed")])
+def test_the_loss_must_fall_by_a_tenth(last, word):
+    seen = with_losses(good(), RESUMED, {40: last})
+    assert outcome("loss", seen).outcome == word
+
+
+def test_a_loss_that_is_no_number_fails():
+    seen = with_losses(good(), RESUMED, {35: float("nan")})
+    assert "not finite at update 35" in outcome("loss", seen).why
+
+
+@pytest.mark.parametrize(
+    ("more", "word", "why"),
+    [
+        ({25: 0.29}, "passed", ""),
+        ({25: 0.31}, "failed", "the loss differs by 0.31 at update 25"),
+        (dict.fromkeys(range(21, 31), 0.049), "passed", ""),
+        (dict.fromkeys(range(21, 31), 0.051), "failed", "the mean loss differs by 0.051"),
+    ],
+)
+def test_resumed_losses_go_on_within_bounds(more, word, why):
+    seen = good()
+    own = seen.resumed.losses
+    found = outcome(
+        "resumed", with_losses(seen, RESUMED, {at: own[at] + d for at, d in more.items()})
+    )
+    assert (found.outcome, found.why) == (word, why)
+
+
+def test_a_training_that_begins_anew_is_no_resume():
+    seen = good()
+    ranks = {n: dataclasses.replace(r, loaded=[]) for n, r in seen.resumed.ranks.items()}
+    seen = dataclasses.replace(seen, resumed=dataclasses.replace(seen.resumed, ranks=ranks))
+    assert "resumed from nothing, not from update 20" in outcome("resumed", seen).why
+    again = with_losses(good(), RESUMED, {1: 10.0})
+    assert "update 1 was trained again" in outcome("resumed", again).why
+
+
+def test_a_launch_that_ended_before_it_was_killed_fails():
+    seen = good()
+    ended = dataclasses.replace(seen.killed, killed=False, code=1)
+    seen = dataclasses.replace(seen, killed=ended, resumed=None, names=None)
+    assert "was to be killed was not" in outcome("launched", seen).why
+    assert outcome("resumed", seen).outcome == outcome("kept", seen).outcome == "not run"
+
+
+@pytest.mark.parametrize(("last", "word"), [(4.99, "passed"), (5.0, "failed")])
+def test_the_validation_loss_must_fall(last, word):
+    seen = good()
+    for record in seen.resumed.ranks.values():
+        record.valid[40] = last
+    assert outcome("validated", seen).outcome == word
+
+
+def test_every_validation_of_the_rules_must_be_there():
+    seen = good()
+    for record in seen.resumed.ranks.values():
+        del record.valid[30]
+    for record in seen.killed.ranks.values():
+        record.valid.pop(30, None)
+    assert outcome("validated", seen).why == "update 30 was not validated"
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("latest", "global_step20", "global_step40"), ""),
+        (("global_step40",), "the checkpoint of update 20 is missing"),
+        (("global_step20", "global_step30", "global_step40"),
+         "the checkpoint of update 30 should be gone"),
+    ],
+)  # fmt: skip
+def test_checkpoints_stay_as_the_rules_say(names, why):
+    assert outcome("kept", dataclasses.replace(good(), names=names)).why == why
+
+
+def test_updates_are_read_from_the_names_of_every_stack():
+    names = {
+        "update-20": 20, "global_step40": 40, "checkpoint_1_45.pt": 45,
+        "checkpoint_2_60-shard1.pt": 60, "checkpoint3.pt": None, "checkpoint_last.pt": None,
+        "update-20.partial": None, "model": None,
+    }  # fmt: skip
+    assert {name: judging.update_of(name) for name in names} == names
+
+
+def test_figures_are_of_the_launch_that_came_to_its_end():
+    """Two updates a second, but for a checkpoint of 5 s, which the median does not see."""
+    found = judging.figures(PLAN, good())
+    assert found.updates_s == pytest.approx(2.0)
+    assert found.mean_updates_s == pytest.approx(9 / (9 / 2 + 5))
+    assert found.tokens_s == pytest.approx(2 * PLAN.tokens)
+    assert found.peak_bytes == 7000
+    failed = dataclasses.replace(good(), resumed=dataclasses.replace(good().resumed, code=1))
+    assert judging.figures(PLAN, failed).tokens_s is None
+
+
+def test_the_mfu_is_model_flops_over_the_peak_of_all_gpus():
+    half = dataclasses.replace(PLAN, values={**PLAN.values, "precision": "bf16"})
+    seen = dataclasses.replace(good(), devices=("NVIDIA H200", "NVIDIA H200"))
+    found = report(seen, half)
+    multiplied = 2 * (4 * 64**2 + 2 * 64 * 256) + 2048 * 64
+    flops = 6 * multiplied + 6 * 2 * 64 * 32
+    assert found["model"]["flops_per_token"] == flops
+    # As many as both GPUs can: the share is that of the made-up peak.
+    assert found["figures"]["mfu"] == pytest.approx(2 * PLAN.tokens * flops / 2e9, abs=1e-4)
+
+
+def test_what_is_not_known_is_not_run_with_the_reason():
+    said = dict(trained.rows(report(good())))
+    assert said["MFU"] == "not run: the ranks compute on CPUs: there is no MFU"
+    assert said["of a plain loop's speed"].startswith("not run: no plain loop")
+    on_gpus = dataclasses.replace(good(), devices=("NVIDIA H200",))
+    assert "it computes in fp32" in dict(trained.rows(report(on_gpus)))["MFU"]
+    _, why = model_of(make_plan(example("accelerate", "mt5-zero-3"), "cuda", 2).values)
+    assert why == "the formula is that of decoder-only models, and this one has an encoder, too"
+    _, why = model_of(make_plan(example("fairseq", "gpt2-fsdp"), "cuda", 2).values)
+    assert why == "the template's values do not say its layers, hidden, heads, vocabulary"
+
+
+def test_the_page_shows_figures_and_curves():
+    page = trained.render_page(report(good()))
+    assert "gpt2-345m of toy" in page and "updates/s, median" in page and "<polyline" in page
+
+
+class FakeMesh:
+    """A node whose commands end with these codes, by the first word that they hold."""
+
+    shared, lost = "/shared", ""
+
+    def __init__(self, codes=None):
+        self.plan = certificates.MeshPlan(run="r", nodes=("node1",), port=1, seconds=1)
+        self.codes, self.ran = codes or {}, []
+
+    def put(self, node, files):
+        self.ran.append(f"put {sorted(files)[0]}")
+
+    def port(self, usual):
+        return usual
+
+    def exec(self, node, words, **_):
+        self.ran.append(" ".join(words[:2]))
+        output = "global_step20\nglobal_step40\n" if words[0] == "ls" else "why it failed"
+        return ExecResult(code=self.codes.get(words[1], 0), output=output)
+
+
+def played(monkeypatch, mesh, killed):
+    """Play the template in this mesh, where the first launch ends so."""
+    plans = []
+
+    def train(running, smoke, plan, *, port, on_loss):
+        plans.append((plan.label, plan.kill_after, port))
+        return killed if plan.label == KILLED else good().resumed
+
+    monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
+    monkeypatch.setattr(play.nodes, "wait_reachable", lambda _: {})
+    monkeypatch.setattr(play.training, "train", train)
+    seen = play.run_template(None, "image", PLAN, {"/srv/templates/x.py": b""}, run="r")
+    return seen, plans
+
+
+def test_it_is_prepared_killed_resumed_and_looked_at(monkeypatch):
+    mesh = FakeMesh()
+    seen, plans = played(monkeypatch, mesh, good().killed)
+    assert [label for label, *_ in plans] == [KILLED, RESUMED]
+    assert [at for _, at, _ in plans] == [30, None] and plans[0][2] != plans[1][2]
+    assert mesh.ran == [
+        "put /srv/templates/x.py", "python3 /srv/templates/make_corpus.py",
+        "python3 /srv/templates/samples.py", "ls -A",
+    ]  # fmt: skip
+    assert [check.outcome for check in judging.judge(PLAN, seen)] == ["passed"] * 6
+    assert [phase.name for phase in seen.phases] == [
+        "start the node", "prepare data", "train killed", "train resumed", "remove the node",
+    ]  # fmt: skip
+
+
+def test_a_launch_that_failed_is_not_resumed(monkeypatch):
+    failed = dataclasses.replace(good().killed, killed=False, code=1)
+    seen, plans = played(monkeypatch, FakeMesh(), failed)
+    assert len(plans) == 1 and seen.resumed is None and seen.names is None
+    assert verdict(judging.judge(PLAN, seen)) == "failed"
+
+
+def test_data_that_cannot_be_prepared_are_named(monkeypatch):
+    mesh = FakeMesh({"/srv/templates/samples.py": 3})
+    seen, plans = played(monkeypatch, mesh, good().killed)
+    assert plans == [] and "failed with exit code 3" in seen.broken
+    assert seen.broken.endswith("why it failed")
+    assert verdict(judging.judge(PLAN, seen)) == "not run"
