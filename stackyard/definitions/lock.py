@@ -97,22 +97,23 @@ def _head(stack: str, base: str, inputs: str) -> str:
 
 def spread(path: str, text: str) -> dict[str, str]:
     """Return the locks that one file holds, by path: its own, and those of bases that share it."""
-    head = _HEAD.match(text)
-    if head is None or path != lock_path(head["stack"], head["base"]):
+    head, folder = _HEAD.match(text), path.rpartition("/")[0]
+    if head is None or path != f"{folder}/{head['base']}.lock":
         return {path: text}
     stack, rest = head["stack"], text[head.end() :]
     shared = {head["base"]: head["inputs"], **dict(_OTHER.findall(head["others"]))}
-    return {lock_path(stack, base): _head(stack, base, shared[base]) + rest for base in shared}
+    return {f"{folder}/{base}.lock": _head(stack, base, shared[base]) + rest for base in shared}
 
 
 def holders(locks: Mapping[str, str]) -> dict[str, str]:
     """Return the path of the file that holds each lock: where packages are the same, one file."""
-    first: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, ...], str] = {}
     found: dict[str, str] = {}
     for path, text in sorted(locks.items()):
-        head = _HEAD.match(text)
-        same = head is not None and path == lock_path(head["stack"], head["base"])
-        key = (head["stack"], text[head.end() :]) if head and same else (path, "")
+        head, folder = _HEAD.match(text), path.rpartition("/")[0]
+        # A copied stack's lock names the stack that it was made for.
+        same = head is not None and path == f"{folder}/{head['base']}.lock"
+        key = (folder, head["stack"], text[head.end() :]) if head and same else (path,)
         found[path] = first.setdefault(key, path)
     return found
 

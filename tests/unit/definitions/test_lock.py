@@ -208,12 +208,12 @@ def test_bases_that_need_the_same_packages_share_the_file_of_the_first():
     }  # fmt: skip
 
 
-def test_a_lock_that_was_copied_to_another_place_holds_only_itself():
+def test_a_copied_stack_has_the_locks_of_all_bases_and_a_renamed_file_only_its_own():
     text = lock.files({
         f"images/toy/{base}.lock": of_stack("toy", base, "1", "x==1") for base in ("a", "b")
     })["images/toy/a.lock"]  # fmt: skip
-    assert set(lock.spread("images/toy/a.lock", text)) == {"images/toy/a.lock", "images/toy/b.lock"}
-    assert lock.spread("images/copy/a.lock", text) == {"images/copy/a.lock": text}
-    assert lock.holders({"images/copy/a.lock": text}) == {
-        "images/copy/a.lock": "images/copy/a.lock"
-    }
+    copy = lock.spread("images/copy/a.lock", text)
+    assert set(copy) == {"images/copy/a.lock", "images/copy/b.lock"}
+    assert lock.files(copy) == {"images/copy/a.lock": text}
+    assert lock.spread("images/toy/c.lock", text) == {"images/toy/c.lock": text}
+    assert lock.holders({"images/toy/c.lock": text}) == {"images/toy/c.lock": "images/toy/c.lock"}
