@@ -120,10 +120,14 @@ def in_containers(ids: Iterable[str]) -> list[int]:
     )
 
 
+def naming(text: str) -> list[int]:
+    """Host PIDs of the processes whose environment holds a text."""
+    return _where(lambda pid: text.encode() in Path(f"/proc/{pid}/environ").read_bytes())
+
+
 def marked(token: str) -> list[int]:
     """Host PIDs of the processes that carry a cell's mark in their environment."""
-    word = f"{MARK}={token}".encode()
-    return _where(lambda pid: word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return naming(f"{MARK}={token}")
 
 
 class Run:
