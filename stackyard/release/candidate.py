@@ -406,7 +406,7 @@ def _attached(
     if proofs is not None:
         files.append(Attached(title="prove.json", media_type=statement.REPORT, data=proofs))
     for path in sorted(image.locks):
-        data = (project.root / path).read_bytes()
+        data = project.definitions.locks[path].encode()
         files.append(Attached(title=path, media_type=statement.LOCK, data=data))
     data = json.dumps(report, indent=1, ensure_ascii=False).encode()
     return [*files, Attached(title="sizes.json", media_type=statement.SIZES, data=data)]
@@ -428,7 +428,8 @@ def fix_proofs(root: Path, image: ResolvedImage, image_id: str) -> bytes | None:
 
 def lock_digests(project: Project, image: ResolvedImage) -> dict[str, str]:
     """Return the digest of every lock of an image, by file."""
-    return {path: digest_of((project.root / path).read_bytes()) for path in image.locks}
+    locks = project.definitions.locks
+    return {path: digest_of(locks[path].encode()) for path in image.locks}
 
 
 def builder_of(engine: Engine) -> dict[str, str]:

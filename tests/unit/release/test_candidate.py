@@ -119,3 +119,15 @@ def test_what_cannot_be_carried_is_left_out_whole(project, folder, given):
     engine = given.pop("engine", None) or Engine(folder)
     made, _ = carried(project, engine, **given)
     assert (made.files, made.packages, made.locks) == ((), None, {})
+
+
+def test_a_lock_without_a_file_of_its_own_is_named_as_any_other(project):
+    """Bases that need the same packages share a file: what is read is the lock, not its file."""
+    image = resolve(project.definitions, "toy", "cpu")
+    for path in image.locks:
+        (project.root / path).unlink()
+    assert candidate.lock_digests(project, image) == {
+        path: oci.digest_of(text.encode()) for path, text in project.definitions.locks.items()
+        if path in image.locks
+    }  # fmt: skip
+    assert set(plans.context_files(project.root, image)) == {*plans.INSIDE, *image.locks}
