@@ -1,8 +1,6 @@
 """Run `invoke bench`, from its arguments to a table on the terminal and a report.
 
 Owns the meaning of a bench's arguments, and its output. `validate.bench.play` runs the trainings.
-
-Over 300 lines: all places of a bench (this machine, hosts, Slurm) share its report and its table.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import BenchRequest
 from stackyard.cli.steps import diagnose, smoke_hosts, smoke_slurm
 from stackyard.cli.steps.bench_place import Place, here, on_slurm, there
-from stackyard.cli.tables import outcome_text
 from stackyard.definitions.project import Project, load_project
 from stackyard.gpu import transport
 from stackyard.mesh import nodes
@@ -295,12 +292,4 @@ def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.text(f"{value['stack']}: no MFU: {value['no_mfu']}")
     for line in transports(value):
         terminal.text(f"{value['stack']}: {line}")
-    checks = Table(title="checks", title_justify="left", show_header=False)
-    for check in value["checks"]:
-        checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))
-    terminal.table(checks)
-    diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{value['stack']}: {text}"))
-    for label, tail in value["last_lines"].items():
-        shown = "\n".join(tail.splitlines()[-40:])
-        terminal.text(f"{value['stack']}: last lines of {label}:\n{shown}")
-    terminal.text(f"{value['stack']}: report in {records.path_of_report(value, 'html')}")
+    diagnose.show_end(terminal, value["stack"], value)

@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
+from stackyard.cli.tables import outcome_text
 from stackyard.definitions.load import load_failures
 from stackyard.definitions.project import ROOT
+from stackyard.report import records
 from stackyard.system.errors import UsageError
 from stackyard.validate.diagnose import diagnose as diagnoses_of
 from stackyard.validate.diagnose import diagnosis_text, diagnosis_value
@@ -49,6 +54,19 @@ def show(found: Iterable[Mapping[str, Any]], say: Callable[[str], None]) -> None
     """Print each recognised failure with its cause and remedy."""
     for value in found:
         say(diagnosis_text(value))
+
+
+def show_end(terminal: Terminal, name: str, value: Mapping[str, Any]) -> None:
+    """Print the end of a report: its checks, recognised failures, last lines, and where it is."""
+    checks = Table(title="checks", title_justify="left", show_header=False)
+    for check in value["checks"]:
+        checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))
+    terminal.table(checks)
+    show(value["diagnoses"], lambda text: terminal.text(f"{name}: {text}"))
+    for label, tail in value["last_lines"].items():
+        shown = "\n".join(tail.splitlines()[-40:])
+        terminal.text(f"{name}: last lines of {label}:\n{shown}")
+    terminal.text(f"{name}: report in {records.path_of_report(value, 'html')}")
 
 
 def _read_log(file: str) -> str:

@@ -20,7 +20,6 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import BenchRequest
 from stackyard.cli.steps import bench, diagnose
 from stackyard.cli.steps.bench_place import gpus_value
-from stackyard.cli.tables import outcome_text
 from stackyard.definitions.job_source import (
     example_files,
     load_example,
@@ -132,12 +131,4 @@ def _show(value: TemplateReport, terminal: Terminal) -> None:
     for heading, text in rows(value):
         table.add_row(heading, escape(text))
     terminal.table(table)
-    checks = Table(title="checks", title_justify="left", show_header=False)
-    for check in value["checks"]:
-        checks.add_row(check["name"], outcome_text(check["outcome"]), escape(check.get("why", "")))
-    terminal.table(checks)
-    diagnose.show(value["diagnoses"], lambda text: terminal.text(f"{name}: {text}"))
-    for label, tail in value["last_lines"].items():
-        shown = "\n".join(tail.splitlines()[-40:])
-        terminal.text(f"{name}: last lines of {label}:\n{shown}")
-    terminal.text(f"{name}: report in {records.path_of_report(value, 'html')}")
+    diagnose.show_end(terminal, name, value)
