@@ -175,9 +175,15 @@ def inspect(engine: Engine, tags: Mapping[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stackyard-layers-") as name:
         store = Spool(Path(name))
         # Compressed as `invoke publish` does it, as it is pulled.
-        layers = {s: store.save(engine.saved(tag), {}).layers for s, tag in tags.items()}
+        layers = {stack: compressed(engine, store, tag) for stack, tag in tags.items()}
     content = {stack: content_of(engine, tag) for stack, tag in tags.items()}
     return {**weighed(layers), "content": content}
+
+
+def compressed(engine: Engine, store: Spool, tag: str) -> tuple[Layer, ...]:
+    """Return an image's layers, compressed once for all images of the store."""
+    info = engine.image(tag)
+    return store.save(engine.saved(tag), {}, diff_ids=info.layers if info else ()).layers
 
 
 def weighed(images: Mapping[str, Sequence[Layer]]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def write_variants(project: Project, hand: hand_build.Hand) -> hand_build.Hand:
 
 def weigh(engine: Engine, store: Spool, tag: str) -> dict[str, int]:
     """Return the bytes of an image's layers, as they are pushed and unpacked."""
-    layers = store.save(engine.saved(tag), {}).layers
+    layers = cold_build.compressed(engine, store, tag)
     return {
         "compressed": sum(layer.size for layer in layers),
         "unpacked": sum(layer.unpacked for layer in layers),

@@ -245,7 +245,10 @@ def read(
 
         return one
 
-    saved = store.save(engine.saved(found.info.id), {"gate": searched, "contents": listed})
+    saved = store.save(
+        engine.saved(found.info.id), {"gate": searched, "contents": listed},
+        diff_ids=found.info.layers,
+    )  # fmt: skip
     config = json.loads(saved.config)
     findings = [finding for layer in saved.read["gate"] for finding in layer]
     findings += gate.scan_config(config, caller, allowed)
@@ -291,7 +294,9 @@ def rebuildable(
     if held is None or image.base.bootstrap is None or found.subject.own:
         return Rebuildable()
     say(f"reading its Debian packages, {held.size / 1e6:.0f} MB")
-    saved = store.save(engine.saved(held.id), {"index": lambda number: packages.index_of})
+    saved = store.save(
+        engine.saved(held.id), {"index": lambda number: packages.index_of}, diff_ids=held.layers
+    )
     made, base = _plan(project, image, found.info, None), image.base
     recipe_ = base_image.base_recipe(base, image.common)
     record = recipe_record.Record(

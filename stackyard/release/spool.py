@@ -15,8 +15,9 @@ import os
 import tarfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
@@ -123,12 +124,14 @@ class Spool:
         stream: Iterator[bytes],
         readers: Mapping[str, Callable[[int], Reader]],
         *,
+        diff_ids: Collection[str] = (),
         keep: bool = True,
     ) -> Saved:
         """Save an image from the stream of an engine's `save`.
 
         Args:
             stream: the archive, in pieces.
+            diff_ids: of the image's layers; without them all layers are compressed again.
             readers: functions, by name, that return the reader of a layer's tar; they are called
                 with the layer's position in the archive.
             keep: compress and keep its layers; without, they have neither digest nor size.
@@ -139,7 +142,7 @@ class Spool:
         texts: dict[str, bytes] = {}
         found: dict[str, tuple[Layer, dict[str, Any]]] = {}
         links: dict[str, str] = {}
-        pieces = cast(IO[bytes], Pieces(stream))
+        pieces, due = cast(IO[bytes], Pieces(stream)), set(diff_ids)
         try:
             with tarfile.open(fileobj=pieces, mode="r|", bufsize=CHUNK) as archive:
                 for member in archive:
@@ -155,18 +158,18 @@ class Spool:
                         texts[name] = head + content.read()
                     else:
                         who = {key: make(len(found)) for key, make in readers.items()}
-                        take = self._take if keep else self._pass
+                        take = partial(self._take, due) if keep else self._pass
                         found[name] = take(_after(head, content), head, member.size, who)
             return _ordered(texts, found, links)
         except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
             raise EngineError("what the engine saved is no whole image", why=str(error)) from error
 
     def _take(
-        self, source: Readable, head: bytes, size: int, readers: Mapping[str, Reader]
+        self, due: set[str], source: Readable, head: bytes, size: int, readers: Mapping[str, Reader]
     ) -> tuple[Layer, dict[str, Any]]:
-        """Compress a layer unless it is compressed or cached; feed it to all readers."""
+        """Compress a layer unless it is compressed or one of `due` in the cache; feed it to all."""
         mark = f"{size}-{hashlib.sha256(head).hexdigest()[:32]}"
-        known = self._known(mark)
+        known = self._known(mark, due)
         compressed = head.startswith(_GZIP_MAGIC)
         if compressed:
             first: Reader = self._keep
@@ -175,10 +178,11 @@ class Spool:
             first, rest = (digest_of_stream if known else self._compress), dict(readers)
         made, *answers = fan_out(source, [first, *rest.values()])
         if known and made != known.diff_id:
-            # Another layer of this length that begins alike: rare, and shown by its digest.
+            # Two layers of one image have this length and begin alike: rare, and shown by digest.
             (self._folder / f"mark-{mark}.json").unlink(missing_ok=True)
             raise EngineError("a layer is not the one that was kept", hint="the same command again")
         layer = known or made
+        due.discard(layer.diff_id)
         self._remember(mark, layer)
         return layer, dict(zip(readers, answers, strict=True))
 
@@ -217,24 +221,23 @@ class Spool:
             return self._place(part, plain, packed)
 
     def _place(self, part: NewFile, plain: Digest, packed: Digest) -> Layer:
-        layer = Layer(
-            diff_id=plain.sha256, unpacked=plain.size, digest=packed.sha256, size=packed.size
-        )
+        layer = Layer(diff_id=plain.sha256, unpacked=plain.size,
+                      digest=packed.sha256, size=packed.size)  # fmt: skip
         part.keep(self.path(layer), durable=True)
         return layer
 
-    def _known(self, mark: str) -> Layer | None:
-        """Return the cached layer of this mark, if its file has the right size."""
+    def _known(self, mark: str, due: set[str]) -> Layer | None:
+        """Return the cached layer of this mark, if it is due and its file has the right size."""
         try:
             text = (self._folder / f"mark-{mark}.json").read_text(encoding="utf-8")
             layer = Layer(**json.loads(text))
-            return layer if self.path(layer).stat().st_size == layer.size else None
+            whole = self.path(layer).stat().st_size == layer.size
+            return layer if whole and layer.diff_id in due else None
         except (OSError, ValueError, TypeError):
             return None
 
     def _remember(self, mark: str, layer: Layer) -> None:
-        text = json.dumps(asdict(layer)).encode()
-        replace_file(self._folder / f"mark-{mark}.json", [text])
+        replace_file(self._folder / f"mark-{mark}.json", [json.dumps(asdict(layer)).encode()])
         os.utime(self.path(layer))
 
     def forget_old(self, now: float | None = None) -> None:
@@ -248,8 +251,7 @@ class Spool:
 
 
 def _counted(source: IO[bytes]) -> Digest:
-    found = Digest()
-    deque(found.of(chunks(source)), maxlen=0)
+    deque((found := Digest()).of(chunks(source)), maxlen=0)
     return found
 
 
@@ -257,8 +259,7 @@ def _unpacked(reader: Reader) -> Reader:
     def read(source: IO[bytes]) -> Any:
         with gzip.GzipFile(fileobj=source) as content:
             answer = reader(cast(IO[bytes], content))
-            for _ in chunks(cast(IO[bytes], content)):
-                pass
+            deque(chunks(cast(IO[bytes], content)), maxlen=0)
             return answer
 
     return read

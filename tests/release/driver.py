@@ -40,7 +40,7 @@ def publish(
             subject=SUBJECT, info=info, created="2026-01-01T00:00:00+00:00", proof=None,
             attached=files, locks={}, key=key, builder={"stackyard": "tests"}, source={},
         )  # fmt: skip
-        saved = store.save(engine.saved(info.id), {})
+        saved = store.save(engine.saved(info.id), {}, diff_ids=info.layers)
         print("saved", flush=True)
         return Publisher(registry, store, lambda text: print(text, flush=True)).publish(
             saved, wanted

@@ -40,7 +40,8 @@ def audit(terminal: Terminal, stack: str, base: str, image: str) -> Answer:
             raise UsageError(f"there is no image {tag} here", hint=f"invoke build {chosen.stack}")
         say(f"reading {info.size / 1e9:.2f} GB")
         readers = {"contents": lambda number: LayerReader(number).read}
-        saved = Spool(cache_folder(os.environ)).save(engine.saved(info.id), readers)
+        store = Spool(cache_folder(os.environ))
+        saved = store.save(engine.saved(info.id), readers, diff_ids=info.layers)
     found = audited(project, chosen.base, installed(contents.merge(saved.read["contents"])), say)
     show(terminal, found)
     return {"image": {"tag": tag, "id": info.id}, **found.value()}, int(found.outcome != PASSED)
