@@ -161,7 +161,7 @@ class Spool:
                         take = partial(self._take, due) if keep else self._pass
                         found[name] = take(_after(head, content), head, member.size, who)
             return _ordered(texts, found, links)
-        except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
+        except (tarfile.TarError, EOFError, LookupError, ValueError) as error:
             raise EngineError("what the engine saved is no whole image", why=str(error)) from error
 
     def _take(
@@ -291,8 +291,7 @@ def _ordered(
     wanted = json.loads(config)["rootfs"]["diff_ids"]
     if [layer.diff_id for layer in layers] != wanted:
         raise ValueError(f"its configuration {digest_of(config)} names other layers")
-    keys = found[names[0]][1] if names else {}
-    read = {key: [found[name][1][key] for name in names] for key in keys}
+    read = {key: [found[name][1][key] for name in names] for key in found[names[0]][1]}
     return Saved(config=config, layers=layers, read=read)
 
 
