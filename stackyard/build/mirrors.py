@@ -17,6 +17,7 @@ from stackyard.system import process
 
 # Later sections take precedence, as in pip itself.
 _PIP_SECTIONS = ("global", "install", ":env:")
+_TRUE = ("1", "on", "t", "true", "y", "yes")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "FTP_PROXY", "ALL_PROXY")
 _CA = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _CA_DEFAULTS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
@@ -93,6 +94,27 @@ def make_settings(
     )
 
 
+def uv_arguments(pip: Mapping[str, str]) -> list[str]:
+    """Return the arguments for those of pip's settings that no variable of uv stands for."""
+    return ["--no-index"] if pip.get("no-index", "").lower() in _TRUE else []
+
+
+def uv_environment(env: Mapping[str, str], pip: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which uv uses pip's settings; those for uv itself win."""
+    links = pip.get("find-links", "").split()
+    own_index = "UV_INDEX_URL" in env or "UV_DEFAULT_INDEX" in env
+    settings = {
+        "UV_DEFAULT_INDEX": "" if own_index else pip.get("index-url", ""),
+        "UV_INDEX": " ".join(pip.get("extra-index-url", "").split()),
+        "UV_FIND_LINKS": ",".join(links),
+        "UV_INSECURE_HOST": " ".join(pip.get("trusted-host", "").split()),
+        "SSL_CERT_FILE": pip.get("cert", ""),
+        "HTTPS_PROXY": pip.get("proxy", ""),
+        "HTTP_PROXY": pip.get("proxy", ""),
+    }
+    return {**{name: value for name, value in settings.items() if value}, **env}
+
+
 def bare(url: str) -> str:
     """Return a URL without user and password."""
     return re.sub(r"//[^/@]*@", "//", url)
@@ -145,15 +167,15 @@ def _apt_sources(env: Mapping[str, str], distribution: str) -> bytes:
     return b"\n".join(f.read_bytes() for f in files if f.stem in (vendor, "official"))
 
 
+def read_pip_config() -> dict[str, str]:
+    """Read pip's settings of this machine: values by option."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    return parse_pip_config(process.run(command, timeout=60, check=False).output)
+
+
 def collect(env: Mapping[str, str], *, distribution: str) -> CallerSettings:
     """Read the caller's settings from this machine, for a base of `distribution`."""
-    pip = parse_pip_config(
-        process.run(
-            [sys.executable, "-m", "pip", "config", "list"],
-            timeout=60,
-            check=False,
-        ).output
-    )
+    pip = read_pip_config()
     return make_settings(
         env, pip, ca=_ca_bundle(env, pip), apt_sources=_apt_sources(env, distribution)
     )

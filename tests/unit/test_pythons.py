@@ -1,10 +1,12 @@
 """Which Pythons are promised, and which environments the scripts make, keep and run tests in."""
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -163,6 +165,88 @@ def test_a_python_is_found_where_it_is_kept(tree, place):
     done = run(tree, "make-environment", "new", PYTHON="python3.99", **env)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tree / "new" / ".ready").exists()
+
+
+WHEEL = {
+    "tiny.py": "ANSWER = 42\n",
+    "tiny-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1\n",
+    "tiny-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "tiny-1.dist-info/RECORD": "",
+}
+NO_NETWORK = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_NO_CACHE": "1"}
+
+
+@pytest.fixture
+def locked(tree):
+    """The same project with the tools of this one, and a lock of one wheel in a folder."""
+    (tree / "stackyard").symlink_to(ROOT / "stackyard")
+    shutil.rmtree(tree / ".venv")
+    (tree / ".venv").symlink_to(sys.prefix)
+    wheel = tree / "wheels" / "tiny-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in WHEEL.items():
+            archive.writestr(name, text)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tree / "requirements.lock").write_text(f"tiny==1 --hash=sha256:{digest}\n")
+    return tree
+
+
+def test_wheels_of_a_folder_that_pip_is_told_of_need_no_network(locked):
+    done = run(locked, "make-environment", "new", PIP_FIND_LINKS=f"{locked}/wheels", **NO_NETWORK)
+    assert (done.returncode, done.stderr) == (0, "")
+    says = [locked / "new" / "bin" / "python", "-c", "import tiny; print(tiny.ANSWER)"]
+    assert subprocess.run(says, capture_output=True, text=True, check=True).stdout == "42\n"
+    assert (locked / "new" / ".ready").exists()
+
+
+def test_a_wheel_with_another_hash_is_refused_and_leaves_no_environment(locked):
+    lock = locked / "requirements.lock"
+    lock.write_text(lock.read_text().replace("sha256:", "sha256:0")[:-2])
+    done = run(locked, "make-environment", "new", PIP_FIND_LINKS=f"{locked}/wheels", **NO_NETWORK)
+    assert done.returncode != 0
+    # uv refused it, and pip as well.
+    assert "pip tries what uv could not do" in done.stderr
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert not (locked / "new").exists()
+
+
+# An interpreter without an environment: makes one with a pip, which fetches uv.
+FIRST = """\
+#!/bin/sh
+echo "$*" | head -n 1 >> {log}
+case "$*" in
+  *executable*) echo "$0" ;;
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *" --no-deps -r "*) cat "$9" >> {log} ;;
+  *execve*) exit {uv} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("uv", [0, 1], ids=["uv installs", "uv fails, pip installs"])
+def test_the_first_environment_fetches_uv_by_its_hash_and_falls_back_on_pip(tree, uv):
+    shutil.rmtree(tree / ".venv")
+    lock = "tiny==1\nuv==2 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\nvery==3\n"
+    (tree / "requirements.lock").write_text(lock)
+    program(tree / "bin" / "python3", FIRST.format(log=tree / "log", uv=uv))
+    done = run(tree, "make-environment", ".venv")
+    assert done.returncode == 0
+    log = (tree / "log").read_text()
+    assert "uv==2 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n" in log
+    assert not {"tiny==1", "very==3"} & set(log.splitlines())
+    whole = "-m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock"
+    assert (whole in log.splitlines()) == bool(uv)
+    assert (tree / ".venv" / ".ready").exists()
+
+
+def test_an_interrupted_environment_is_taken_away(tree):
+    program(
+        tree / ".venv" / "bin" / "uv", UV + 'mkdir -p "$6" && touch "$6/half" && kill -INT $PPID\n'
+    )
+    done = run(tree, "make-environment", "new")
+    assert done.returncode == 130
+    assert not (tree / "new").exists()
 
 
 # Tests on other Pythons

@@ -70,6 +70,41 @@ def test_a_value_without_quotes_is_taken_as_it_is():
     assert parse_pip_config("global.index-url=https://index\n") == {"index-url": "https://index"}
 
 
+# What uv is given on this machine
+
+
+def test_uv_is_given_pips_settings_as_variables_that_no_process_list_shows():
+    pip = {
+        **parse_pip_config(PIP),
+        "find-links": "/wheels\n/more",
+        "proxy": "http://proxy:1",
+    }
+    assert mirrors.uv_environment({"PATH": "/bin"}, pip) == {
+        "PATH": "/bin",
+        "UV_DEFAULT_INDEX": "https://user:hunter2@index.example/simple",
+        "UV_INDEX": "https://extra.example/one https://extra.example/two",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_INSECURE_HOST": "index.example",
+        "SSL_CERT_FILE": "/etc/pip/ca.pem",
+        "HTTPS_PROXY": "http://proxy:1",
+        "HTTP_PROXY": "http://proxy:1",
+    }
+    assert mirrors.uv_arguments(pip) == []
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_settings_for_uv_itself_win(name):
+    own = {name: "https://uv.example", "UV_INDEX": "https://more.example", "SSL_CERT_FILE": "/ca"}
+    assert mirrors.uv_environment(own, {**parse_pip_config(PIP), "trusted-host": ""}) == own
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("true", ["--no-index"]), ("1", ["--no-index"]), ("false", [])]
+)
+def test_an_index_that_pip_may_not_ask_is_not_asked_by_uv(value, words):
+    assert mirrors.uv_arguments({"no-index": value}) == words
+
+
 # What a build is given
 
 
