@@ -2,7 +2,7 @@
 
 Owns the names and the cutting of Megatron's layers: which tensors of tensor-parallel ranks are
 joined along which side, and how queries, keys and values lie in one tensor. GPT-2 computes the
-same: learned positions, norms before each block, an exact GELU.
+same: learned positions, norms before each block, GELU by tanh or an exact one.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def read(checkpoint: Path, name: str, settings: Mapping[str, Any]) -> Model:
         if found := _LAYER_FILE.fullmatch(path.name):
             parts.setdefault(int(found[1]), {})[int(found[2])] = path
     weights = _pipeline(parts, name) if parts else _whole(folder, name)
-    heads = settings["heads"] or deepspeed_files.client_state(folder).get("heads", 0)
+    state = deepspeed_files.client_state(folder)
+    heads = settings["heads"] or state.get("heads", 0)
     if not heads:
         raise Refused(
             f"{name} does not say how many attention heads the model has",
             why="its tensors have the same shapes for any number",
             hint="--heads N",
         )
-    return _as_gpt2(weights, int(heads), name)
+    # Templates say theirs; models of your own that say nothing have an exact GELU.
+    return _as_gpt2(weights, int(heads), str(state.get("activation", "gelu")), name)
 
 
 def _pipeline(parts: Mapping[int, Mapping[int, Path]], name: str) -> dict[str, torch.Tensor]:
@@ -99,7 +101,7 @@ def _whole(folder: Path, name: str) -> dict[str, torch.Tensor]:
     }
 
 
-def _as_gpt2(weights: dict[str, torch.Tensor], heads: int, name: str) -> Model:
+def _as_gpt2(weights: dict[str, torch.Tensor], heads: int, activation: str, name: str) -> Model:
     try:
         words, places = weights.pop("words.weight"), weights.pop("places.weight")
         norm = weights.pop("norm.weight"), weights.pop("norm.bias")
@@ -140,7 +142,7 @@ def _as_gpt2(weights: dict[str, torch.Tensor], heads: int, name: str) -> Model:
         "n_layer": layers,
         "n_head": heads,
         "n_inner": found["transformer.h.0.mlp.c_fc.bias"].shape[0],
-        "activation_function": "gelu",
+        "activation_function": activation,
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": head is None,
         "bos_token_id": None,

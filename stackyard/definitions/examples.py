@@ -43,6 +43,37 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Hold a change of a template that leaves out what may cost speed beside a plain loop.
+
+    Attributes:
+        what: what is left out, and what stands in its place.
+        args: more arguments of the program.
+        options: options of the launcher that are others.
+        values: values that are others.
+    """
+
+    what: str
+    args: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Hold the plain PyTorch loop that a template's speed is compared with.
+
+    Attributes:
+        program: takes the arguments of the template's program, and `--only N`: updates to make.
+        costs: changes of the template by name, tried where it is slower than the loop.
+    """
+
+    what: str
+    program: str
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Example:
     """Hold one example of a stack.
 
@@ -61,6 +92,7 @@ class Example:
             placeholder `groups` is the quotient.
         parallel: names of values that are parallel sizes.
         note: the example's name in the notes of 2021.
+        plain: a plain loop of the same model, which `invoke bench --example` runs beside it.
         home: the folder that `files` are below; empty for the stack's own.
     """
 
@@ -78,6 +110,7 @@ class Example:
     multiple: int = 1
     parallel: tuple[str, ...] = ()
     note: str = ""
+    plain: Plain | None = None
     home: str = ""
 
     @property

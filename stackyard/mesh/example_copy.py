@@ -16,6 +16,7 @@ import yaml
 from stackyard.definitions.examples import (
     BESIDE,
     Example,
+    Plain,
     Where,
     chosen_size,
     job_of,
@@ -105,10 +106,22 @@ def example_text(example: Example) -> str:
         "prepare": prepare,
         "program": list(example.program),
         "devices": devices,
+        "plain": _plain_value(example.plain) if example.plain else None,
     }
     kept = {key: part for key, part in value.items() if part or key == "devices"}
     text: str = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=1000)
     return text
+
+
+def _plain_value(plain: Plain) -> dict[str, Any]:
+    costs = {}
+    for name, cost in plain.costs.items():
+        parts = {"args": list(cost.args), "options": dict(cost.options),
+                 "values": dict(cost.values)}  # fmt: skip
+        costs[name] = {"what": cost.what, **{key: part for key, part in parts.items() if part}}
+    return {
+        "what": plain.what, "program": plain.program, **({"costs": costs} if costs else {}),
+    }  # fmt: skip
 
 
 def plan_of(fleet: Fleet, example: Example, request: CopyRequest) -> StandingPlan:

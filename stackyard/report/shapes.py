@@ -536,8 +536,36 @@ class TemplateFigures(TypedDict):
     mfu: float | None
 
 
+class TemplatePlain(TypedDict):
+    """Hold a plain loop of the same model and batches, and the template's share of its tokens/s."""
+
+    what: str
+    of_plain: float | None
+    updates: int
+    updates_s: float | None
+    tokens_s: float | None
+    peak_bytes: int | None
+
+
+class TemplateCost(TypedDict):
+    """Hold the template without one part, which may cost speed beside the plain loop."""
+
+    label: str
+    what: str
+    of_plain: float | None
+    tokens_s: float | None
+
+
+class TemplateBeside(TypedDict):
+    """Hold the plain loop beside a template, or why there is none, and what may cost the rest."""
+
+    plain: TemplatePlain | None
+    no_plain: str
+    costs: list[TemplateCost]
+
+
 class TemplateLaunch(TypedDict):
-    """Hold one launch of a template: the one that was killed, or the one that went on."""
+    """Hold one launch: killed, resumed, of the plain loop, or without a part of the template."""
 
     label: str
     failed: bool
@@ -556,7 +584,7 @@ class TemplateSpeed(TypedDict):
     figures: TemplateFigures
 
 
-class TemplateReport(TemplateSpeed):
+class TemplateReport(TemplateSpeed, TemplateBeside):
     """Hold the record of one template at its full or reduced size (docs/howto/templates.md)."""
 
     made: MadeValue
@@ -581,8 +609,6 @@ class TemplateReport(TemplateSpeed):
     kill_after: int
     values: dict[str, str]
     tokens: int
-    plain: float | None
-    no_plain: str
     losses: list[Point]
     valid: list[Point]
     launches: list[TemplateLaunch]

@@ -16,7 +16,10 @@ from stackyard.report.bench import GIB, model_value
 from stackyard.report.shapes import (
     BenchGpus,
     MadeValue,
+    TemplateBeside,
+    TemplateCost,
     TemplateLaunch,
+    TemplatePlain,
     TemplateReport,
     TemplateSpeed,
 )
@@ -27,11 +30,19 @@ from stackyard.validate.bench.definition import Peak
 from stackyard.validate.checks import Check, verdict
 from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
-from stackyard.validate.template.judge import TemplateSeen, figures, losses, valid_losses
+from stackyard.validate.template.figures import (
+    TemplateSeen,
+    costs,
+    figures,
+    losses,
+    of_plain,
+    plain_figures,
+    valid_losses,
+)
 from stackyard.validate.template.plan import TemplatePlan, model_of
 
 SCHEMA: Final = "stackyard.template/1"
-NO_PLAIN = "no plain loop of this model and these batches was run beside it"
+NO_PLAIN = "the template has no plain loop beside it"
 NOT_RUN = "not run"
 
 
@@ -85,8 +96,7 @@ def template_report(
         "values": dict(plan.values),
         "tokens": plan.tokens,
         **_speed(plan, seen, peaks),
-        "plain": None,
-        "no_plain": NO_PLAIN,
+        **_beside(plan, seen),
         "losses": _points(losses(seen)),
         "valid": _points(valid_losses(seen)),
         "launches": [_launch(name, one) for name, one in seen.trainings.items()],
@@ -122,6 +132,40 @@ def _speed(plan: TemplatePlan, seen: TemplateSeen, peaks: tuple[Peak, ...]) -> T
     }
 
 
+def _beside(plan: TemplatePlan, seen: TemplateSeen) -> TemplateBeside:
+    """Return the plain loop, or why there is none, and what the template lost to it."""
+    loop = plan.example.plain
+    if loop is None:
+        return {"plain": None, "no_plain": NO_PLAIN, "costs": []}
+    if seen.plain is None:
+        why = "it was not run, as the template did not come to its end"
+        return {"plain": None, "no_plain": why, "costs": []}
+    if seen.plain.failed:
+        return {"plain": None, "no_plain": "it failed", "costs": []}
+    found = plain_figures(plan, seen)
+    value: TemplatePlain = {
+        "what": loop.what,
+        "of_plain": _rounded(of_plain(plan, seen), 4),
+        "updates": plan.beside,
+        "updates_s": _rounded(found.updates_s, 4),
+        "tokens_s": _rounded(found.tokens_s, 1),
+        "peak_bytes": found.peak_bytes,
+    }
+    return {"plain": value, "no_plain": "", "costs": _costs(plan, seen)}
+
+
+def _costs(plan: TemplatePlan, seen: TemplateSeen) -> list[TemplateCost]:
+    return [
+        {
+            "label": label,
+            "what": plan.costs[label].what,
+            "of_plain": _rounded(share, 4),
+            "tokens_s": _rounded(found.tokens_s, 1),
+        }
+        for label, (found, share) in costs(plan, seen).items()
+    ]
+
+
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
@@ -152,11 +196,18 @@ def rows(value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tokens/s", _text(found["tokens_s"], "{:,.0f}")),
         ("peak GPU memory", _text(memory, "{:.1f} GiB")),
         ("MFU", _text(found["mfu"], "{:.1%}", why_mfu)),
-        (
-            "of a plain loop's speed",
-            _text(value["plain"], "{:.3f}", f"{NOT_RUN}: {value['no_plain']}"),
-        ),
+        ("of a plain loop's speed", _of_plain(value)),
+        *((f"of it, {cost['what']}", _text(cost["of_plain"], "{:.3f}")) for cost in value["costs"]),
     ]
+
+
+def _of_plain(value: Mapping[str, Any]) -> str:
+    loop = value["plain"]
+    if loop is None:
+        return f"{NOT_RUN}: {value['no_plain']}"
+    speed, memory = _text(loop["tokens_s"], "{:,.0f} tokens/s"), loop["peak_bytes"]
+    more = f", {memory / GIB:.1f} GiB" if memory else ""
+    return f"{_text(loop['of_plain'], '{:.3f}')} ({loop['what']}: {speed}{more})"
 
 
 def _text(number: float | None, form: str, otherwise: str = NOT_RUN) -> str:

@@ -77,10 +77,11 @@ class TrainingLog:
                 self._on_loss(self._plan.label, step, record.losses[step])
 
     def due(self) -> bool:
-        """Return whether every rank has made update `kill_after` and saved."""
-        at = self._plan.kill_after
+        """Return whether every rank has made update `kill_after`, and saved where it is to."""
+        at, save_at = self._plan.kill_after, self._smoke.save_at
         if at is None or len(self.ranks) < self._plan.layout.ranks:
             return False
         return all(
-            rank.last >= at and self._smoke.save_at in rank.saved for rank in self.ranks.values()
+            rank.last >= at and (not save_at or save_at in rank.saved)
+            for rank in self.ranks.values()
         )

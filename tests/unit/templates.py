@@ -1,4 +1,4 @@
-"""A made-up training of a template: 40 updates, killed after 30, resumed from 20."""
+"""A made-up training of a template: 40 updates, killed after 30, resumed from 20; a plain loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from stackyard.report import trained
 from stackyard.report.shapes import TemplateReport
 from stackyard.validate.bench.definition import Peak
 from stackyard.validate.record import RankRecord, Training
-from stackyard.validate.template.judge import TemplateSeen, judge
+from stackyard.validate.template.figures import TemplateSeen
+from stackyard.validate.template.judge import judge
 from stackyard.validate.template.plan import KILLED, RESUMED, TemplatePlan, make_plan
 from tests.unit import reports, samples
 
@@ -53,8 +54,24 @@ def good() -> TemplateSeen:
     """Return what a training as it should be shows."""
     return TemplateSeen(
         run="toy-1", killed=_training(1, 30, killed=True, code=None), resumed=_training(21, 40),
-        names=("latest", "global_step20", "global_step40"),
+        plain=beside(1.0), names=("latest", "global_step20", "global_step40"),
     )  # fmt: skip
+
+
+def beside(share: float, more: float = 0.0, last: int = 20) -> Training:
+    """Return a launch of 20 updates, of whose speed the template's is this share.
+
+    Its losses are more by so much.
+    """
+    found = _training(1, last)
+    ranks = {
+        number: dataclasses.replace(
+            rank, ended=last, losses={at: loss + more for at, loss in rank.losses.items()},
+            times={at: at / 2 * share for at in rank.times}, memory={"allocated": 9000},
+        )
+        for number, rank in found.ranks.items()
+    }  # fmt: skip
+    return dataclasses.replace(found, ranks=ranks)
 
 
 def with_losses(seen: TemplateSeen, label: str, losses: dict[int, float]) -> TemplateSeen:

@@ -199,8 +199,11 @@ def test_a_template_is_a_row_with_its_figures_and_what_was_not_run():
     assert cells == [
         "[gpt2-345m]({up}docs/reports/2x-h200/megatron/template-x.json)", "2 x NVIDIA H200",
         "passed", "10.00 to 6.10", f"{2 * templates.PLAN.tokens:,}", "2.00", "0.0 GiB", "not run",
-        "not run",
+        "1.00",
     ]  # fmt: skip
+    value["costs"] = [{"label": "without-x", "what": "with y in place of x", "of_plain": 1.5}]
+    assert FIGURES["of_plain"](value) == "1.00; 1.50 with y in place of x"
+    assert FIGURES["of_plain"]({**value, "plain": None}) == "not run"
 
 
 # Names

@@ -39,8 +39,8 @@ from torch.utils.data import DataLoader, Dataset
 SEED = 1234
 
 
-def parse_options() -> argparse.Namespace:
-    """Read the command line."""
+def parse_options(words: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line, or these words."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=("gpt2", "mt5"), required=True)
     parser.add_argument("--corpus", type=Path, required=True, help="train.npy, or its folder")
@@ -65,7 +65,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=1000, help="and at the end; 0: never")
     parser.add_argument("--eval-every", type=int, default=0, help="updates; 0: never")
     parser.add_argument("--eval-iters", type=int, default=10, help="batches of a validation")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):

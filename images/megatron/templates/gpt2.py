@@ -8,14 +8,16 @@ caller has initialised.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -24,11 +26,19 @@ from torch import Tensor, nn
 SEED = 1234
 # Megatron pads vocabularies so that every tensor-parallel size divides them.
 VOCABULARY_MULTIPLE = 128
+# transformers' name of GPT-2's GELU, by tanh; megatron-core's fused one is always that.
+ACTIVATION = "gelu_new"
+gelu = functools.partial(nn.functional.gelu, approximate="tanh")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Hold the size of the model."""
+    """Hold the size of the model, and how it is computed.
+
+    Attributes:
+        recompute: keep each layer's input alone for the backward pass.
+        fusions: use megatron-core's kernels for bias and GELU, bias and dropout, cross entropy.
+    """
 
     layers: int
     hidden: int
@@ -37,6 +47,7 @@ class Shape:
     vocabulary: int
     dropout: float
     recompute: bool
+    fusions: bool
 
     @property
     def padded(self) -> int:
@@ -120,6 +131,18 @@ def logits_of(words: Words, hidden: Tensor) -> Tensor:
     return nn.functional.linear(copied, words.weight)
 
 
+def fused_loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return `loss_of` by megatron-core's kernels, which give the gradient in bf16."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    per_token = fused_vocab_parallel_cross_entropy(logits, labels.t().contiguous(), group)
+    return torch.mean(per_token)
+
+
+def choose_loss(shape: Shape, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the fused loss, where its gradient has the precision of the model."""
+    return fused_loss_of if shape.fusions and dtype is torch.bfloat16 else loss_of
+
+
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean over all tokens; Megatron's samples are full, so none is masked."""
     per_token = tensor_parallel.vocab_parallel_cross_entropy(
@@ -148,7 +171,7 @@ def build_pipeline(
             words(logits_of),
         ],
         topology=PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp),
-        loss_fn=loss_of,
+        loss_fn=choose_loss(shape, dtype),
         partition_method="type:Layer",
         # A seed per layer: otherwise a stage's values depend on the number of layers before it
         # there.
@@ -176,13 +199,14 @@ class Whole(nn.Module):
             torch.manual_seed(SEED + 2 + number)
             self.layers.append(Layer(config, number + 1, shape.recompute))
         self.norm = Norm(shape.hidden)
+        self.loss = choose_loss(shape, dtype)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss."""
         hidden = self.places(self.words(tokens))
         for layer in self.layers:
             hidden = layer(hidden)
-        return loss_of(logits_of(self.words, self.norm(hidden)), labels)
+        return self.loss(logits_of(self.words, self.norm(hidden)), labels)
 
 
 def groups_of(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -220,8 +244,9 @@ def _config(shape: Shape, tp: int, dtype: torch.dtype) -> TransformerConfig:
         fp16=dtype is torch.float16,
         hidden_dropout=shape.dropout,
         attention_dropout=shape.dropout,
+        activation_func=nn.functional.gelu if shape.fusions else gelu,
         masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
+        bias_dropout_fusion=shape.fusions,
+        bias_activation_fusion=shape.fusions,
         gradient_accumulation_fusion=False,
     )

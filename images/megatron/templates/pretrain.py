@@ -29,8 +29,8 @@ from stackyard_stop import StopSignal
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line; docs/howto/templates.md lists the names that were others in 2021."""
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line, or these words; docs/howto/templates.md lists the names that were others in 2021."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     samples.add_options(parser)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")
@@ -47,12 +47,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--precision", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--recompute", choices=("yes", "no"), default="yes", help="activations")
+    parser.add_argument("--fusions", choices=("yes", "no"), default="no",
+                        help="megatron-core's, made by torch.compile")  # fmt: skip
     parser.add_argument("--save-every", type=int, default=10000, help="and at the end; 0: never")
     parser.add_argument("--save", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--record", required=True, help="folder of this launch's records")
     parser.add_argument("--tensorboard", default="", help="folder of event files; empty: none")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
-    return parser.parse_args()
+    return parser.parse_args(words)
+
+
+def shape_of(options: argparse.Namespace) -> gpt2.Shape:
+    """Return the size of the model, and how it is computed."""
+    return gpt2.Shape(
+        layers=options.layers, hidden=options.hidden, heads=options.heads, dropout=options.dropout,
+        sequence=options.sequence, vocabulary=options.vocabulary,
+        recompute=options.recompute == "yes", fusions=options.fusions == "yes",
+    )  # fmt: skip
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
@@ -101,11 +112,7 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
     stage = config.get("zero_optimization", {}).get("stage", 0)
     if stage > 1 and options.tp * options.pp > 1:
         raise SystemExit(f"ZeRO-{stage} goes with --tp=1 --pp=1; ZeRO-1 with any")
-    shape = gpt2.Shape(
-        layers=options.layers, hidden=options.hidden, heads=options.heads, dropout=options.dropout,
-        sequence=options.sequence, vocabulary=options.vocabulary,
-        recompute=options.recompute == "yes",
-    )  # fmt: skip
+    shape = shape_of(options)
     dtype = DTYPES[options.precision]
     model: Any = (
         gpt2.Whole(shape, dtype)
@@ -218,9 +225,8 @@ def train(engine: Any, options: argparse.Namespace, recorder: Recorder, stop: St
         last = stopped or step == options.updates
         if options.save_every and (last or step % options.save_every == 0):
             # It returns after a barrier that follows the last write of all ranks.
-            engine.save_checkpoint(
-                str(options.save), client_state={"update": step, "heads": options.heads}
-            )
+            more = {"update": step, "heads": options.heads, "activation": gpt2.ACTIVATION}
+            engine.save_checkpoint(str(options.save), client_state=more)
             recorder.saved(step)
         if stopped and step < options.updates:
             if dist.get_rank() == 0:

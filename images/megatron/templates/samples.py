@@ -127,13 +127,22 @@ def batches(
     start = first + replica * share
     while True:
         for low in range(start, start + share, options.batch):
-            chosen = [dataset[index % len(dataset)] for index in range(low, low + options.batch)]
-            tokens, labels = (_stacked(chosen, name) for name in ("tokens", "labels"))
-            top = int(max(tokens.max(), labels.max()))
-            if top >= options.vocabulary:
-                raise SystemExit(f"{options.corpus} holds token {top}: --set vocabulary={top + 1}")
-            yield tokens, labels
+            yield take(dataset, options, low, low + options.batch)
         start += global_batch(options)
+
+
+def take(dataset: GPTDataset, options: argparse.Namespace, low: int, high: int) -> Sample:
+    """Return (tokens, labels) of samples `low` to `high`.
+
+    Raises:
+        SystemExit: a number is not in the vocabulary.
+    """
+    chosen = [dataset[index % len(dataset)] for index in range(low, high)]
+    tokens, labels = (_stacked(chosen, name) for name in ("tokens", "labels"))
+    top = int(max(tokens.max(), labels.max()))
+    if top >= options.vocabulary:
+        raise SystemExit(f"{options.corpus} holds token {top}: --set vocabulary={top + 1}")
+    return tokens, labels
 
 
 def _stacked(samples: list[dict[str, Any]], name: str) -> torch.Tensor:

@@ -12,7 +12,17 @@ from collections.abc import Collection, Iterator
 
 from stackyard.definitions.document import Mapping as Entry
 from stackyard.definitions.document import nearest, parse_document
-from stackyard.definitions.examples import FULL, GIVEN, REDUCED, Example, Size, Step, counts
+from stackyard.definitions.examples import (
+    FULL,
+    GIVEN,
+    REDUCED,
+    Cost,
+    Example,
+    Plain,
+    Size,
+    Step,
+    counts,
+)
 from stackyard.launch import LAUNCHERS, wrong_options
 from stackyard.system.errors import DefinitionError, Problem
 
@@ -55,6 +65,7 @@ def read_top(top: Entry, stack: str, name: str) -> Example:
         multiple=top.integer("multiple", 1),
         parallel=top.single_lines("parallel", ()),
         note=top.single_line("note", ""),
+        plain=_plain(top.mapping("plain")),
     )
     top.done()
     _check_words(top, example)
@@ -75,6 +86,27 @@ def _sizes(top: Entry, key: str, known: Collection[str], rule: str) -> dict[str,
     return found
 
 
+def _plain(entry: Entry | None) -> Plain | None:
+    if entry is None:
+        return None
+    costs = {}
+    for name, one in entry.entries("costs").items():
+        found = costs[name] = Cost(
+            what=one.single_line("what"),
+            args=one.single_lines("args", ()),
+            options=one.table("options", {}),
+            values=one.table("values", {}),
+        )
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
+            one.problem(f"{name!r} cannot be the name of a launch")
+        elif not (found.args or found.options or found.values):
+            one.problem("must change args, options or values")
+        one.done()
+    plain = Plain(what=entry.single_line("what"), program=entry.single_line("program"), costs=costs)
+    entry.done()
+    return plain
+
+
 def _step(entry: Entry) -> Step:
     words = entry.single_lines("run")
     if entry.has("run") and not words:
@@ -92,12 +124,17 @@ def _check_words(top: Entry, example: Example) -> None:
     if example.launcher in LAUNCHERS:
         for message in wrong_options(example.launcher, example.options):
             top.problem(message, key="options")
+        for cost in example.plain.costs.values() if example.plain else ():
+            for message in wrong_options(example.launcher, {**example.options, **cost.options}):
+                top.problem(message, key="plain")
     _check_names(top, example)
     known = {*GIVEN, *example.values}
     parts = [("program", example.program), *(("prepare", step.run) for step in example.prepare)]
     kinds = (("devices", example.devices), ("sizes", example.sizes))
     several = [(f"{key}.{name}", size) for key, sizes in kinds for name, size in sizes.items()]
     parts += [(f"{key}.args", size.args) for key, size in several]
+    costs = example.plain.costs if example.plain else {}
+    parts += [("plain", cost.args) for cost in costs.values()]
     for key, words in parts:
         for message in (m for word in words for m in _wrong_fields(word, known)):
             top.problem(message, key=key)
@@ -106,6 +143,7 @@ def _check_words(top: Entry, example: Example) -> None:
         for message in (m for word in table.values() for m in _wrong_fields(word, GIVEN)):
             top.problem(message, key=key)
     named = [(key, name) for key, table in values[1:] for name in table]
+    named += [("plain", name) for cost in costs.values() for name in cost.values]
     named += [("prepare", step.unless) for step in example.prepare if step.unless]
     named += [("parallel", name) for name in example.parallel]
     for key, name in named:
@@ -128,6 +166,9 @@ def _check_names(top: Entry, example: Example) -> None:
             top.problem(f"{place!r} must be an absolute path", key="files")
         if not folder or folder.startswith("/") or ".." in folder.split("/"):
             top.problem(f"{folder!r} must be a folder of the stack", key="files")
+    program = example.plain.program if example.plain else ""
+    if program and not any(program.startswith(f"{place}/") for place in example.files):
+        top.problem(f"{program!r} must lie in a folder of files", key="plain")
 
 
 def _wrong_fields(word: str, known: Collection[str]) -> Iterator[str]:

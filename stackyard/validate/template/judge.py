@@ -1,19 +1,19 @@
-"""Judge a template's training, and compute its figures from the records of its ranks.
+"""Judge a template's training by the records of its ranks.
 
-Owns every failure message. Pure. It must not judge speed, as no bound holds on all machines.
+Owns every failure message. Pure. It judges speed only beside a plain loop on the same GPUs, as no
+other bound holds on all machines.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from stackyard.validate.checks import Check, at_least, at_most, check, not_run
-from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, GpuObservation, still_held
+from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, still_held
 from stackyard.validate.judge_training import (
     gaps,
     largest_gap,
@@ -22,108 +22,36 @@ from stackyard.validate.judge_training import (
     not_finite,
     unfinished,
 )
-from stackyard.validate.outcome import Phase
-from stackyard.validate.record import Training
-from stackyard.validate.template.plan import KILLED, RESUMED, TemplatePlan
+from stackyard.validate.template.figures import (
+    TemplateSeen,
+    costs,
+    losses,
+    of_plain,
+    valid_losses,
+)
+from stackyard.validate.template.plan import TemplatePlan
 
 # The bound that templates of the reduced size are tested with, too.
 LOSS_RATIO = 0.9
 # Dropout draws other numbers after a resume where a program does not keep their state, and sums in
 # half precision differ from run to run: one update's loss may differ by a little more than all do.
 GAP, MEAN_GAP = 0.3, 0.05
-# Updates at the beginning of a launch that are not counted in its speed.
-WARM = 10
+# Of a plain loop's tokens/s: a template that has fewer must show what costs the rest.
+PLAIN_SPEED = 0.95
+# The loop begins with the same weights and batches. In fp32 without dropout only rounding differs;
+# otherwise DeepSpeed keeps weights in half precision, and dropout draws other numbers.
+SAME, ALIKE = 0.01, 0.3
 # Names of checkpoints: of accelerate's and of megatron's templates, and of fairseq.
 _NAME = re.compile(r"(?:update-|global_step)(\d+)|checkpoint_\d+_(\d+)(?:-shard\d+)?\.pt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateSeen:
-    """Hold what was seen of a template.
-
-    Attributes:
-        names: what lies in the folder of checkpoints at the end; None where nobody looked.
-        broken: why the run did not come to its end; empty if it did.
-    """
-
-    run: str
-    killed: Training | None = None
-    resumed: Training | None = None
-    names: tuple[str, ...] | None = None
-    broken: str = ""
-    phases: tuple[Phase, ...] = ()
-    gpu: GpuObservation | None = None
-    devices: tuple[str, ...] = ()
-
-    @property
-    def trainings(self) -> dict[str, Training]:
-        """Return the launches that were made, in order."""
-        found = {KILLED: self.killed, RESUMED: self.resumed}
-        return {name: one for name, one in found.items() if one is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Hold the speed and memory of the resumed launch; None where they are not known.
-
-    Attributes:
-        updates_s: from the median time of an update, which checkpoints and validations do not move.
-        mean_updates_s: over all updates after the warm-up, checkpoints and validations included.
-        peak_bytes: the most that tensors took on any GPU.
-    """
-
-    updates_s: float | None
-    mean_updates_s: float | None
-    tokens_s: float | None
-    peak_bytes: int | None
-
-
-def figures(plan: TemplatePlan, seen: TemplateSeen) -> Figures:
-    """Return the figures of the launch that came to the end."""
-    training = seen.resumed
-    if training is None or training.failed:
-        return Figures(updates_s=None, mean_updates_s=None, tokens_s=None, peak_bytes=None)
-    times = next((r.times for _, r in sorted(training.ranks.items()) if r.times), {})
-    steps = sorted(times)[WARM:]
-    each = [
-        (times[after] - times[before]) / (after - before)
-        for before, after in itertools.pairwise(steps)
-    ]
-    median = statistics.median(each) if each else 0.0
-    whole = times[steps[-1]] - times[steps[0]] if each else 0.0
-    speed = 1 / median if median > 0 else None
-    peaks = [r.memory.get("allocated", 0) for r in training.ranks.values()]
-    return Figures(
-        updates_s=speed,
-        mean_updates_s=(steps[-1] - steps[0]) / whole if whole > 0 else None,
-        tokens_s=speed * plan.tokens if speed else None,
-        peak_bytes=max(peaks, default=0) or None,
-    )
-
-
-def losses(seen: TemplateSeen) -> dict[int, float]:
-    """Return the losses of the whole training: of the first launch up to where the second began."""
-    resumed = seen.resumed.losses if seen.resumed else {}
-    first = min(resumed, default=None)
-    killed = seen.killed.losses if seen.killed else {}
-    return {**{at: one for at, one in killed.items() if first is None or at < first}, **resumed}
-
-
-def valid_losses(seen: TemplateSeen) -> dict[int, float]:
-    """Return the validation losses of both launches; the later one's, where both validated."""
-    return {
-        at: value
-        for training in seen.trainings.values()
-        for _, record in sorted(training.ranks.items(), reverse=True)
-        for at, value in record.valid.items()
-    }
-
-
 def judge(plan: TemplatePlan, seen: TemplateSeen) -> tuple[Check, ...]:
-    """Return all checks, in a fixed order; `freed` only on GPUs."""
+    """Return all checks, in a fixed order; `plain` only of a template that has a plain loop."""
     checks: list[Callable[[TemplatePlan, TemplateSeen], Check]] = [
         launched, loss, validated, resumed, kept,
     ]  # fmt: skip
+    if plan.example.plain is not None:
+        checks.append(plain)
     found = [one(plan, seen) for one in checks]
     found.append(left_behind({n: [t] for n, t in seen.trainings.items()}, seen.broken))
     if plan.device == "cuda":
@@ -246,6 +174,44 @@ def kept(plan: TemplatePlan, seen: TemplateSeen) -> Check:
     if more := [at for at in there if at not in plan.kept]:
         wrong.append(f"the checkpoint of update {more[0]} should be gone")
     return check("kept", {"updates": there, "names": sorted(seen.names)}, expected, wrong)
+
+
+def plain(plan: TemplatePlan, seen: TemplateSeen) -> Check:
+    """Check that the plain loop has the same losses and, on GPUs, that it is hardly faster.
+
+    A template below the bound passes where the part that costs the rest is known: without it, it is
+    above.
+    """
+    half = plan.values.get("precision") != "no" or plan.values.get("dropout", "").strip("0.")
+    # In fp32 DeepSpeed counts the tied words of both ends of a pipeline in the norm to clip.
+    limit = ALIKE if half or int(plan.values.get("pp", 1)) > 1 else SAME
+    expected: dict[str, Any] = {"updates": plan.beside, "mean_difference": at_most(limit)}
+    if plan.device == "cuda":
+        expected["of_plain"] = at_least(PLAIN_SPEED)
+    if seen.plain is None or seen.killed is None:
+        return not_run("plain", expected, seen.broken or "no plain loop was run beside it")
+    wrong = unfinished(seen.plain, plan.beside)
+    found = gaps(seen.killed.losses, seen.plain.losses, last=plan.beside)
+    mean = statistics.fmean(found.values()) if found else math.inf
+    if len(found) < plan.beside:
+        wrong.append(f"only {len(found)} updates can be compared")
+    elif not mean <= limit:
+        wrong.append(f"its losses differ by {mean:.3g} in the mean: it is not the same training")
+    share, without = of_plain(plan, seen), costs(plan, seen)
+    known = {label: one for label, (_, one) in without.items() if one is not None}
+    wrong += [f"{label} was not timed" for label in without if label not in known]
+    if plan.device == "cuda" and not wrong:
+        best = max([share or 0.0, *known.values()])
+        if not best >= PLAIN_SPEED:
+            tried = f"at most {best:.3f} by leaving out one part" if known else "no part was tried"
+            wrong.append(f"{share or 0:.3f} of its speed, {tried}: what costs the rest is unknown")
+    measured = {
+        "updates": len(found),
+        "mean_difference": mean,
+        "of_plain": share,
+        **{label: round(one, 4) for label, one in known.items()},
+    }
+    return check("plain", measured, expected, wrong)
 
 
 def update_of(name: str) -> int | None:

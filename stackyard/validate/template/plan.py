@@ -1,4 +1,4 @@
-"""Plan the two launches of a template: one that is killed, and one that goes on to the end.
+"""Plan a template's launches: one that is killed, one that goes on, and a plain loop beside them.
 
 Owns the values that make a long training short: updates, schedule, saves and validations. Pure.
 """
@@ -13,6 +13,7 @@ from typing import Final
 from stackyard.definitions.examples import (
     FULL,
     REDUCED,
+    Cost,
     Example,
     Where,
     chosen_size,
@@ -28,7 +29,9 @@ from stackyard.validate.training_log import TrainingPlan
 
 UPDATES: Final = 200
 LEAST_UPDATES: Final = 16
-KILLED, RESUMED = "killed", "resumed"
+KILLED, RESUMED, PLAIN = "killed", "resumed", "plain"
+# A plain loop makes a quarter of the updates, and so does a template without one of its costs.
+LEAST_BESIDE: Final = 20
 # A rank of the full size reads gigabytes of a checkpoint before it says anything.
 SILENT_SECONDS = 300
 _NUMBERS = ("batch", "accumulate", "update_freq", "sequence", "eval_every", "keep_saves")
@@ -66,6 +69,30 @@ class TemplatePlan:
         """Return the tokens of inputs in one update, over all ranks."""
         steps = int(self.values.get("accumulate") or self.values.get("update_freq") or 1)
         return self.replicas * int(self.values["batch"]) * steps * int(self.values["sequence"])
+
+    @property
+    def beside(self) -> int:
+        """Return the updates that a plain loop makes, with the schedule of all."""
+        return min(self.updates, max(LEAST_BESIDE, self.updates // 4))
+
+    @property
+    def costs(self) -> Mapping[str, Cost]:
+        """Return what may cost speed beside a plain loop, by the label of its launch."""
+        plain = self.example.plain
+        return {without(name): cost for name, cost in plain.costs.items()} if plain else {}
+
+    def changed(self, cost: Cost) -> TemplatePlan:
+        """Return the plan of the template without one of its costs."""
+        example = replace(
+            self.example,
+            program=(*self.example.program, *cost.args),
+            options={**self.example.options, **cost.options},
+        )
+        values = {**self.values, **cost.values}
+        return replace(
+            self, example=example, values=values, settings={**self.settings, **cost.values},
+            replicas=self.ranks // _groups(example, values, self.ranks),
+        )  # fmt: skip
 
     @property
     def evaluations(self) -> tuple[int, ...]:
@@ -168,18 +195,32 @@ def _short(usual: Mapping[str, str], updates: int) -> dict[str, str]:
     return {name: value for name, value in found.items() if name in usual}
 
 
+def without(name: str) -> str:
+    """Return the label of the launch that leaves a cost out."""
+    return f"without-{name}"
+
+
 def job(plan: TemplatePlan, files: Mapping[str, bytes], label: str, shared: str) -> Job:
-    """Return one launch as a job; both share the folder of checkpoints, and not their records."""
+    """Return one launch as a job; the two of the template share the folder of checkpoints."""
     where = Where(
         name=label, base="", image="", nodes=1, per_node=plan.ranks, device=plan.device,
-        folder=shared, save=save_folder(shared), record=rank_folder(label),
+        folder=shared, save=save_folder(shared, label), record=rank_folder(label),
     )  # fmt: skip
-    return job_of(plan.example, where, files, plan.settings, plan.words)
+    example, words = plan.example, plan.words
+    if label == PLAIN:
+        assert example.plain is not None
+        program = (example.plain.program, *example.program[1:])
+        example = replace(example, program=program, launcher="torchrun", options={})
+        words = (*words, f"--only={plan.beside}")
+    elif label in plan.costs:
+        plan = plan.changed(plan.costs[label])
+        example = plan.example
+    return job_of(example, where, files, plan.settings, words)
 
 
-def save_folder(shared: str) -> str:
-    """Return the folder of checkpoints."""
-    return f"{shared}/checkpoints"
+def save_folder(shared: str, label: str = RESUMED) -> str:
+    """Return the folder of checkpoints of a launch."""
+    return f"{shared}/{'checkpoints' if label in (KILLED, RESUMED) else label}"
 
 
 def as_smoke(plan: TemplatePlan, one: Job) -> Smoke:
@@ -190,20 +231,22 @@ def as_smoke(plan: TemplatePlan, one: Job) -> Smoke:
         name=plan.example.name, ranks=plan.ranks, args=(), launcher=one.launcher,
         options=one.options,
     )  # fmt: skip
+    saved = one.name in (KILLED, RESUMED)
     return Smoke(
         launcher=one.launcher, env=one.env, prepare=(), program=words, updates=plan.updates,
-        save_at=plan.save_at, reference=layout.name, resume=layout.name, tolerance=0.0,
-        start_seconds=SILENT_SECONDS, stall_seconds=SILENT_SECONDS, layouts=(layout,),
-        device=plan.device,
+        save_at=plan.save_at if saved else 0, reference=layout.name, resume=layout.name,
+        tolerance=0.0, start_seconds=SILENT_SECONDS, stall_seconds=SILENT_SECONDS,
+        layouts=(layout,), device=plan.device,
     )  # fmt: skip
 
 
 def launch(plan: TemplatePlan, smoke: Smoke, label: str, run: str, shared: str) -> TrainingPlan:
-    """Return one of the two launches."""
+    """Return one launch; the plain loop ends by itself, as the one that is resumed does."""
+    stops = {KILLED: plan.kill_after, RESUMED: None, PLAIN: None}
     return TrainingPlan(
-        layout=smoke.layouts[0], label=label, save=save_folder(shared), run=run, shared=shared,
-        nodes=("node1",), per_node=plan.ranks,
-        kill_after=plan.kill_after if label == KILLED else None,
+        layout=smoke.layouts[0], label=label, save=save_folder(shared, label), run=run,
+        shared=shared, nodes=("node1",), per_node=plan.ranks,
+        kill_after=stops.get(label, plan.beside),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Run a template: one container, its data, the launch that is killed, and the one that goes on.
+"""Run a template in one container: its data, its two launches, and a plain loop after them.
 
 Owns the order of phases. It must not judge: `validate.template.judge` does.
 """
@@ -18,9 +18,11 @@ from stackyard.system.process import last_lines
 from stackyard.validate import smoke, training
 from stackyard.validate.gpu_run import GpuRun
 from stackyard.validate.record import Training
-from stackyard.validate.template.judge import TemplateSeen
+from stackyard.validate.template.figures import TemplateSeen, of_plain
+from stackyard.validate.template.judge import PLAIN_SPEED
 from stackyard.validate.template.plan import (
     KILLED,
+    PLAIN,
     RESUMED,
     TemplatePlan,
     as_smoke,
@@ -79,6 +81,7 @@ def run_template(
                     seen = replace(seen, resumed=found)
                 if not found.failed:
                     seen = replace(seen, names=_names(running))
+                    seen = _beside(running, plan, files, seen, progress, gpu)
         except (MeshError, EngineError) as error:
             seen = replace(seen, broken=": ".join(part for part in (error.what, error.why) if part))
         if gpu and seen.killed is not None:
@@ -87,6 +90,29 @@ def run_template(
         with progress.phase("remove the node"):
             stack.close()
     return replace(seen, phases=tuple(progress.phases.found))
+
+
+def _beside(
+    running: nodes.Mesh,
+    plan: TemplatePlan,
+    files: Mapping[str, bytes],
+    seen: TemplateSeen,
+    progress: smoke.Progress,
+    gpu: GpuRun | None,
+) -> TemplateSeen:
+    """Train in the plain loop; where that is faster, also without each part that may cost speed."""
+    if plan.example.plain is None:
+        return seen
+    with progress.phase(f"train {PLAIN}"):
+        seen = replace(seen, plain=_train(running, plan, files, PLAIN, progress, gpu))
+    share = of_plain(plan, seen)
+    if share is None or share >= PLAIN_SPEED:
+        return seen
+    for label in plan.costs:
+        with progress.phase(f"train {label}"):
+            found = _train(running, plan, files, label, progress, gpu)
+            seen = replace(seen, costs={**seen.costs, label: found})
+    return seen
 
 
 def _prepare(running: nodes.Mesh, plan: TemplatePlan, files: Mapping[str, bytes]) -> None:
@@ -113,7 +139,8 @@ def _train(
     one = as_smoke(plan, job(plan, files, label, running.shared))
     started = launch(plan, one, label, running.plan.run, running.shared)
     started = replace(started, gpus=gpu.takes(1, plan.ranks) if gpu else ())
-    port = running.port(MEETING_PORT + (label == RESUMED))
+    number = (KILLED, RESUMED, PLAIN, *plan.costs).index(label)
+    port = running.port(MEETING_PORT + number)
     return training.train(running, one, started, port=port, on_loss=progress.watcher.loss)
 
 

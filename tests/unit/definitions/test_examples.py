@@ -49,6 +49,10 @@ def where(device="cpu", nodes=2, per_node=2):
                  device=device, folder="/job", save="/job/checkpoints")  # fmt: skip
 
 
+def looped(program="/srv/demo/plain.py", **more):
+    return changed(plain={"what": "a plain loop", "program": program, **more})
+
+
 def problems(text):
     with pytest.raises(DefinitionError) as caught:
         read(text)
@@ -91,7 +95,8 @@ def test_the_files_of_a_committed_example_are_there(path):
     stack = ROOT / "images" / example.stack
     for place, folder in example.files.items():
         assert (stack / folder).is_dir()
-        for words in (example.program, *(step.run for step in example.prepare)):
+        loop = (example.plain.program,) if example.plain else ()
+        for words in (example.program, loop, *(step.run for step in example.prepare)):
             for word in words:
                 if word.startswith(f"{place}/"):
                     assert (stack / folder / word.removeprefix(f"{place}/")).is_file(), word
@@ -183,6 +188,13 @@ def test_a_device_without_a_size_is_refused_with_those_that_have_one():
     ("text", "said"),
     [
         (changed(program=["{dta}"]), "program: unknown {dta}; did you mean 'data'?"),
+        (looped("/srv/x/p.py"), "plain: '/srv/x/p.py' must lie in a folder of files"),
+        (looped(costs={"x": {"what": "w"}}), "plain.costs.x: must change args, options or values"),
+        (looped(costs={"X": {"what": "w", "args": ["a"]}}), "plain.costs.X: 'X' cannot be the"),
+        (looped(costs={"x": {"what": "w", "values": {"l": "1"}}}), "plain: unknown 'l'"),
+        (looped(costs={"x": {"what": "w", "args": ["{l}"]}}), "plain: unknown {l}"),
+        (looped(costs={"x": {"what": "w", "options": {"zero_stage": "9"}}}),
+         "plain: option zero_stage"),
         (changed(program=["{}"]), "program: unknown {}"),
         (changed(program=["{0}"]), "program: unknown {0}"),
         (changed(program=["{lr"]), "program: '{lr': expected '}'"),

@@ -16,8 +16,10 @@ from stackyard.system.errors import UsageError
 from stackyard.validate.checks import verdict
 from stackyard.validate.template import judge as judging
 from stackyard.validate.template import play
+from stackyard.validate.template.figures import TemplateSeen, figures
 from stackyard.validate.template.plan import (
     KILLED,
+    PLAIN,
     RESUMED,
     as_smoke,
     job,
@@ -25,7 +27,7 @@ from stackyard.validate.template.plan import (
     make_plan,
     model_of,
 )
-from tests.unit.templates import PLAN, good, report, with_losses
+from tests.unit.templates import PLAN, beside, good, report, with_losses
 
 
 def outcome(name, seen, plan=PLAN):
@@ -91,12 +93,12 @@ def test_a_good_training_passes():
     checks = judging.judge(PLAN, good())
     assert [(check.name, check.outcome, check.why) for check in checks] == [
         (name, "passed", "")
-        for name in ("launched", "loss", "validated", "resumed", "kept", "no_strays")
+        for name in ("launched", "loss", "validated", "resumed", "kept", "plain", "no_strays")
     ]
 
 
 def test_nothing_is_said_of_a_run_that_did_not_start():
-    seen = judging.TemplateSeen(run="r", broken="no engine")
+    seen = TemplateSeen(run="r", broken="no engine")
     assert {(check.outcome, check.why) for check in judging.judge(PLAN, seen)} == {
         ("not run", "no engine")
     }
@@ -189,13 +191,13 @@ def test_updates_are_read_from_the_names_of_every_stack():
 
 def test_figures_are_of_the_launch_that_came_to_its_end():
     """Two updates a second, but for a checkpoint of 5 s, which the median does not see."""
-    found = judging.figures(PLAN, good())
+    found = figures(PLAN, good())
     assert found.updates_s == pytest.approx(2.0)
     assert found.mean_updates_s == pytest.approx(9 / (9 / 2 + 5))
     assert found.tokens_s == pytest.approx(2 * PLAN.tokens)
     assert found.peak_bytes == 7000
     failed = dataclasses.replace(good(), resumed=dataclasses.replace(good().resumed, code=1))
-    assert judging.figures(PLAN, failed).tokens_s is None
+    assert figures(PLAN, failed).tokens_s is None
 
 
 def test_the_mfu_is_model_flops_over_the_peak_of_all_gpus():
@@ -212,7 +214,9 @@ def test_the_mfu_is_model_flops_over_the_peak_of_all_gpus():
 def test_what_is_not_known_is_not_run_with_the_reason():
     said = dict(trained.rows(report(good())))
     assert said["MFU"] == "not run: the ranks compute on CPUs: there is no MFU"
-    assert said["of a plain loop's speed"].startswith("not run: no plain loop")
+    assert said["of a plain loop's speed"].startswith("1.000 (the same GPT-2 in plain PyTorch")
+    without = dict(trained.rows(report(dataclasses.replace(good(), plain=None))))
+    assert without["of a plain loop's speed"].startswith("not run: it was not run, as the template")
     on_gpus = dataclasses.replace(good(), devices=("NVIDIA H200",))
     assert "it computes in fp32" in dict(trained.rows(report(on_gpus)))["MFU"]
     _, why = model_of(make_plan(example("accelerate", "mt5-zero-3"), "cuda", 2).values)
@@ -247,13 +251,14 @@ class FakeMesh:
         return ExecResult(code=self.codes.get(words[1], 0), output=output)
 
 
-def played(monkeypatch, mesh, killed):
-    """Play the template in this mesh, where the first launch ends so."""
+def played(monkeypatch, mesh, killed, loop=None):
+    """Play the template in this mesh, where the first launch and the plain loop end so."""
     plans = []
+    ends = {KILLED: killed, RESUMED: good().resumed, PLAIN: loop or good().plain}
 
     def train(running, smoke, plan, *, port, on_loss):
         plans.append((plan.label, plan.kill_after, port))
-        return killed if plan.label == KILLED else good().resumed
+        return ends.get(plan.label, beside(1.0))
 
     monkeypatch.setattr(play.nodes, "running_mesh", lambda *_, **__: contextlib.nullcontext(mesh))
     monkeypatch.setattr(play.nodes, "wait_reachable", lambda _: {})
@@ -265,16 +270,74 @@ def played(monkeypatch, mesh, killed):
 def test_it_is_prepared_killed_resumed_and_looked_at(monkeypatch):
     mesh = FakeMesh()
     seen, plans = played(monkeypatch, mesh, good().killed)
-    assert [label for label, *_ in plans] == [KILLED, RESUMED]
-    assert [at for _, at, _ in plans] == [30, None] and plans[0][2] != plans[1][2]
+    assert [label for label, *_ in plans] == [KILLED, RESUMED, PLAIN]
+    assert [at for _, at, _ in plans] == [30, None, None]
+    assert len({port for *_, port in plans}) == 3
     assert mesh.ran == [
         "put /srv/templates/x.py", "python3 /srv/templates/make_corpus.py",
         "python3 /srv/templates/samples.py", "ls -A",
     ]  # fmt: skip
-    assert [check.outcome for check in judging.judge(PLAN, seen)] == ["passed"] * 6
+    assert [check.outcome for check in judging.judge(PLAN, seen)] == ["passed"] * 7
     assert [phase.name for phase in seen.phases] == [
-        "start the node", "prepare data", "train killed", "train resumed", "remove the node",
+        "start the node", "prepare data", "train killed", "train resumed", "train plain",
+        "remove the node",
     ]  # fmt: skip
+
+
+def test_what_a_plain_loop_is_faster_by_is_looked_for_once(monkeypatch):
+    """Without a cost the template stops after the loop's updates, and saves nothing."""
+    seen, plans = played(monkeypatch, FakeMesh(), good().killed, beside(0.94))
+    assert [(label, at) for label, at, _ in plans[3:]] == [("without-optimizer", 20)]
+    (cost,) = report(seen)["costs"]
+    assert (cost["label"], cost["of_plain"]) == ("without-optimizer", 0.94)
+    one = job(PLAN, {}, "without-optimizer", "/shared")
+    assert one.program[-1] == "--ds-config=/srv/templates/zero-1.json"
+    assert "--save=/shared/without-optimizer" in one.program and as_smoke(PLAN, one).save_at == 0
+    _, plans = played(monkeypatch, FakeMesh(), good().killed, beside(0.951))
+    assert len(plans) == 3
+
+
+def test_a_plain_loop_has_the_templates_arguments_and_torchruns_ranks():
+    zero = make_plan(example("accelerate", "gpt2-zero-2"), "cuda", 2)
+    one, own = (job(zero, {}, label, "/shared") for label in (PLAIN, RESUMED))
+    assert one.launcher == "torchrun" and one.program[0] == "/srv/templates/plain.py"
+    assert one.program[-1] == "--only=50"
+    assert {word.partition("=")[0] for word in set(own.program[1:]) ^ set(one.program[1:-1])} == {
+        "--save", "--record", "--tensorboard",
+    }  # fmt: skip
+    other = job(zero, {}, "without-zero", "/shared")
+    assert other.options == {"zero_stage": "0"} and other.program[-1] == "--zero-stage=0"
+
+
+def test_without_tensor_parallelism_an_update_has_more_tokens():
+    plan = make_plan(example(name="gpt2-345m-tp"), "cuda", 2, given={"tp": "2"})
+    changed = plan.changed(plan.costs["without-layout"])
+    assert (plan.replicas, changed.replicas) == (1, 2) and changed.tokens == 2 * plan.tokens
+
+
+@pytest.mark.parametrize(
+    ("device", "loop", "costs", "why"),
+    [
+        ("cpu", beside(0.5), {}, ""),  # no bound on CPU ranks
+        ("cpu", beside(1.0, 0.009), {}, ""),
+        ("cpu", beside(1.0, 0.011), {}, "its losses differ by 0.011 in the mean"),
+        ("cpu", beside(1.0, last=19), {}, "only 19 updates can be compared"),
+        ("cuda", beside(0.951), {}, ""),
+        ("cuda", beside(0.949), {}, "0.949 of its speed, no part was tried"),
+        ("cuda", beside(0.9), {"without-optimizer": beside(0.9 / 0.951)}, ""),
+        (
+            "cuda",
+            beside(0.9),
+            {"without-optimizer": beside(0.9 / 0.949)},
+            "0.900 of its speed, at most 0.949 by leaving out one part",
+        ),
+    ],
+)
+def test_a_plain_loop_has_the_same_losses_and_is_hardly_faster(device, loop, costs, why):
+    plan = dataclasses.replace(PLAN, device=device)
+    seen = dataclasses.replace(good(), plain=loop, costs=costs)
+    found = outcome("plain", seen, plan)
+    assert why in found.why and found.outcome == ("failed" if why else "passed")
 
 
 def test_a_launch_that_failed_is_not_resumed(monkeypatch):
