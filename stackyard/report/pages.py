@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def _row(folder: Path, path: Path, kinds: Sequence[str]) -> dict[str, str] | Non
         if value["kind"] not in kinds:
             return None
         gpus = value.get("gpus") or {}
-        where = sorted({gpu["name"] for gpu in gpus.get("devices", ())}) or ["CPU ranks"]
+        counts = Counter(gpu["name"] for gpu in gpus.get("devices", ()))
+        where = [f"{number} x {name}" for name, number in sorted(counts.items())] or ["CPU ranks"]
         return {
             "page": path.relative_to(folder).with_suffix(".html").as_posix(),
             "kind": value["kind"], "of": f"{value['stack']} on {value['base']}",

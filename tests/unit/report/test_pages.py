@@ -50,3 +50,11 @@ def test_the_index_names_the_newest_first_and_passes_over_other_files(tmp_path):
     index = pages.render_index(tmp_path)
     assert "2 reports" in index and index.index("new.html") < index.index("old.html")
     assert "prove" not in index and "half" not in index
+
+
+def test_the_index_counts_the_gpus_of_a_report(tmp_path):
+    devices = [{"name": name} for name in ("NVIDIA H200", "NVIDIA H100", "NVIDIA H200")]
+    for name, gpus in (("gpus", {"devices": devices}), ("cpus", None)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**reports.good(), "gpus": gpus}))
+    index = pages.render_index(tmp_path)
+    assert ">1 x NVIDIA H100, 2 x NVIDIA H200</td>" in index and ">CPU ranks</td>" in index
