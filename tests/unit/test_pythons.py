@@ -271,6 +271,27 @@ def test_the_oldest_and_the_newest_are_run_where_they_are_here(tree):
     assert done.stdout.splitlines() == [*said("3.97"), *said("3.99")]
 
 
+def test_the_oldest_is_run_first_and_all_others_later(tree):
+    prepare(tree, "3.97")
+    prepare(tree, "3.99")
+    assert run(tree, "test-pythons", "--first").stdout.splitlines() == said("3.97")
+    assert run(tree, "test-pythons", "--rest").stdout.splitlines() == said("3.99")
+
+
+def test_the_parts_together_run_what_stands_in_once(tree):
+    own(tree, "3.98")
+    missing = [f"== Python {one} was not found here: not run" for one in ("3.97", "3.99")]
+    assert run(tree, "test-pythons", "--first").stdout.splitlines() == [*missing, *said("3.98")]
+    assert run(tree, "test-pythons", "--rest").stdout.splitlines() == missing
+
+
+def test_a_failure_of_a_later_part_fails(tree):
+    prepare(tree, "3.97")
+    prepare(tree, "3.99", code=1)
+    assert run(tree, "test-pythons", "--first").returncode == 0
+    assert run(tree, "test-pythons", "--rest").returncode == 1
+
+
 def test_the_projects_own_python_stands_in_for_one_that_is_not_here(tree):
     prepare(tree, "3.97")
     own(tree, "3.98")
