@@ -24,9 +24,6 @@ OLDER = {
     "2x-h200/megatron/bench.json",
     "2x-h200/megatron/smoke-shared-ipc.json",
     "2x-h200/megatron/smoke.json",
-    "cpu/accelerate/smoke.json",
-    "cpu/fairseq/smoke.json",
-    "cpu/megatron/smoke.json",
 }
 
 
