@@ -62,6 +62,9 @@ def apt_command(platform: str, folder: Path, *words: str) -> list[str]:
         "Dir::State::Lists": f"{folder}/apt/lists",
         "Dir::State::status": "/dev/null",
         "Dir::Cache": f"{folder}/apt/cache",
+        # Debian's container images keep none: each command would read all lists again.
+        "Dir::Cache::pkgcache": "pkgcache.bin",
+        "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
         "Dir::Etc::Preferences": "/dev/null",
         "Dir::Etc::PreferencesParts": "/dev/null",
         "Dir::Etc::SourceList": "/dev/null",

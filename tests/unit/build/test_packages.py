@@ -57,6 +57,13 @@ def test_apt_has_sources_lists_and_architecture_of_its_own():
     } <= set(words)
 
 
+def test_apt_keeps_what_it_read_of_its_lists_for_the_next_command():
+    # apt.conf.d of Debian's container images says that nothing is kept.
+    words = packages.apt_command("linux/amd64", Path("/b"), "update")
+    assert "Dir::Cache::pkgcache=pkgcache.bin" in words
+    assert "Dir::Cache::srcpkgcache=srcpkgcache.bin" in words
+
+
 def test_sources_of_the_callers_are_taken_as_they_are():
     own = CallerSettings(secrets={"apt.sources": b"own"}, wheel_folders=(), proxies={})
     assert packages.sources_of("bookworm", own) == b"own"
