@@ -62,9 +62,8 @@ def apt_command(platform: str, folder: Path, *words: str) -> list[str]:
         "Dir::State::Lists": f"{folder}/apt/lists",
         "Dir::State::status": "/dev/null",
         "Dir::Cache": f"{folder}/apt/cache",
-        # Debian's container images keep none: each command would read all lists again.
-        "Dir::Cache::pkgcache": "pkgcache.bin",
-        "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
+        "Dir::Cache::pkgcache": "pkgcache.bin",  # Debian's container images turn both off:
+        "Dir::Cache::srcpkgcache": "srcpkgcache.bin",  # each command would read all lists again
         "Dir::Etc::Preferences": "/dev/null",
         "Dir::Etc::PreferencesParts": "/dev/null",
         "Dir::Etc::SourceList": "/dev/null",
@@ -163,8 +162,7 @@ def fetch_locked(out: Path, index: str, *, platform: str, sources: bytes) -> str
 
 
 def _download(platform: str, folder: Path, names: Sequence[str], out: Path) -> None:
-    fetched = folder / "fetched"
-    fetched.mkdir()
+    (fetched := folder / "fetched").mkdir()
     process.run(apt_command(platform, folder, "download", *names), cwd=fetched, timeout=1200)
     out.mkdir(parents=True)
     for path in sorted(fetched.glob("*.deb")):
