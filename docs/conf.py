@@ -23,15 +23,20 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#:]+\.md)(#[^)\s]*)?\)")
 
 
 def trees(text: str) -> str:
-    """Return a hidden tree of pages for each section of the index; a page is in one of them."""
+    """Return a hidden tree of pages for each section of the index; a page is in one of them.
+
+    Pages have the names by which the index first links them.
+    """
     there: set[str] = set()
     made = []
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
-        pages = [name for name in dict.fromkeys(m[2] for m in _LINK.finditer(body))
-                 if name not in there]  # fmt: skip
+        named = {m[2]: m[1] for m in reversed([*_LINK.finditer(body)]) if m[2] not in there}
+        pages = [
+            name for name in dict.fromkeys(m[2] for m in _LINK.finditer(body)) if name in named
+        ]
         there |= set(pages)
-        lines = "\n".join(name.removesuffix(".md") for name in pages)
+        lines = "\n".join(f"{named[name]} <{name.removesuffix('.md')}>" for name in pages)
         made.append(f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n{lines}\n```\n")
     return "\n\n".join(made)
 

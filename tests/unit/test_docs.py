@@ -433,7 +433,8 @@ def test_a_dependency_without_a_reason_is_seen():
 
 def test_every_page_is_in_one_tree_of_the_index():
     made = CONF["trees"]((DOCS / "index.md").read_text(encoding="utf-8"))
-    pages = [line for line in made.splitlines() if line and not line.startswith(("`", ":"))]
+    pages = re.findall(r"^.+ <(.+)>$", made, flags=re.MULTILINE)
+    assert "Offline <howto/offline>" in made  # by the index's short name, not by the page's title
     there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert sorted(pages) == sorted(there - {"index"})
     assert re.findall(":caption: (.+)", made) == [
