@@ -93,9 +93,9 @@ def add_tokenizer(model: Model, stack: str, data: Path, name: str, out: Path) ->
             f"{name} has token {largest:,}, the model {rows:,} tokens",
             hint="--data names the folder that the model was trained on",
         )
-    tokenizer.save(str(out / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     seq2seq = bool(model.config.get("is_encoder_decoder"))
+    _ending(tokenizer, "</s>" if seq2seq else "").save(str(out / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if seq2seq:  # T5's, whose configuration numbers them already
         own = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
         about |= {k: token for k, token in own.items() if tokenizer.token_to_id(token) is not None}
@@ -104,6 +104,28 @@ def add_tokenizer(model: Model, stack: str, data: Path, name: str, out: Path) ->
         number = tokenizer.token_to_id(end)
         model.config |= {"bos_token_id": number, "eos_token_id": number}
     (out / "tokenizer_config.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+
+def _ending(tokenizer: Any, end: str) -> Any:
+    """Return the tokenizer with a post-processor that ends texts by this token, or adds nothing.
+
+    The data's own tokenizer may do either, whatever the model: numbers in data are without it. A
+    GPT-2 would go on behind the end of its prompt, and T5 has always seen an end.
+    """
+    from tokenizers import Tokenizer
+
+    about, number = json.loads(tokenizer.to_str()), tokenizer.token_to_id(end) if end else None
+    about["post_processor"] = None
+    if number is not None:
+        last = {"SpecialToken": {"id": end, "type_id": 0}}
+        first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+        about["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [first, last],
+            "pair": [first, last, second, last],
+            "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}},
+        }
+    return Tokenizer.from_str(json.dumps(about))
 
 
 def _own_numbers(model: Model, tokens: encode.Tokens, end: str) -> str:

@@ -1,5 +1,6 @@
 """Converted checkpoints compute what the stacks compute: the same logits on real text, in fp32."""
 
+import json
 import re
 
 import pytest
@@ -189,6 +190,49 @@ def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, 
     )  # fmt: skip
     with pytest.raises(container.DataError, match="does not say how many attention heads"):
         convert("megatron", folder)
+
+
+# By kind of model, stack and tokenizer of the data: which of them end every text themselves?
+ENDINGS = [
+    ("gpt2", "accelerate", "bpe"),
+    ("gpt2", "accelerate", "mt5"),  # T5's own does
+    ("gpt2", "megatron", "bert"),  # BERT's begins texts, too
+    ("gpt2", "fairseq", "mt5"),
+    ("mt5", "accelerate", "mt5"),
+    ("mt5", "accelerate", "unigram"),  # a bare one does not
+]
+# Adds each to a model; says the numbers of a text and of a pair as transformers gives them to a
+# user, those that the data hold, and the end.
+ADDED = """
+import json, sys
+from pathlib import Path
+import convert, encode, torch
+from transformers import AutoTokenizer
+for number, (kind, stack, name) in enumerate(json.loads(sys.argv[2])):
+    data, out = Path(sys.argv[1], name), Path(sys.argv[3], str(number))
+    out.mkdir(parents=True)
+    config = {"is_encoder_decoder": kind == "mt5", "model_type": kind}
+    model = convert.Model(config, {"w": torch.zeros(8000, 1)}, ("w",))
+    convert.add_tokenizer(model, stack, data, name, out)
+    (out / "config.json").write_text(json.dumps({"model_type": kind}))
+    text = "The sea. 白日依山尽"
+    own = encode.tokens(data, name).tokenizer.encode(text, add_special_tokens=False).ids
+    found = AutoTokenizer.from_pretrained(out)
+    print(json.dumps([found(text).input_ids, found.encode("a", "b"), own, found.eos_token_id]))
+"""
+
+
+def test_a_tokenizer_ends_texts_as_its_model_wants(box, material, place):
+    """A GPT-2 would go on behind the end of its prompt; T5 has always seen an end."""
+    words = [str(material), json.dumps(ENDINGS), str(place / "ends")]
+    said = box("accelerate").said("python3", "-c", ADDED, *words, env={"PYTHONPATH": "/srv/data"})
+    for case, line in zip(ENDINGS, said.splitlines()[-len(ENDINGS) :], strict=True):
+        numbers, pair, own, end = json.loads(line)
+        if case[0] == "mt5":
+            assert (numbers, end) == ([*own, 1], 1), case
+            assert pair.count(end) == 2 and pair[-1] == end, case
+        else:
+            assert numbers == own and end not in pair, case
 
 
 # The embedding is there once, under the name that transformers ties the others to; then the numbers
