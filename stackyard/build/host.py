@@ -34,6 +34,12 @@ def gpu_count(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     return len(list(driver.iterdir())) if driver.is_dir() else 0
 
 
+def busy() -> str:
+    """Return how busy this machine is, where programs take all its CPUs; else an empty text."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    return f"load {load:.1f} on {cpus} CPUs" if load > cpus else ""
+
+
 def require_gpus(wanted: int, command: str) -> None:
     """Require `wanted` GPUs on this machine.
 

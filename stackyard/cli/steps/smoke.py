@@ -30,11 +30,15 @@ from stackyard.validate.gpu_run import GpuPlan
 from stackyard.validate.smoke import SmokeWatcher
 
 GPU_RANKS = 2
+_BUSY = (
+    "other programs took this machine's CPUs ({}): if nothing else explains the failure,"
+    " smoke again when they have ended"
+)
 
 
 def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     """Smoke the stacks that were asked for; the worst outcome decides the exit code."""
-    project = load_project()
+    project, busy = load_project(), "" if asked.hosts or asked.on else host.busy()
     typed = "invoke smoke" if asked.stack == "all" else f"invoke smoke {asked.stack}"
     typed += f" --image {asked.image}" if asked.image else ""
     chosen = decide(
@@ -74,13 +78,19 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     if asked.junit:
         junit.write(Path(asked.junit), reports)
     answer = records.together(reports)
-    for line in last_lines(reports, terminal.seconds, chosen.device):
+    for line in last_lines(reports, terminal.seconds, chosen.device, busy):
         terminal.text(line)
     return answer, EXIT_CODES[answer["outcome"]] or code
 
 
-def last_lines(reports: Sequence[SmokeReport], seconds: float, device: str) -> list[str]:
-    """Return a smoke's verdict with its time and page, and what to type next."""
+def last_lines(
+    reports: Sequence[SmokeReport], seconds: float, device: str, busy: str = ""
+) -> list[str]:
+    """Return a smoke's verdict with its time and page, and what to do next.
+
+    Args:
+        busy: how busy this machine was before, if it was.
+    """
     passed = [value for value in reports if value["outcome"] == "passed"]
     failed = next((value for value in reports if value["outcome"] == "failed"), None)
     shown = failed or (reports[0] if len(reports) == 1 else None)
@@ -98,6 +108,7 @@ def last_lines(reports: Sequence[SmokeReport], seconds: float, device: str) -> l
         f"{len(passed)} of {len(reports)} {'stacks' if len(reports) > 1 else 'stack'} passed"
         f"{f', {unknown} not run,' if unknown else ''} in {time}; page: {page}",
         *([f"next: {following}"] if len(passed) == len(reports) else []),
+        *([_BUSY.format(busy)] if failed and busy else []),
     ]
 
 

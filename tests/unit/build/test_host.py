@@ -31,6 +31,13 @@ def test_too_few_gpus_are_said_with_what_to_type(monkeypatch, there, what, why):
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize(("load", "said"), [(2.0, ""), (2.1, "load 2.1 on 2 CPUs")])
+def test_a_machine_is_busy_where_programs_wait_for_its_cpus(monkeypatch, load, said):
+    monkeypatch.setattr(host.os, "getloadavg", lambda: (load, 9.0, 9.0))
+    monkeypatch.setattr(host.os, "cpu_count", lambda: 2)
+    assert host.busy() == said
+
+
 def test_enough_gpus_are_enough(monkeypatch):
     monkeypatch.setattr(host, "gpu_count", lambda: 2)
     assert host.require_gpus(2, "x") is None

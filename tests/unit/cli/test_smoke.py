@@ -25,11 +25,21 @@ from tests.unit.report import test_certify
 from tests.unit.report.test_junit import PROOFS
 
 
-def ended(*outcomes, device="cpu", seconds=83.4):
+def ended(*outcomes, device="cpu", seconds=83.4, busy=""):
     made = [
         {**reports.good(), "stack": f"toy{n}", "outcome": one} for n, one in enumerate(outcomes)
     ]
-    return smoke.last_lines(made, seconds, device)
+    return smoke.last_lines(made, seconds, device, busy)
+
+
+def test_a_failure_on_a_busy_machine_says_so():
+    # Three smokes at a load of 12 on 2 CPUs: two did not join within their 90 s.
+    load = "load 12.0 on 2 CPUs"
+    assert ended("failed", "passed", busy=load)[-1].startswith(
+        f"other programs took this machine's CPUs ({load}):"
+    )
+    assert ended("failed") == ended("failed", busy="")
+    assert ended("passed", busy=load) == ended("passed")
 
 
 def test_the_last_lines_say_the_verdict_the_page_and_what_to_type_next():
@@ -282,7 +292,11 @@ class Fake(Builder):
 
 @pytest.fixture
 def machine(monkeypatch):
-    return Machine(monkeypatch)
+    before = set(threading.enumerate())
+    yield Machine(monkeypatch)
+    # An interrupt does not wait for smokes; what they still do belongs to this test.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
 
 
 def test_a_stacks_smoke_starts_when_its_own_image_is_there(machine, capsys):
