@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests need: the engine, every stack's image, one built again.
+"""Fixtures that several folders of tests need: the engine, every stack's image.
 
 A plugin (`tests/conftest.py` names it), so that a session makes each of them once.
 """
@@ -8,21 +8,17 @@ from __future__ import annotations
 import hashlib
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 import testinfra
 from testinfra.host import Host
 
 from stackyard.build.builder import Builder, Built
-from stackyard.definitions.project import ROOT, load_project
+from stackyard.definitions.project import load_project
 from stackyard.system import cleanup
 from stackyard.system.engine import Engine
-from stackyard.system.image import ImageInfo
-from tests.trees import copy_tree, rename_stack
 
 BASE = "cpu"
 
@@ -51,57 +47,6 @@ def stack_images(engine: Engine) -> dict[str, Built]:
     builder = Builder(project, engine, lambda stack, text: print(f"{stack}: {text}"))
     stacks = sorted(project.definitions.stacks)
     return dict(zip(stacks, builder.build_all(stacks, BASE), strict=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rebuilt:
-    """An image that was built again under another name, by several commands at once.
-
-    Attributes:
-        codes: the exit codes of the command that was interrupted, and of those that were not.
-        output: what they all said.
-    """
-
-    info: ImageInfo
-    codes: tuple[int, int, int]
-    output: str
-
-
-@pytest.fixture(scope="session")
-def rebuilt(
-    engine: Engine, stack_images: dict[str, Built], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rebuilt]:
-    """Megatron's own layers made again: a comment in its lock makes every step of them run.
-
-    The command that began it is interrupted when two others have joined in.
-    """
-    folder, name = tmp_path_factory.mktemp("rebuilt"), own_name("rebuilt")
-    tree = copy_tree(folder)
-    with (rename_stack(tree, "megatron", name) / f"{BASE}.lock").open("a") as lock:
-        lock.write(f"# Again, at {time.time_ns()}.\n")
-    command = [ROOT / ".venv/bin/invoke", "build", name, "--base", BASE, "--verbose"]
-
-    def start(output: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command, cwd=tree, stdout=output, stderr=subprocess.STDOUT, text=True
-        )
-
-    path = folder / "output"
-    with path.open("w") as output, start(subprocess.PIPE) as first:
-        # BuildKit shows a step that is for several to the first of them.
-        for line in first.stdout:
-            if "installing packages" in line:
-                break
-        others = [start(output), start(output)]
-        until(lambda: path.read_text().count("load remote build context") == len(others))
-        first.send_signal(signal.SIGINT)
-        said = first.stdout.read()
-        codes = (first.wait(), *(other.wait(timeout=600) for other in others))
-    info = engine.image(f"stackyard/{name}:{BASE}")
-    said += path.read_text()
-    assert info is not None, said
-    yield Rebuilt(info=info, codes=codes, output=said)
-    engine.remove_image(f"stackyard/{name}:{BASE}")
 
 
 def inside(container: str) -> Host:

@@ -35,6 +35,9 @@ FREEZES = (
 TARGETS = (
     "controller", "launcher", "agent", "rank", "container", "engine", "network", *FREEZES,
 )  # fmt: skip
+# What is seen in every run of the tests: a run whose controller dies, and one with a host that is
+# cut off. Everything else that can be killed, in every stack, is repetition.
+FIRST = {("fairseq", "controller"), ("fairseq", "network")}
 EXAMPLES = {"fairseq": "gpt2-fsdp", "megatron": "gpt-tp", "accelerate": "llama-zero2"}
 NODES = "study@train"
 # A frozen part is named.

@@ -8,11 +8,8 @@ import pytest
 from tests.fleet import matrix
 
 pytestmark = pytest.mark.bounded
-# A run whose controller dies, and one with a host that is cut off; a container that dies beside
-# another run is below. Everything else that can be killed, in every stack, is repetition.
-CHOSEN = {("fairseq", "controller"), ("accelerate", "network")}
 CELLS = [
-    pytest.param(stack, target, marks=() if (stack, target) in CHOSEN else pytest.mark.repeat)
+    pytest.param(stack, target, marks=() if (stack, target) in matrix.FIRST else pytest.mark.repeat)
     for stack in matrix.EXAMPLES
     for target in matrix.TARGETS
 ]

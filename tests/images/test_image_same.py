@@ -1,4 +1,7 @@
-"""An image built again from the same locks, at another time, has the same files, byte for byte."""
+"""An image built again from the same locks, at another time, has the same files, byte for byte.
+
+It is built by several commands beside each other, one of which is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,24 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import tarfile
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from stackyard.build import base_image, buildkit, mirrors
 from stackyard.build import recipe as plan
-from stackyard.definitions.project import INSIDE
+from stackyard.build.builder import Built
+from stackyard.definitions.project import INSIDE, ROOT
+from stackyard.system.engine import Engine
+from stackyard.system.image import ImageInfo
 from tests.images.conftest import planned
 from tests.images.saved import member, save
-from tests.shared import own_name
+from tests.shared import BASE, own_name, until
+from tests.trees import copy_tree, rename_stack
 
 pytestmark = pytest.mark.engine
 STACK = "megatron"  # `rebuilt` is: it has the smallest layer of its own
@@ -59,6 +69,57 @@ def first(project, engine, stack_images):
     tools = base_image.ensure_tools(engine, caller, pins)
     client = buildkit.find_client(os.environ["PATH"])
     return done.info, Made(plan=done.plan, client=client, tools=tools, caller=caller)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """An image that was built again under another name, by several commands at once.
+
+    Attributes:
+        codes: the exit codes of the command that was interrupted, and of those that were not.
+        output: what they all said.
+    """
+
+    info: ImageInfo
+    codes: tuple[int, int, int]
+    output: str
+
+
+@pytest.fixture(scope="module")
+def rebuilt(
+    engine: Engine, stack_images: dict[str, Built], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rebuilt]:
+    """Megatron's own layers made again: a comment in its lock makes every step of them run.
+
+    The command that began it is interrupted when two others have joined in.
+    """
+    folder, name = tmp_path_factory.mktemp("rebuilt"), own_name("rebuilt")
+    tree = copy_tree(folder)
+    with (rename_stack(tree, "megatron", name) / f"{BASE}.lock").open("a") as lock:
+        lock.write(f"# Again, at {time.time_ns()}.\n")
+    command = [ROOT / ".venv/bin/invoke", "build", name, "--base", BASE, "--verbose"]
+
+    def start(output: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, cwd=tree, stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+
+    path = folder / "output"
+    with path.open("w") as output, start(subprocess.PIPE) as first:
+        # BuildKit shows a step that is for several to the first of them.
+        for line in first.stdout:
+            if "installing packages" in line:
+                break
+        others = [start(output), start(output)]
+        until(lambda: path.read_text().count("load remote build context") == len(others))
+        first.send_signal(signal.SIGINT)
+        said = first.stdout.read()
+        codes = (first.wait(), *(other.wait(timeout=600) for other in others))
+    info = engine.image(f"stackyard/{name}:{BASE}")
+    said += path.read_text()
+    assert info is not None, said
+    yield Rebuilt(info=info, codes=codes, output=said)
+    engine.remove_image(f"stackyard/{name}:{BASE}")
 
 
 def layers(archive, image, wanted):
@@ -118,6 +179,10 @@ def test_a_step_that_writes_what_only_it_knows_is_seen(engine, first, tmp_path):
     finally:
         for tag, _ in found:
             engine.remove_image(tag)
+
+
+def test_builds_of_one_stack_do_not_disturb_each_other_nor_does_an_interrupted_one(rebuilt):
+    assert rebuilt.codes == (130, 0, 0), rebuilt.output
 
 
 def test_an_image_built_again_has_the_same_files_byte_for_byte(engine, first, rebuilt, tmp_path):

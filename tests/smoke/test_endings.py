@@ -25,7 +25,7 @@ def own_stack(tmp_path, engine):
     engine.remove_image(f"stackyard/{name}:cpu")
 
 
-@pytest.mark.repeat  # one beside others is interrupted in test_beside.py
+@pytest.mark.repeat  # one beside others is interrupted in tests/images
 def test_an_interrupted_build_ends_at_once_and_the_next_one_works(own_stack, engine):
     tree, name = own_stack
     # A lock nobody has built before, so that its step runs, however often this test did.
