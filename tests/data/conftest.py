@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.data import dataset, encoding
+from stackyard.data import conversion, dataset, encoding
 from stackyard.definitions.project import ROOT
 from stackyard.system import cleanup
 from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec
@@ -18,6 +19,8 @@ from stackyard.system.engine import OWNER_LABEL, RUN_LABEL, ContainerSpec
 HERE = Path(__file__).parent
 CHUNK = 20_000
 """Bytes of a chunk here: the text has a dozen of them."""
+CLOSE = 1e-5
+"""The most that a converted model's logits may differ by, in fp32."""
 
 
 def pytest_collection_modifyitems(items):
@@ -86,11 +89,12 @@ def material(box, place):
     return folder
 
 
-@pytest.fixture
-def make(engine, stack_images, material, tmp_path):
-    """Make data as `invoke data` does; gives the folder."""
+@pytest.fixture(scope="session")
+def make_in(engine, stack_images, material):
+    """Make data as `invoke data` does, in a folder; gives the folder of the data."""
 
     def made(
+        folder,
         stack,
         *,
         out="out",
@@ -114,7 +118,7 @@ def make(engine, stack_images, material, tmp_path):
         asked = dataset.Request(
             stack=stack, inputs=inputs, vocabulary=vocabulary, places=places, **request
         )
-        target, image = tmp_path / out, stack_images[stack].info.id
+        target, image = folder / out, stack_images[stack].info.id
         quiet = [].append
         done = encoding.prepare(engine, image, asked, target, workers, quiet, quiet, CHUNK)
         if heard is not None:
@@ -122,6 +126,70 @@ def make(engine, stack_images, material, tmp_path):
         return target
 
     return made
+
+
+@pytest.fixture
+def make(make_in, tmp_path):
+    """Make data below the test's own folder."""
+    return functools.partial(make_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def convert(engine, stack_images):
+    """Convert a checkpoint as `invoke convert` does; gives the folder of the model."""
+
+    def converted(stack, checkpoint, **how):
+        folder, name = conversion.find_checkpoint(str(checkpoint), stack)
+        request = conversion.Request(
+            stack=stack, folder=folder, name=name, typed=str(checkpoint), **how
+        )
+        out = checkpoint.parent / f"converted-{checkpoint.name}"
+        conversion.convert(engine, stack_images[stack].info.id, request, out)
+        return out
+
+    return converted
+
+
+@pytest.fixture(scope="session")
+def difference(box):
+    """The largest difference between a converted model's logits and those that are given.
+
+    `tokens` is what `inside/tokens.py` reads, `parts` what `inside/differ.py` compares with.
+    """
+
+    def found(model, tokens, *parts):
+        words = [str(model), tokens, *(str(part) for part in parts)]
+        said = box("accelerate").said("python3", "/srv/test/differ.py", *words)
+        return float(said.splitlines()[-1].removeprefix("differ by "))
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def fairseq_difference(box, convert, difference):
+    """How far a checkpoint of fairseq is from its conversion, on data that it was trained on."""
+
+    def found(checkpoint, data, shards=1):
+        model, own = convert("fairseq", checkpoint), checkpoint.parent / "own.pt"
+        tokens = f"{data}/train.bin,<u2,8,32"
+        words = [str(checkpoint), str(shards), tokens, str(own)]
+        box("fairseq").said("python3", "/srv/test/logits.py", *words)
+        return difference(model, tokens, own)
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def megatron(box):
+    """Train Megatron's template, which then computes logits of its data, for `difference`."""
+
+    def train(folder, data, ranks, words, env):
+        start = ["torchrun", f"--nproc_per_node={ranks}", "/srv/test/megatron_logits.py"]
+        tokens = f"{data}/train.bin,<u2,4,32"
+        box("megatron").said(*start, tokens, f"{folder}/own", *words, env=env, folder=str(folder))
+        return tokens, *sorted(folder.glob("own.*"))
+
+    return train
 
 
 @pytest.fixture

@@ -1,15 +1,19 @@
-"""Converted checkpoints compute what the stacks compute: the same logits on real text, in fp32."""
+"""Converted checkpoints compute what the stacks compute: the same logits on real text, in fp32.
+
+Those of fairseq's and Megatron's usual way are in `test_trains.py`, of what is trained there.
+"""
 
 import json
 import re
+import struct
 
 import pytest
 
-from stackyard.data import container, conversion
+from stackyard.data import container
 from stackyard.definitions import examples
 from stackyard.definitions.project import ROOT
+from tests.data.conftest import CLOSE
 
-CLOSE = 1e-5
 FAIRSEQ = [
     "--task=language_modeling", "--tokens-per-sample=32", "--batch-size=8", "--optimizer=adam",
     "--lr=0.01", "--lr-scheduler=inverse_sqrt", "--warmup-updates=4", "--max-update=30",
@@ -20,7 +24,6 @@ FAIRSEQ = [
 DIMENSIONS = ["--decoder-input-dim=64", "--decoder-output-dim=64"]
 FSDP = ["--ddp-backend=fully_sharded", "--no-reshard-after-forward", "--checkpoint-activations"]
 MODELS = {
-    "sinusoidal": ["--arch=transformer_lm", *DIMENSIONS, "--share-decoder-input-output-embed"],
     "gpt2": ["--arch=transformer_lm_gpt"],
     "projected": [
         "--arch=transformer_lm", "--decoder-input-dim=32", "--decoder-output-dim=32",
@@ -39,54 +42,9 @@ for name in ("torch.cuda.synchronize", "torch.cuda.current_stream", "torch.Tenso
 TRAIN = "from fairseq_cli.train import cli_main\ncli_main()\n"
 
 
-@pytest.fixture
-def convert(engine, stack_images):
-    def converted(stack, checkpoint, **how):
-        folder, name = conversion.find_checkpoint(str(checkpoint), stack)
-        request = conversion.Request(
-            stack=stack, folder=folder, name=name, typed=str(checkpoint), **how
-        )
-        out = checkpoint.parent / f"converted-{checkpoint.name}"
-        conversion.convert(engine, stack_images[stack].info.id, request, out)
-        return out
-
-    return converted
-
-
-@pytest.fixture
-def difference(box):
-    """The largest difference between transformers' logits and those that are given."""
-
-    def found(model, tokens, *parts):
-        own = model.parent / "transformers.pt"
-        program = ["python3", "/srv/test/logits.py", "transformers", str(model), str(tokens)]
-        box("accelerate").said(*program, str(own))
-        said = box("accelerate").said(
-            "python3", "/srv/test/differ.py", str(own), *(str(part) for part in parts)
-        )
-        return float(said.splitlines()[-1].removeprefix("differ by "))
-
-    return found
-
-
-@pytest.fixture
-def tokens(box):
-    def written(stack, data, dtype, rows=8, length=32):
-        out = data.parent / f"{data.stem}.tokens.pt"
-        words = [str(data), dtype, str(rows), str(length), str(out)]
-        box(stack).said("python3", "/srv/test/tokens.py", *words)
-        return out
-
-    return written
-
-
-def once(names, first=None):
-    """Names of cases; all but one are repetition."""
-    return [pytest.param(n, marks=() if n == first else pytest.mark.repeat) for n in names]
-
-
-@pytest.mark.parametrize("name", once(MODELS, "sinusoidal"))
-def test_fairseq(box, make, place, convert, tokens, difference, name):
+@pytest.mark.repeat
+@pytest.mark.parametrize("name", MODELS)
+def test_fairseq(box, make, place, fairseq_difference, name):
     folder = place / f"convert-fairseq-{name}"
     folder.mkdir()
     data = folder / "data"
@@ -99,14 +57,7 @@ def test_fairseq(box, make, place, convert, tokens, difference, name):
         f"--save-dir={folder}/save",
     )  # fmt: skip
     checkpoint = folder / "save" / "checkpoint_last.pt"
-    model = convert("fairseq", checkpoint)
-    given = tokens("fairseq", data / "train.bin", "<u2")
-    own = folder / "fairseq.pt"
-    box("fairseq").said(
-        "python3", "/srv/test/logits.py", "fairseq", str(checkpoint),
-        "2" if name == "sharded" else "1", str(given), str(own),
-    )  # fmt: skip
-    assert difference(model, given, own) < CLOSE
+    assert fairseq_difference(checkpoint, data, 2 if name == "sharded" else 1) < CLOSE
 
 
 @pytest.mark.repeat  # test_fairseq converts what was trained with this tokenizer, too
@@ -138,13 +89,13 @@ LAYOUTS = {
     "tp-zero-1": (4, ["--tp=2", "--replicas=2", "--accumulate=1"], "zero-1"),
     "pp-zero-1": (4, ["--pp=2", "--replicas=2", "--accumulate=2"], "zero-1"),
     "zero-1": (2, ["--replicas=2", "--accumulate=1"], "zero-1"),
-    "zero-2": (2, ["--replicas=2", "--accumulate=1"], "zero-2"),
     "zero-3": (2, ["--replicas=2", "--accumulate=1"], "zero-3"),
 }
 
 
-@pytest.mark.parametrize("layout", once(LAYOUTS, "zero-2"))
-def test_megatron(box, make, place, convert, tokens, difference, layout):
+@pytest.mark.repeat
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_megatron(box, make, place, megatron, convert, difference, layout):
     ranks, words, zero = LAYOUTS[layout]
     folder = place / f"convert-megatron-{layout}"
     folder.mkdir()
@@ -165,16 +116,9 @@ def test_megatron(box, make, place, convert, tokens, difference, layout):
             *(word for word in words if not word.startswith(("--tp", "--pp")))]  # fmt: skip
     parallel = [word for word in words if word.startswith(("--tp", "--pp"))]
     more = [f"--ds-config={templates}/{zero}.json"] if zero else []
-    start = ["torchrun", f"--nproc_per_node={ranks}"]
-    run = box("megatron")
-    run.said("python3", str(templates / "samples.py"), *read, env=env)
-    given = [*read, *sizes, *parallel, *more]
-    run.said(*start, str(templates / "pretrain.py"), *given, env=env)
-    model = convert("megatron", folder / "save")
-    text = tokens("megatron", data / "train.bin", "<u2", rows=4)
-    program = ["/srv/test/megatron_logits.py", str(text), f"{folder}/own"]
-    run.said(*start, *program, *given, env=env)
-    assert difference(model, text, *sorted(folder.glob("own.*"))) < CLOSE
+    box("megatron").said("python3", str(templates / "samples.py"), *read, env=env)
+    computed = megatron(folder, data, ranks, [*read, *sizes, *parallel, *more], env)
+    assert difference(convert("megatron", folder / "save"), *computed) < CLOSE
 
 
 def test_megatron_wants_the_number_of_heads_where_nothing_says_it(convert, box, place):
@@ -235,16 +179,21 @@ def test_a_tokenizer_ends_texts_as_its_model_wants(box, material, place):
             assert numbers == own and end not in pair, case
 
 
-# The embedding is there once, under the name that transformers ties the others to; then the numbers
-# of the tokenizer's first sentinels and end.
-NAMES = """
+def embeddings(model):
+    """Names of the embeddings in a model's file, which begins with a table of contents."""
+    with (model / "model.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        names = json.loads(file.read(size))
+    ends = ("lm_head.weight", "shared.weight", "tokens.weight")
+    return sorted(name for name in names if name.endswith(ends))
+
+
+# The numbers of the tokenizer's first sentinels and end.
+NUMBERS = """
 import sys
-from safetensors import safe_open
 from transformers import AutoTokenizer
-names = safe_open(sys.argv[1] + "/model.safetensors", "pt").keys()
-own = sorted(n for n in names if n.endswith(("lm_head.weight", "shared.weight", "tokens.weight")))
 found = AutoTokenizer.from_pretrained(sys.argv[1])("a<extra_id_0>b<extra_id_1>").input_ids
-print(*own, *(n for n in found if n > 411 or n == 1))
+print(*(n for n in found if n > 411 or n == 1))
 """
 
 
@@ -252,7 +201,7 @@ print(*own, *(n for n in found if n > 411 or n == 1))
     ("kind", "stage"),
     [pytest.param("gpt2", stage, marks=pytest.mark.repeat) for stage in (0, 2, 3)] + [("mt5", 3)],
 )
-def test_accelerate(box, place, convert, tokens, difference, kind, stage):
+def test_accelerate(box, place, convert, difference, kind, stage):
     folder = place / f"convert-accelerate-{kind}-{stage}"
     folder.mkdir()
     for path in (ROOT / "images" / "accelerate" / "templates").glob("*.*"):
@@ -282,23 +231,13 @@ def test_accelerate(box, place, convert, tokens, difference, kind, stage):
         f"--record={folder}/record", env=env,
     )  # fmt: skip
     model = convert("accelerate", folder / "save" / "update-20", data=folder / "corpus")
-    (npy,) = (folder / "corpus").glob("train.npy")
-    given = folder / "tokens.pt"
-    run.said(
-        "python3", "-c",
-        "import sys, numpy, torch\n"
-        "blocks = numpy.load(sys.argv[1]).reshape(-1)[:256].reshape(8, 32)\n"
-        "torch.save(torch.from_numpy(blocks.astype('int64')), sys.argv[2])",
-        str(npy), str(given),
-    )  # fmt: skip
     # The template itself saves its whole model at the end, through transformers.
-    own = folder / "own.pt"
-    program = ["python3", "/srv/test/logits.py", "transformers", f"{folder}/save/model"]
-    run.said(*program, str(given), str(own))
-    assert difference(model, given, own) < CLOSE
+    tokens = f"{folder}/corpus/train.npy,,8,32"
+    assert difference(model, tokens, folder / "save" / "model") < CLOSE
     if kind == "mt5":
-        names = run.said("python3", "-c", NAMES, str(model)).splitlines()[-1]
-        assert names == "lm_head.weight shared.weight 511 510 1"
+        # The embedding is there once, under the name that transformers ties the others to.
+        assert embeddings(model) == ["lm_head.weight", "shared.weight"]
+        assert run.said("python3", "-c", NUMBERS, str(model)).splitlines()[-1] == "511 510 1"
         said = run.said("python3", f"{folder}/fill.py", "--model", str(model), "--most", "8",
                         "The <extra_id_0> walks in<extra_id_1>", env=env)  # fmt: skip
         # What fills a blank may be a line's end; warnings come before.

@@ -15,7 +15,7 @@ from tests.shared import until
 @pytest.fixture(scope="module")
 def begin(stack_images, material):
     text = material / "long.txt"
-    text.write_bytes((material / "text.txt").read_bytes() * 60)
+    text.write_bytes((material / "text.txt").read_bytes() * 20)  # a dozen shards
     words = [
         sys.executable,
         "-m",

@@ -1,5 +1,6 @@
 """`invoke data` and `invoke convert` as they are typed: from compressed JSON lines to a model."""
 
+import functools
 import gzip
 import json
 import math
@@ -33,6 +34,18 @@ def lines(material, tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def plain(make_in, tmp_path_factory):
+    """What a stack has of the plain text."""
+    folder = tmp_path_factory.mktemp("plain")
+
+    @functools.cache
+    def made(stack):
+        return make_in(folder, stack, out=stack, tokenizer="bpe", split=(98.0, 2.0, 0.0))
+
+    return made
+
+
 FILES = {"fairseq": ("bin", "idx", "txt"), "megatron": ("bin", "idx")}
 
 
@@ -41,17 +54,16 @@ FILES = {"fairseq": ("bin", "idx", "txt"), "megatron": ("bin", "idx")}
     [("fairseq", ".jsonl"), ("fairseq", ".jsonl.gz"), ("fairseq", ".jsonl.zst"),
      ("megatron", ".jsonl.gz")],
 )  # fmt: skip
-def test_json_lines_give_the_bytes_of_plain_text(typed, make, lines, material, stack, suffix):
-    plain = make(stack, out="plain", tokenizer="bpe", split=(98.0, 2.0, 0.0))
+def test_json_lines_give_the_bytes_of_plain_text(typed, plain, lines, material, stack, suffix):
     out = lines / "typed"
     about, _ = typed(
         "data", stack, "--input", f"{lines}/text{suffix}", "--tokenizer", str(material / "bpe"),
         "--split", "98,2", "--out", str(out),
     )  # fmt: skip
-    names = [path.name for kind in FILES[stack] for path in plain.glob(f"*.{kind}")]
+    names = [path.name for kind in FILES[stack] for path in plain(stack).glob(f"*.{kind}")]
     assert len(names) == {"fairseq": 5, "megatron": 4}[stack]
     for name in names:
-        assert (out / name).read_bytes() == (plain / name).read_bytes()
+        assert (out / name).read_bytes() == (plain(stack) / name).read_bytes()
     assert about["splits"]["train"]["documents"] == 2352
 
 

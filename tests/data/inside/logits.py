@@ -1,12 +1,12 @@
 """Logits of tokens, [batch, sequence]: by fairseq of its own checkpoint, or by transformers.
 
-logits.py fairseq CHECKPOINT SHARDS TOKENS.pt OUT.pt      (SHARDS: 1 for one whole file)
-logits.py transformers FOLDER TOKENS.pt OUT.pt            (an encoder and decoder get them both)
+logits.py CHECKPOINT SHARDS TOKENS OUT.pt      (by fairseq; SHARDS: 1 for one whole file)
 """
 
 import sys
 
 import torch
+from tokens import read
 
 
 def by_fairseq(checkpoint, shards):
@@ -20,6 +20,7 @@ def by_fairseq(checkpoint, shards):
 
 
 def by_transformers(folder):
+    """An encoder and decoder get the tokens both."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     both = AutoConfig.from_pretrained(folder).is_encoder_decoder
@@ -30,7 +31,7 @@ def by_transformers(folder):
     return lambda tokens: model.eval()(tokens, **more(tokens)).logits
 
 
-kind, *given, tokens, out = sys.argv[1:]
-compute = {"fairseq": by_fairseq, "transformers": by_transformers}[kind](*given)
-with torch.no_grad():
-    torch.save(compute(torch.load(tokens)).float(), out)
+if __name__ == "__main__":
+    checkpoint, shards, tokens, out = sys.argv[1:]
+    with torch.no_grad():
+        torch.save(by_fairseq(checkpoint, shards)(read(tokens)).float(), out)

@@ -34,7 +34,7 @@ from tests.unit.fuzzing import (
     written,
 )
 
-FEW, MANY = 40, 1700
+FEW, MANY = 24, 1700
 SECONDS = 2.0  # of processor time for one example; a good project takes 0.02
 INSIDE = {path: (ROOT / path).read_text(encoding="utf-8") for path in recipe.INSIDE}
 
