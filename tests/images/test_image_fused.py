@@ -33,6 +33,13 @@ def test_only_the_first_batch_is_compiled(counted):
     assert found["states"] == {"layer": ["ran", ""], "loss": ["ran", ""]}
 
 
+def test_a_batch_of_a_seldom_size_is_not_compiled_whatever_torch_knows_of_sizes(counted):
+    found = counted("seldom")
+    assert [batch["graphs"] > 0 for batch in found["batches"]] == [True] + [False] * 4
+    assert max(batch["off"] for batch in found["batches"]) < 1e-5
+    assert found["states"] == {"layer": ["ran", ""], "loss": ["ran", ""]}
+
+
 def test_without_unknown_sizes_batches_would_be_compiled_again_until_nothing_is_fused(counted):
     found = counted("fixed")
     assert sum(batch["graphs"] for batch in found["batches"][1:]) > 3

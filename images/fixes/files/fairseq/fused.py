@@ -27,11 +27,14 @@ class Compiled:
         part: the fused part that it belongs to.
         varying: what differs between batches, as places of arguments and their dimensions. These sizes are compiled as
             unknown: torch would compile for those of the first batch, and once more (6 s) when another one comes.
+            Even so it may compile again for some sizes (8 s on a GPU for the last batch of an epoch), so batches of
+            seldom sizes are computed without compiling.
     """
 
     def __init__(self, part, name, function, varying=()):
         self.part, self.name, self._function, self._varying = part, name, function, varying
-        self._fused, self._works, self._lone = None, True, False
+        self._fused, self._works, self._usual = None, True, []
+        self._calls = self._others = 0
 
     def __call__(self, *args):
         """Return the function's value, or None: the caller does it the ordinary way."""
@@ -40,10 +43,8 @@ class Compiled:
         sizes = [args[place].shape[dim] for place, dim in self._varying]
         first = self._fused is None
         if first:
-            self._fused = torch.compile(self._function, fullgraph=True)
-            self._lone = 1 in sizes
-        elif 1 in sizes and not self._lone:
-            # torch compiles a size of 1 by itself. It is the odd batch: sooner done than compiled.
+            self._fused, self._usual = torch.compile(self._function, fullgraph=True), sizes
+        if self._seldom(sizes):
             return self._function(*args)
         for (place, dim), size in zip(self._varying, sizes):
             if size > 1:
@@ -67,6 +68,14 @@ class Compiled:
         elif took > LONG:
             logger.info("%s: fused again in %.1f s, for tensors of another kind", self.name, took)
         return value
+
+    def _seldom(self, sizes):
+        """Tell whether most batches have other sizes: such a one is sooner computed than compiled."""
+        self._calls += 1
+        self._others += sizes != self._usual
+        # torch compiles a size of 1 by itself.
+        lone = 1 in sizes and 1 not in self._usual
+        return lone or (sizes != self._usual and 2 * self._others <= self._calls)
 
     def _give_up(self, why):
         self._works = False

@@ -93,12 +93,22 @@ def is_causal(mask):
     return known[part]
 
 
+def is_padded_behind(mask):
+    """Tell whether a mask of padding hides only what comes after all words of a sentence; looked at once for each mask."""
+    known = mask.__dict__.get("_stackyard_behind")
+    if known is None or known[0] != mask._version:
+        behind = not (mask[:, :-1] & ~mask[:, 1:]).any()
+        known = mask.__dict__["_stackyard_behind"] = (mask._version, behind)
+    return known[1]
+
+
 def _obstacle(layer, incremental_state, prev_self_attn_state, self_attn_mask, padding_mask):
     """Say why fairseq's own code is needed; empty where the fused one does as well."""
     if self_attn_mask is None:
         return "the attention has no mask"
-    if padding_mask is not None:
-        return "batches are padded"
+    # No word sees what comes after it, and no loss counts what comes from padding.
+    if padding_mask is not None and not (layer.training and is_padded_behind(padding_mask)):
+        return "batches are padded in front" if layer.training else "batches are padded"
     if incremental_state is not None or prev_self_attn_state is not None:
         return "it decodes word by word"
     known = layer.__dict__.get("_stackyard_plain")
