@@ -52,27 +52,28 @@ def put(host, tree):
     subprocess.run(words, input=packed, check=True)
 
 
-def on_all(three, *words):
-    for host in three.hosts.values():
+def on_all(mesh, *words):
+    for host in mesh.hosts.values():
         host.run(*words)
 
 
 @pytest.fixture(scope="module")
 def mesh(three, tree):
-    """A mesh whose nodes have the tree."""
-    for host in three.hosts.values():
+    """A mesh over two hosts that have the tree."""
+    two = three.only("study", "train")
+    for host in two.hosts.values():
         put(host, tree)
     words = ["up", "fairseq", "--gpus", "0", "--name", "own", "--overlay", PLACE, "--json"]
-    said = three.invoke(*words)
+    said = two.invoke(*words)
     mounts = json.loads(said.stdout)["mounts"]
     assert mounts == [{"package": "fairseq", "source": PLACE, "place": "/srv/code/fairseq"}]
-    yield three
-    three.invoke("down", "--name", "own", check=False)
+    yield two
+    two.invoke("down", "--name", "own", check=False)
 
 
-def seen(three, *words):
+def seen(mesh, *words):
     """What every node says that it imports, and what the run recorded."""
-    done = three.invoke("run", "fairseq", "--name", "own", "--launcher", "each", "--json", *words,
+    done = mesh.invoke("run", "fairseq", "--name", "own", "--launcher", "each", "--json", *words,
                         "--", "python3", "-W", "ignore", "-c", SEEN, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(done.stdout)
@@ -98,20 +99,20 @@ def test_edits_show_compiled_modules_stay_and_fixes_are_in_copies(mesh):
         assert NORM in host.run("grep", "total_norm =", f"{PLACE}/fairseq/trainer.py")
 
 
-def refused(three, *words):
-    done = three.invoke("run", "fairseq", "--name", "own", "--launcher", "each", *words, "--",
+def refused(mesh, *words):
+    done = mesh.invoke("run", "fairseq", "--name", "own", "--launcher", "each", *words, "--",
                         "true", check=False)  # fmt: skip
     assert done.returncode != 0
     return done.stdout + done.stderr
 
 
 def test_what_would_not_be_the_same_code_is_refused_before_the_run(mesh):
-    depot = mesh.hosts["depot"]
-    depot.run("sh", "-c", f"echo '# other' >> {PLACE}/fairseq/__init__.py")
+    train = mesh.hosts["train"]
+    train.run("sh", "-c", f"echo '# other' >> {PLACE}/fairseq/__init__.py")
     text = refused(mesh)
-    assert "on depot is not the tree that study has" in text
+    assert "on train is not the tree that study has" in text
     assert "invoke sync" in text
-    depot.run("sed", "-i", "/# other/d", f"{PLACE}/fairseq/__init__.py")
+    train.run("sed", "-i", "/# other/d", f"{PLACE}/fairseq/__init__.py")
     on_all(
         mesh, "sed", "-i", "s/total_norm.cuda()/mine(total_norm)/", f"{PLACE}/fairseq/trainer.py"
     )

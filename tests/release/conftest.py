@@ -246,6 +246,12 @@ def make_site(hosts, tmp_path_factory):
         yield make
 
 
+@pytest.fixture(scope="session")
+def compressed(tmp_path_factory):
+    """Where publishers of real images keep compressed layers: a base's packages take seconds."""
+    return tmp_path_factory.mktemp("compressed")
+
+
 @pytest.fixture
 def site(make_site, tmp_path):
     """An empty repository, two hosts with empty engines, a publisher with a key."""

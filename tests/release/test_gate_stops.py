@@ -14,8 +14,9 @@ from tests.release.small import loaded, tar
 TOKEN = "gh" + "p_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zC9fG2hJ4kL6"
 
 
-def test_what_holds_no_secret_is_published(site, image):
+def test_what_holds_no_secret_is_published(site, image, compressed):
     """The control: such an image is refused for what is planted in it, and for nothing else."""
+    site.cache = compressed
     with loaded([tar({"etc/a.cfg": b"nothing"})], image("accelerate").labels) as clean:
         done = site.publish("accelerate", "--unproven", "--image", clean)
     assert done["name"] in site.tags()

@@ -40,9 +40,10 @@ def small(site):
 
 
 @pytest.fixture(scope="module", params=EVERY)
-def proven_release(request, make_site, proven, tmp_path_factory):
+def proven_release(request, make_site, proven, compressed, tmp_path_factory):
     """A stack's own image, proven and published: the site, the stack, the id, what was said."""
     site = make_site(tmp_path_factory.mktemp("proven"), *TWO)
+    site.cache = compressed
     image = proven(request.param)
     yield site, request.param, image, site.publish(request.param)
     site.forget()

@@ -2,7 +2,8 @@
 
 That a check fails on what it should is the fast tests' (`test_judge.py`); with the marker `repeat`
 real trainings give what these make up, and one without a fault passes (in every run of the tests
-that one is `test_one_node.py`'s). A rank that dies, hangs or leaves a process is real always.
+that one is `test_one_node.py`'s). A rank that hangs or leaves a process is real always, and one
+that dies in `test_kill_matrix.py`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def test_without_a_fault_every_training_check_passes(example, good, reference):
     assert judge.no_strays(example, seen).outcome == "passed"
 
 
+@pytest.mark.repeat  # one is killed, and named in the same words, in test_kill_matrix.py
 def test_a_rank_that_dies_is_named(example, train):
     result = judge.loss_falls(example, see(trainings={"ddp-2": train("die")}))
     assert result.outcome == "failed"
