@@ -191,6 +191,26 @@ def test_a_step_that_fails_fails_the_whole_and_the_others_still_run(machine):
     assert "said/megatron-smoke.passed" not in names
 
 
+def test_what_was_seen_is_kept_after_each_command_where_it_was_asked_for(machine):
+    kept = machine.folder / "out/seen.tar.gz"
+    kept.parent.mkdir()
+    # What is there while the last stack trains, when the machine may be taken away.
+    machine._stub.write_text(
+        STUB.format(told=machine.told, failing="none", refusing="nothing").replace(
+            '"invoke smoke none")',
+            f'"invoke smoke megatron") cp {kept} {kept}.then ;;\n    "invoke smoke none")',
+        )
+    )
+    assert machine.run("--seen", kept, "smoke")[0] == 0
+    assert not (machine.work / "seen.tar.gz").exists()
+    with tarfile.open(f"{kept}.then") as seen:
+        names = {name for name in seen.getnames() if name.endswith((".json", ".passed"))}
+    assert names == {
+        "reports/accelerate/smoke.json", "said/accelerate-smoke.passed",
+        "reports/fairseq/smoke.json", "said/fairseq-smoke.passed",
+    }  # fmt: skip
+
+
 def test_a_machine_with_one_gpu_benches_on_it(machine):
     machine._programs.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
     assert machine.run("bench")[0] == 0

@@ -8,7 +8,7 @@ from stackyard.build import base_image, catalog, recipe
 from stackyard.definitions.project import ROOT, load_project
 
 REPORTS = ROOT / "docs" / "reports"
-# Of older images, until they are measured again: of fairseq before padded and odd batches were fused.
+# Of older images, until they are measured again.
 OLDER = {
     "1x-h200/accelerate/bench.json",
     "1x-h200/fairseq/bench-cuda12.json",
