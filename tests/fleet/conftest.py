@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,3 +63,42 @@ def yard(three):
     if left := three.left():
         three.invoke("down", "--all", check=False)
     assert left == {}
+
+
+# What ranks have of a variable that hosts.yml sets.
+MINE = r"""
+for file in $(grep -lz '^RANK=' /proc/[0-9]*/environ 2> /dev/null); do
+    grep -hz '^MINE=' "$file"
+done 2> /dev/null | tr '\0' '\n'"""
+
+
+def two_of(three):
+    """Two hosts with a variable for all, and another value of it on one."""
+    found = three.only("study", "train")
+    path = Path(found.inventory)
+    text = path.read_text().replace("defaults:\n", "defaults:\n  env: {MINE: all}\n")
+    path.write_text(re.sub(r"( {2}study: \{address: [^}]*)\}", r"\1, env: {MINE: study}}", text))
+    return found
+
+
+@pytest.fixture(scope="session")
+def smoked(three):
+    """Smoke a stack over two hosts, once: its report, and what its ranks had of the variable."""
+    two, known = two_of(three), {}
+
+    def smoke(stack):
+        if stack not in known:
+            seen = set()
+            with ThreadPoolExecutor(1) as pool:
+                words = ("smoke", stack, "--gpus", "0", "--json")
+                running = pool.submit(two.invoke, *words, seconds=600)
+                while not running.done():
+                    for name, host in two.hosts.items():
+                        said = host.run("sh", "-c", MINE, check=False).split()
+                        seen |= {(name, one) for one in said}
+                    time.sleep(0.5)
+            (value,) = json.loads(running.result().stdout)["reports"]
+            known[stack] = value, seen
+        return known[stack]
+
+    return smoke

@@ -9,10 +9,21 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.programs import DEEPSPEED, LORA, OWN_ACCELERATE, TRAINER
+from tests.shared import until
 
 # Nothing is compiled on CPU ranks, and importing the compiler takes seconds.
 LIGHTER = ("--env", "TORCHDYNAMO_DISABLE=1")
-SAYS = "import os; print('said', *(os.environ.get(n, '-') for n in ('ONE', 'ALL', 'NCCL_DEBUG')))\n"
+# It says its variables into a folder of all hosts, and stays to be looked at.
+SAYS = """
+import os, pathlib, sys, time
+place = pathlib.Path(sys.argv[-1])  # deepspeed puts a word of its own before it
+own = place / os.environ["RANK"]
+names = ("ONE", "ALL", "NCCL_DEBUG", "MINE")
+hidden = place.parent / f"{place.name}-{own.name}"
+hidden.write_text(" ".join(os.environ.get(name, "-") for name in names))
+hidden.rename(own)
+time.sleep(60)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -161,37 +172,31 @@ def test_an_hf_trainer_script(two, launcher, more):
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [pytest.param(name, marks=pytest.mark.repeat) for name in ("torchrun", "plain")]
-    + ["deepspeed"],
+    "launcher", ["torchrun", "deepspeed", pytest.param("plain", marks=pytest.mark.repeat)]
 )
 def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     two, launcher, monkeypatch
 ):
+    """And their values are on no command line of the hosts.
+
+    pdsh, ssh, shells, launchers and ranks are all looked at while they run.
+    """
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    words = ("--launcher", launcher, "--env", 'ALL=it\'s 5% "x"', "--", "/shared/says.py")
+    secret, place = "nobody-else-sees-this", two.shared / f"said-{launcher}"
+    place.mkdir()
+    words = ("--detach", "--launcher", launcher, "--env", 'ALL=it\'s 5% "x"', "--env",
+             f"MINE={secret}", "--", "/shared/says.py", f"/shared/{place.name}")  # fmt: skip
     done = run(two, *words)
-    said = sorted(re.findall(r"\| said (.*)", done.stdout))
-    assert said == ['all it\'s 5% "x" WARN', 'study it\'s 5% "x" WARN']
+    try:
+        until(lambda: len(list(place.iterdir())) == 2, 120)
+        assert [line for host in two.hosts.values() for line in host.processes(secret)] == []
+        said = {path.name: path.read_text() for path in place.iterdir()}
+    finally:
+        two.invoke("stop", "--name", "accelerate")
+    assert said == {
+        "0": f'study it\'s 5% "x" WARN {secret}', "1": f'all it\'s 5% "x" WARN {secret}',
+    }  # fmt: skip
     assert "from your environment, for every rank: NCCL_DEBUG" in done.stderr
-
-
-def test_values_are_on_no_command_line_of_the_hosts(two):
-    """pdsh, ssh, shells, launchers and ranks are all looked at while they run."""
-    value = "nobody-else-sees-this"
-    program = two.folder.parent / "shared" / "wait.py"  # one folder for all hosts
-    program.write_text("import time; print('waiting', flush=True); time.sleep(60)\n")
-    for launcher in ("torchrun", "deepspeed"):
-        two.invoke("run", "accelerate", "--detach", "--launcher", launcher, "--env",
-                   f"MINE={value}", "--", "/shared/wait.py")  # fmt: skip
-        try:
-            for _ in range(120):
-                if two.invoke("logs", "--name", "accelerate").stdout.count("waiting") == 2:
-                    break
-            seen = [line for host in two.hosts.values() for line in host.processes(value)]
-            assert seen == []
-        finally:
-            two.invoke("stop", "--name", "accelerate")
 
 
 @pytest.mark.parametrize(

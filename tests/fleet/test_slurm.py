@@ -148,9 +148,12 @@ def test_an_exported_example_trains_over_two_nodes(cluster, words):
     assert found_losses[-1] < 0.7 * found_losses[0]
 
 
-@in_one_cluster
-def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
-    """As Slurm does when it preempts a job: SIGTERM to every process of its steps."""
+@pytest.fixture
+def signalled(cluster, words):
+    """A job that Slurm signals, as when it preempts one: SIGTERM to every process of its steps.
+
+    Its folder, the update that its ranks saved, and where.
+    """
     _, running, _ = cluster
     folder, save = running.shared / "stopped", running.shared / "checkpoints"
     save.mkdir(mode=0o777)
@@ -160,9 +163,6 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
     subprocess.run([ROOT / ".venv/bin/invoke", "export", "slurm", "fairseq", *words], cwd=ROOT,
                    check=True, capture_output=True, timeout=120)  # fmt: skip
     folder.chmod(0o777)
-
-    def updates(log):
-        return [int(number) for number in re.findall(r"num_updates=(\d+),", log)]
 
     number = slurm_client.submit(folder)
 
@@ -177,9 +177,26 @@ def test_a_job_that_slurm_signals_saves_and_the_next_goes_on(cluster, words):
     assert (found.state, found.slurm) == ("failed", "FAILED")
     last = {int(update) for update in re.findall(r"stopped by SIGTERM after update (\d+)", log)}
     assert len(last) == 1 and "stackyard: node1: stopped by a signal" in log, log[-3000:]
+    return folder, last.pop(), save
+
+
+def updates(log):
+    return [int(number) for number in re.findall(r"num_updates=(\d+),", log)]
+
+
+@in_one_cluster
+def test_a_job_that_slurm_signals_saves(signalled):
+    _, last, save = signalled
+    assert last > 10 and (save / "checkpoint_last.pt").stat().st_size > 0
+
+
+@pytest.mark.repeat  # what is saved that way is taken up in test_stop.py
+@in_one_cluster
+def test_the_job_after_one_that_slurm_signalled_goes_on(signalled):
+    folder, last, _ = signalled
     found, log = finished(slurm_client.submit(folder), 300)
     assert (found.state, found.code) == ("done", 0), log[-3000:]
-    assert (min(updates(log)), max(updates(log))) == (last.pop() + 1, 60)
+    assert (min(updates(log)), max(updates(log))) == (last + 1, 60)
 
 
 def _log(folder, number):
@@ -240,9 +257,15 @@ def assert_nothing_left(running, folder):
         assert running.on(node, "find", "/tmp", "-name", "stackyard-[0-9]*") == ""
 
 
-def test_a_smoke_trains_kills_and_resumes_and_its_report_names_the_nodes(cluster, words):
-    _, running, _ = cluster
-    typed, folder = smoke(cluster, words, "--json")
+def test_a_smoke_trains_kills_and_resumes_and_is_the_training_of_an_earlier_report(
+    cluster, words, smoked, tmp_path
+):
+    """Its report names the nodes. The earlier one is of a smoke over hosts."""
+    stack, running, _ = cluster
+    before, _ = smoked(stack)
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(before))
+    typed, folder = smoke(cluster, words, "--json", "--against", str(earlier))
     said, errors = typed.communicate(timeout=420)
     (value,) = json.loads(said)["reports"]
     wrong = [check for check in value["checks"] if check["outcome"] != "passed"]
@@ -255,12 +278,29 @@ def test_a_smoke_trains_kills_and_resumes_and_its_report_names_the_nodes(cluster
     assert value["slurm"]["runtime"] == "filesystem"
     resumed = next(check for check in value["checks"] if check["name"] == "resume_equal")
     assert resumed["measured"]["killed_after"] >= resumed["measured"]["updates"]
+    assert_same_training(value, before)
     assert_nothing_left(running, folder)
+
+
+def assert_same_training(value, before):
+    found, layouts = value["against"], set(value["commands"])
+    assert found["outcome"] == "passed"
+    assert found["before"]["run"] == before["run"] != value["run"]
+    assert {curve["layout"] for curve in found["curves"]} >= layouts
+    assert all(curve["updates"] > 15 for curve in found["curves"])  # a resumed one has the rest
+    assert {row["layout"] for row in found["speeds"]["layouts"]} == layouts
+    assert found["packages"]["from"] == "installed"
+    assert found["packages"]["python"] == {"added": {}, "removed": {}, "moved": []}
+    installed = value["image"]["installed"]
+    assert installed["python"]["torch"] == value["image"]["packages"]["torch"]
+    page = (ROOT / "reports" / value["stack"] / "cpu" / "smoke-slurm.html").read_text()
+    assert "Against an earlier smoke" in page
 
 
 def test_a_bench_trains_its_sides_in_turn_over_both_nodes(cluster, words):
     _, running, _ = cluster
-    typed, folder = typed_on(cluster, words, "bench", "--rounds", "1", "--json")
+    sides = ("--sides", "stock")  # all of them are trained on one machine, in test_bench.py
+    typed, folder = typed_on(cluster, words, "bench", "--rounds", "1", *sides, "--json")
     said, errors = typed.communicate(timeout=420)
     (value,) = json.loads(said)["reports"]
     wrong = [check for check in value["checks"] if check["outcome"] != "passed"]
@@ -356,15 +396,6 @@ def all_move(folder):
 
 
 @in_one_cluster
-def test_a_job_trains_in_an_unpacked_image_that_stays_as_it_was(cluster, submit_toy):
-    _, running, _ = cluster
-    (started := running.shared / "started").touch()
-    number, folder = submit_toy(updates=20, runtime="filesystem", image=ROOTFS)
-    assert_toy_trained(*finished(number), folder)
-    assert running.on("node1", "find", ROOTFS, "-newer", str(started)) == ""
-
-
-@in_one_cluster
 def test_a_job_trains_in_slurms_own_containers_and_can_be_cancelled(cluster, submit_toy):
     _, running, _ = cluster
     number, folder = submit_toy(updates=20, runtime="oci", image=ROOTFS)
@@ -383,13 +414,16 @@ def assert_toy_trained(found, log, folder):
 
 
 @in_one_cluster
-def test_two_ranks_on_one_node_need_no_other(cluster, submit_toy):
-    number, folder = submit_toy(updates=3, nodes=1, per_node=2)
+def test_two_ranks_on_one_node_need_no_other_and_leave_an_unpacked_image_as_it_was(
+    cluster, submit_toy
+):
+    _, running, _ = cluster
+    (started := running.shared / "started").touch()
+    number, folder = submit_toy(updates=3, nodes=1, per_node=2, image=ROOTFS)
     found, log = finished(number)
     assert found.state == "done", log
     assert [losses(folder, rank) for rank in (0, 1)] == [[2.0] * 3] * 2
-    left = cluster[1].on("node1", "find", SMOKE_FOLDER, "-name", "*.py")
-    assert left == "", "files of the job stayed on the node"
+    assert running.on("node1", "find", ROOTFS, "-newer", str(started)) == ""
 
 
 @in_one_cluster
@@ -430,6 +464,8 @@ def test_the_submitters_environment_stays_outside(cluster, submit_toy):
     # Whoever submits in this cluster has it, and Slurm hands it over.
     assert "HOSTNAME" not in names
     assert "SLURM_PROCID" not in names
+    left = cluster[1].on("node1", "find", SMOKE_FOLDER, "-name", "*.py")
+    assert left == "", "files of the job stayed on the node"
 
 
 @in_one_cluster

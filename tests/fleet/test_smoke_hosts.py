@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from stackyard.definitions.project import ROOT
+from tests.fleet.conftest import two_of
 
 repeat = pytest.mark.repeat
 
 
-# What ranks have of a variable that hosts.yml sets.
-MINE = r"""
-for file in $(grep -lz '^RANK=' /proc/[0-9]*/environ 2> /dev/null); do
-    grep -hz '^MINE=' "$file"
-done 2> /dev/null | tr '\0' '\n'"""
-
-
 @pytest.fixture
 def two(yard):
-    """Two hosts with a variable for all, and another value of it on one."""
-    found = yard.only("study", "train")
-    path = Path(found.inventory)
-    text = path.read_text().replace("defaults:\n", "defaults:\n  env: {MINE: all}\n")
-    path.write_text(re.sub(r"( {2}study: \{address: [^}]*)\}", r"\1, env: {MINE: study}}", text))
-    return found
+    return two_of(yard)
 
 
 def shared(two):
@@ -39,20 +25,11 @@ def shared(two):
 
 @pytest.mark.parametrize(
     "stack",
-    ["accelerate", pytest.param("fairseq", marks=repeat), pytest.param("megatron", marks=repeat)],
+    ["fairseq", pytest.param("accelerate", marks=repeat), pytest.param("megatron", marks=repeat)],
 )
-def test_a_smoke_passes_over_hosts_and_its_report_names_them(two, stack):
-    seen = set()
-    with ThreadPoolExecutor(1) as pool:
-        smoke = pool.submit(two.invoke, "smoke", stack, "--gpus", "0", "--json", seconds=600)
-        while not smoke.done():
-            for name, host in two.hosts.items():
-                said = host.run("sh", "-c", MINE, check=False).split()
-                seen |= {(name, one) for one in said}
-            time.sleep(0.5)
-    done = smoke.result()
+def test_a_smoke_passes_over_hosts_and_its_report_names_them(two, smoked, stack):
+    value, seen = smoked(stack)
     assert seen == {("study", "MINE=study"), ("train", "MINE=all")}
-    (value,) = json.loads(done.stdout)["reports"]
     assert value["outcome"] == "passed", [c for c in value["checks"] if c["outcome"] != "passed"]
     names = [check["name"] for check in value["checks"]]
     assert names == ["mesh", "world_size", "loss_falls", "ranks_agree", "parity", "resume_equal",

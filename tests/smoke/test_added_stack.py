@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stackyard.definitions.project import ROOT, load_project
+from stackyard.definitions.project import ROOT
 from tests import tutorials
 from tests.shared import own_name
 
@@ -73,63 +72,32 @@ def test_a_stack_added_by_the_tutorial_is_built_and_passes(copied):
     assert (copied / f"reports/{NAME}/cpu/smoke.html").is_file()
 
 
-def smoked(copied, folder, count):
-    """Smokes of it beside each other, held against its report of before; that and their records."""
+# The two groups of tests play smokes beside each other, too, and a smoke over Slurm's nodes is held
+# against one over hosts.
+@pytest.mark.repeat
+def test_smokes_of_one_stack_do_not_disturb_each_other(copied, tmp_path):
     report = copied / f"reports/{NAME}/cpu/smoke.json"
-    earlier = Path(shutil.copy(report, folder))
+    earlier = Path(shutil.copy(report, tmp_path))
     words = [INVOKE, "smoke", NAME, "--gpus", "0", "--against", str(earlier), "--json"]
     how = {"cwd": copied, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    children = [subprocess.Popen(words, **how) for _ in range(count)]
+    children = [subprocess.Popen(words, **how) for _ in range(2)]
     ended = [(*child.communicate(timeout=300), child.returncode) for child in children]
-    assert [code for *_, code in ended] == [0] * count, ended
+    assert [code for *_, code in ended] == [0, 0], ended
     records = [json.loads(output)["reports"][0] for output, *_ in ended]
-    return json.loads(earlier.read_text()), *records
+    assert len({record["run"] for record in [json.loads(earlier.read_text()), *records]}) == 3
+    assert [record["against"]["outcome"] for record in records] == ["passed"] * 2
 
 
-@pytest.fixture(scope="module")
-def again(copied, tmp_path_factory):
-    return smoked(copied, tmp_path_factory.mktemp("earlier"), 1)
-
-
-@pytest.mark.repeat  # the two groups of tests play smokes beside each other, too
-def test_smokes_of_one_stack_do_not_disturb_each_other(copied, again, tmp_path):
-    records = smoked(copied, tmp_path, 2)
-    assert len({record["run"] for record in records}) == 3
-    assert [record["outcome"] for record in records] == ["passed"] * 3
-
-
-def test_a_smoke_is_the_same_training_as_its_own_earlier_report(copied, again):
-    before, after = again
-    found = after["against"]
-    assert found["outcome"] == "passed"
-    assert found["before"]["run"] == before["run"] != after["run"]
-    layouts = load_layouts(copied)
-    assert {curve["layout"] for curve in found["curves"]} >= layouts
-    assert all(curve["updates"] >= 20 for curve in found["curves"])
-    assert {row["layout"] for row in found["speeds"]["layouts"]} == layouts
-    assert found["packages"]["from"] == "installed"
-    assert found["packages"]["python"] == {"added": {}, "removed": {}, "moved": []}
-    installed = after["image"]["installed"]
-    assert installed["python"]["torch"] == after["image"]["packages"]["torch"]
-    assert installed["debian"]["openssh-server"]
-    page = (copied / f"reports/{NAME}/cpu/smoke.html").read_text()
-    assert "Against an earlier smoke" in page
-
-
-def load_layouts(folder):
-    smoke = load_project(folder).definitions.stacks[NAME].smoke
-    return {layout.name for layout in smoke.layouts}
-
-
-def test_an_altered_loss_and_a_moved_package_are_named(copied, again, tmp_path):
-    before = copy.deepcopy(again[0])
+def test_an_altered_loss_and_a_moved_package_are_named(copied, tmp_path):
+    later = copied / f"reports/{NAME}/cpu/smoke.json"
+    before = json.loads(later.read_text())
+    assert before["image"]["installed"]["debian"]["openssh-server"]
     name = list(before["curves"])[-1]
     step = before["curves"][name][3][0]
     before["curves"][name][3][1] += 0.25
     before["image"]["installed"]["python"]["einops"] = "0.7.0"
     altered = tmp_path / "altered.json"
     altered.write_text(json.dumps(before))
-    later = copied / f"reports/{NAME}/cpu/smoke.json"
     done = subprocess.run(
         [INVOKE, "compare", str(altered), str(later)],
         cwd=copied, capture_output=True, text=True, timeout=60,
