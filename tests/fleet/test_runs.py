@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -84,6 +85,31 @@ def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
     # Lines say which node and rank they are from.
     assert re.search(r"^(study|train|depot) 0 +\| ", done.stdout, re.MULTILINE)
     assert all(host.ranks() == [] for host in meshes.hosts.values())
+
+
+@pytest.mark.repeat  # of the inventory; another way to name hosts is what is shown
+def test_a_hostfile_of_deepspeed_is_an_inventory(meshes, tmp_path, monkeypatch):
+    """Its names are aliases of the user's ssh configuration, here one that a wrapper names."""
+    config = (meshes.folder / "ssh_config").read_text()
+    names = {name: meshes.hosts[name].address for name in ("study", "train")}
+    aliases = "".join(f"Host {name}\n  HostName {place}\n" for name, place in names.items())
+    (tmp_path / "config").write_text(aliases + config)
+    wrapper = tmp_path / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("# the two that are free\nstudy slots=8\n\ntrain slots=8\n")
+    done = subprocess.run(
+        [ROOT / ".venv/bin/invoke", "run", "megatron", "--example", "gpt-tp", "--gpus", "0",
+         "--hosts", hostfile, "--name", "by-hostfile"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, text=True, capture_output=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    found = losses(done.stdout)
+    assert re.search(r"is done: 2 ranks", done.stdout) and found[-1] < 0.85 * found[0], found
+    assert re.search(r"^study 0 +\| ", done.stdout, re.MULTILINE), done.stdout[-2000:]
 
 
 def test_a_copy_that_was_edited_trains_by_its_own_script(meshes):

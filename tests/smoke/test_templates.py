@@ -351,6 +351,19 @@ def test_the_notes_own_tensor_parallel_size_has_the_same_losses(meshes, trained)
     assert losses(said) == pytest.approx(wanted, abs=1e-3)
 
 
+@pytest.mark.repeat
+@pytest.mark.parametrize(
+    ("stack", "name"),
+    [("megatron", "gpt2-345m"), ("megatron", "gpt2-zero-3"), ("accelerate", "gpt2-zero-2")],
+)
+def test_a_template_trains_in_bf16(meshes, stack, name):
+    """CPU ranks leave it out to be exact, and have no fp16."""
+    more, ranks = TEMPLATES[stack, name]
+    said, _ = play(meshes(stack), stack, name, f"{more},precision=bf16".strip(","), ranks)
+    found = losses(said)
+    assert len(found) >= 4 and found[-1] < 0.9 * found[0], found
+
+
 @pytest.mark.parametrize(
     "stack", [pytest.param(name, marks=pytest.mark.repeat) for name in ("accelerate", "megatron")]
 )
