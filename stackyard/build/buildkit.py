@@ -23,9 +23,10 @@ from stackyard.system.errors import BuildError, CommandError, EngineError, Stack
 Step = Callable[[str], None]
 _STEP = re.compile(r"^#(\d+) (\[[^\]]+\] .*)$")
 _ERROR = re.compile(r"^#(\d+) ERROR: (.*)$")
-# BuildKit says it now and then where steps wait for each other on a busy machine
-# (moby/buildkit#990, #1822). The next try finds what was made.
-_PASSING = "flightcontrol: exceeded retry timeout"
+# BuildKit says the first now and then where steps wait for each other on a busy machine
+# (moby/buildkit#990, #1822), and the second where the build that began a shared step is interrupted
+# while others join. The next try finds what was made.
+_PASSING = ("flightcontrol: exceeded retry timeout", "no active sessions")
 _TRIES = 3
 
 
@@ -172,7 +173,7 @@ def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, on_step: Ste
             )
             return
         except CommandError as error:
-            if left and _PASSING in error.why:
+            if left and any(words in error.why for words in _PASSING):
                 continue
             raise BuildError(
                 f"{plan.tag} could not be built: {progress.failed_step()}",

@@ -242,14 +242,22 @@ def failing(*lines):
     return run
 
 
-@pytest.mark.parametrize(("failures", "tried"), [(1, 2), (2, 3), (3, 3)])
-def test_a_build_is_tried_again_where_buildkit_only_waited_too_long(monkeypatch, failures, tried):
-    asked, waited = [], "failed to compute cache key: flightcontrol: exceeded retry timeout"
+@pytest.mark.parametrize(
+    ("why", "failures", "tried"),
+    [
+        ("failed to compute cache key: flightcontrol: exceeded retry timeout", 1, 2),
+        ("#5 DONE 0.0s\nno active sessions", 2, 3),
+        ("#5 DONE 0.0s\nno active sessions", 3, 3),
+        ("no such file", 3, 1),
+    ],
+)
+def test_a_build_is_tried_again_where_buildkit_gave_up(monkeypatch, why, failures, tried):
+    asked = []
 
     def run(argv, *, on_line, **_):
         asked.append(argv)
         if len(asked) <= failures:
-            raise CommandError("docker failed", code=1, why=waited)
+            raise CommandError("docker failed", code=1, why=why)
         Path(argv[argv.index("--iidfile") + 1]).write_text("sha256:abc\n")
 
     monkeypatch.setattr(buildkit.process, "run", run)
