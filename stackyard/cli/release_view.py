@@ -28,8 +28,18 @@ def release_table(rows: Sequence[Mapping[str, Any]]) -> Table:
                 row["digest"][7:19],
             )  # fmt: skip
         else:
-            table.add_row(row["name"], "", "", "", "[red]not believed[/]", row["why"][:60], "")
+            table.add_row(row["name"], "", "", "", "[red]not believed[/]", "", "")
     return table
+
+
+def refusal_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each reason why releases are not believed, and for refused evidence."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["believed"]:
+            names.setdefault(row["why"], []).append(row["name"])
+    lines = [f"{', '.join(of)}: not believed: {why}" for why, of in names.items()]
+    return [*lines, *(f"{r['name']}: {w}" for r in rows for w in r.get("evidence_refused", ()))]
 
 
 def seen_lines(row: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BundleRequest
 from stackyard.cli.options.releases import PublishRequest
-from stackyard.cli.release_view import release_table
+from stackyard.cli.release_view import refusal_lines, release_table
 from stackyard.cli.steps import audit
 from stackyard.definitions.project import Project, load_project
 from stackyard.release import airgap, candidate, verify
@@ -155,9 +155,8 @@ def releases(terminal: Terminal, from_: str, signers: str) -> Answer:
             rows.append(_row(registry, tag, allowed))
     if rows:
         terminal.table(release_table(rows))
-        for row in rows:
-            for why in row.get("evidence_refused", ()):
-                terminal.note(f"{row['name']}: {why}")
+        for line in refusal_lines(rows):
+            terminal.note(line)
     else:
         terminal.text(f"{registry.repository} holds no release")
     return {"repository": str(registry.repository), "releases": rows}, 0
@@ -168,7 +167,8 @@ def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
         found = verify.verify_release(registry, tag, signers)
         seen = seen_value(registry, found, signers)
     except StackyardError as error:
-        return {"name": tag, "believed": False, "why": f"{error.what} {error.why}".strip()}
+        why = "; ".join(filter(None, (error.what, error.why.strip(), error.hint)))
+        return {"name": tag, "believed": False, "why": why}
     entry = found.release
     return {
         "name": tag, "believed": True, "signer": found.signer, "created": entry.created,

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_bash_offers_what_is_found(allow_processes, capsys):
     with pytest.raises(SystemExit):
         program.program().run(["stackyard", "--print-completion-script", "bash"])
     script = f"""
-stackyard() {{ {ROOT}/.venv/bin/python -c '
+stackyard() {{ {sys.executable} -c '
 import sys
 from stackyard.cli.program import program
 program().run(["stackyard", *sys.argv[1:]])' "$@"; }}

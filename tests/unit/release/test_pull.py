@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from stackyard.cli.release_view import progress_text, pull_table, release_table
+from stackyard.cli.release_view import progress_text, pull_table, refusal_lines, release_table
 from stackyard.release import goods
 from stackyard.release.receiver import Progress, Receiver, read_answer
 from stackyard.system.errors import StackyardError
@@ -138,5 +138,9 @@ def test_releases_that_cannot_be_believed_say_why():
     good = {"name": "a-r1", "believed": True, "bytes": 1e6, "proven": False, "signer": "ann",
             "created": "2026-01-01T10:11:12", "digest": "sha256:0123456789abcdef",
             "needs_gpus": False, "evidence": []}  # fmt: skip
-    text = shown(release_table([good, {"name": "b-r1", "believed": False, "why": "no statement"}]))
-    assert "ann" in text and "no statement" in text and "not believed" in text
+    refused = [{"name": f"b-r{n}", "believed": False, "why": "there is no file"} for n in (1, 2)]
+    rows = [{**good, "evidence_refused": ["not signed"]}, *refused]
+    text = shown(release_table(rows))
+    assert "ann" in text and text.count("not believed") == 2
+    said = ["b-r1, b-r2: not believed: there is no file", "a-r1: not signed"]
+    assert refusal_lines(rows) == said
