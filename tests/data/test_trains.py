@@ -56,6 +56,7 @@ def by_fairseq(box, make_in, place, tmp_path_factory):
     return folder, box("fairseq").said(*words, env=env)
 
 
+@pytest.mark.repeat  # test_typed.py trains on data that were typed
 def test_fairseq(by_fairseq):
     inner = [json.loads(line[line.index("{") :]) for line in by_fairseq[1].splitlines()
              if "train_inner" in line]  # fmt: skip
@@ -64,6 +65,7 @@ def test_fairseq(by_fairseq):
     assert found[-1] < 0.9 * found[0], found
 
 
+@pytest.mark.repeat  # test_typed.py has one of a sharded folder
 def test_fairseqs_model_is_converted_and_computes_the_same(by_fairseq, fairseq_difference):
     folder, _ = by_fairseq
     checkpoint = folder / "save" / "checkpoint_last.pt"

@@ -115,6 +115,7 @@ def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind
         assert "machine_rank: this run's own values are used" in done.stderr
 
 
+@pytest.mark.repeat  # the user's own is read above
 def test_no_default_configuration_of_accelerate_is_read(two):
     """`accelerate config` left one in every node, of bf16; the run's own says nothing of it."""
     folder = "/root/.cache/huggingface/accelerate"
@@ -131,6 +132,7 @@ def test_no_default_configuration_of_accelerate_is_read(two):
     assert f"{folder}/default_config.yaml on study is not read" in done.stderr
 
 
+@pytest.mark.repeat  # of one limit of one package
 def test_an_adapter_trained_under_zero_3_is_saved_whole_when_it_is_gathered(two, config):
     """And is not when it is not: peft's own way (images/limits/peft-zero3-saving.yml)."""
     text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
@@ -155,7 +157,9 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
 @pytest.mark.parametrize(
     ("launcher", "more"),
     [
-        pytest.param("torchrun", ("--deepspeed", "/shared/trainer.json"), id="zero"),
+        pytest.param(
+            "torchrun", ("--deepspeed", "/shared/trainer.json"), id="zero", marks=pytest.mark.repeat
+        ),
         pytest.param("torchrun", (), id="ddp", marks=pytest.mark.repeat),
         pytest.param("accelerate", (), id="accelerate", marks=pytest.mark.repeat),
     ],
@@ -172,7 +176,11 @@ def test_an_hf_trainer_script(two, launcher, more):
 
 
 @pytest.mark.parametrize(
-    "launcher", ["torchrun", "deepspeed", pytest.param("plain", marks=pytest.mark.repeat)]
+    "launcher",
+    [
+        "torchrun",
+        *(pytest.param(name, marks=pytest.mark.repeat) for name in ("deepspeed", "plain")),
+    ],
 )
 def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     two, launcher, monkeypatch

@@ -112,6 +112,7 @@ def test_a_hostfile_of_deepspeed_is_an_inventory(meshes, tmp_path, monkeypatch):
     assert re.search(r"^study 0 +\| ", done.stdout, re.MULTILINE), done.stdout[-2000:]
 
 
+@pytest.mark.repeat  # tests/unit/mesh/test_example_copy.py reads copies
 def test_a_copy_that_was_edited_trains_by_its_own_script(meshes):
     """Its arguments, values and program are the user's; the template's stay as they are."""
     name, two = f"copy-{secrets.token_hex(3)}", meshes.only("study", "train")
@@ -242,6 +243,7 @@ def _interrupted(yard, stack, more):
     return child
 
 
+@pytest.mark.repeat  # test_kill_matrix.py ends such runs, too
 def test_ctrl_c_of_a_run_with_a_mesh_of_its_own_leaves_nothing(meshes):
     name = f"own-{secrets.token_hex(3)}"
     assert _interrupted(meshes, "fairseq", ["--gpus", "0", "--name", name, *TWO]).returncode == 130

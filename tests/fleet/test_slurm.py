@@ -297,6 +297,7 @@ def assert_same_training(value, before):
     assert "Against an earlier smoke" in page
 
 
+@pytest.mark.repeat  # its steps are a smoke's, its figures those of one machine
 def test_a_bench_trains_its_sides_in_turn_over_both_nodes(cluster, words):
     _, running, _ = cluster
     sides = ("--sides", "stock")  # all of them are trained on one machine, in test_bench.py

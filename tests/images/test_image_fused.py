@@ -40,6 +40,7 @@ def test_a_batch_of_a_seldom_size_is_not_compiled_whatever_torch_knows_of_sizes(
     assert found["states"] == {"layer": ["ran", ""], "loss": ["ran", ""]}
 
 
+@pytest.mark.repeat  # shows why, not that
 def test_without_unknown_sizes_batches_would_be_compiled_again_until_nothing_is_fused(counted):
     found = counted("fixed")
     assert sum(batch["graphs"] for batch in found["batches"][1:]) > 3
@@ -47,6 +48,7 @@ def test_without_unknown_sizes_batches_would_be_compiled_again_until_nothing_is_
     assert (state, why.split(":")[0]) == ("fell back", "FailOnRecompileLimitHit")
 
 
+@pytest.mark.repeat  # the fast tests judge what a switch made
 def test_a_switch_that_compiles_nothing_is_seen(counted):
     found = counted(settings="TORCHDYNAMO_DISABLE=1")
     for state, why in found["states"].values():

@@ -118,6 +118,7 @@ def test_a_tree_that_a_fix_conflicts_with_is_refused_before_a_build(fork: Path) 
     assert f"--source {fork}@conflict --despite fairseq-fsdp-cpu" in done.stderr
 
 
+@pytest.mark.repeat  # test_endings.py has a build that fails
 def test_what_only_a_build_shows_is_refused_there(fork: Path, tmp_path: Path) -> None:
     """A small tree of another name, which no file says plainly: its wheel does."""
     (tmp_path / "setup.py").write_text(

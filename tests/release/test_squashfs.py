@@ -85,6 +85,7 @@ def test_one_file_comes_to_hosts_without_an_engine(bare):
     assert again["squashfs"] == file and bare.registry.sent() - before < 10**6
 
 
+@pytest.mark.repeat  # pulls are killed in test_cuts.py
 def test_a_pull_that_is_killed_leaves_no_file_and_the_next_brings_it(bare):
     with small_image(2, 30) as image:
         done = driver.publish(bare.place, image, bare.key, bare.cache / "spool")

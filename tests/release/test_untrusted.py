@@ -86,6 +86,7 @@ def test_no_list_of_signers(released):
     assert "allowed_signers" in why(site.pull("accelerate", check=False), 2)
 
 
+@pytest.mark.repeat  # tests/unit/release/test_verify.py refuses it
 def test_a_tag_that_was_moved_to_another_release(own_release):
     site, done = own_release
     registry = site.asked()
@@ -109,6 +110,7 @@ def test_the_newest_tag_moved_back_to_an_older_release(own_release):
     assert site.pull("accelerate", "--release", first.name)["release"] == first.name
 
 
+@pytest.mark.repeat  # tests/unit/release/test_verify.py refuses it
 def test_an_image_without_a_statement(own_release):
     site, done = own_release
     registry = site.asked()

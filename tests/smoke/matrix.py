@@ -20,10 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from docker.errors import APIError
 
 from stackyard.definitions.project import ROOT
 from stackyard.system.engine import NODE_LABEL, OWNER_LABEL, RUN_LABEL, Engine
 from tests.leftovers import labelled
+from tests.shared import until
 from tests.trees import copy_tree
 
 STACKS = ("accelerate", "fairseq", "megatron")
@@ -201,12 +203,26 @@ class Run:
             api = self.engine._api
             api.disconnect_container_from_network(self.nodes[node], f"stackyard-{self.run}")
         elif name == "pause":
-            self.engine._api.pause(self.nodes["node1" if target == "first container" else node])
+            self.pause(self.nodes["node1" if target == "first container" else node])
         elif target == "container":
             self.engine._api.kill(self.nodes[node], signal=name)
         else:
             pid = self.child.pid if target == "invoke" else self.process(target, node)
             os.kill(pid, getattr(signal, name))
+
+    def pause(self, container: str) -> None:
+        """Freeze a container. runc gives up now and then while its processes are busy."""
+
+        def is_frozen() -> bool:
+            try:
+                self.engine._api.pause(container)
+            except APIError as error:
+                if "unable to freeze" in str(error):
+                    return False
+                raise
+            return True
+
+        until(is_frozen, 20)
 
     def left(self) -> list[str]:
         """What there still is of this run."""

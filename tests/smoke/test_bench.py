@@ -96,6 +96,7 @@ def test_a_side_that_fails_is_shown_with_its_last_lines_and_the_others_go_on(tmp
     assert outcomes["trained"] == "failed"
 
 
+@pytest.mark.repeat  # smokes are interrupted in the kill matrix
 def test_an_interrupted_bench_leaves_nothing_but_what_it_saw(engine):
     words = [INVOKE, "bench", "fairseq", "--gpus", "0", "--rounds", "1"]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:

@@ -33,7 +33,7 @@ def test_the_example_passes_in_one_container(engine, built, example):
 
 # The example has fairseq's launcher.
 @pytest.mark.parametrize(
-    "stack", ["accelerate", pytest.param("megatron", marks=pytest.mark.repeat)]
+    "stack", [pytest.param(name, marks=pytest.mark.repeat) for name in ("accelerate", "megatron")]
 )
 def test_every_launcher_starts_two_ranks_in_one_container(engine, stack_images, stack):
     built, layout = stack_images[stack], TWO_RANKS[stack]

@@ -411,6 +411,7 @@ def test_a_resumed_template_goes_on_as_if_it_had_never_stopped(resumed, model):
     assert new < begun - 0.5 * (begun - trained), (begun, trained, new)
 
 
+@pytest.mark.repeat  # of one template's numbers
 def test_the_mt5_of_the_full_size_is_the_published_one(meshes):
     running = meshes("accelerate")
     example = load_example(ROOT, "accelerate", "mt5-zero-3")
@@ -423,6 +424,7 @@ def test_the_mt5_of_the_full_size_is_the_published_one(meshes):
     assert done.output.splitlines()[-1] == "582401280", done.output
 
 
+@pytest.mark.repeat  # of one mistake in a corpus
 def test_a_corpus_with_an_empty_part_is_named_and_not_searched_for_ever(meshes):
     running = meshes("megatron")
     example = load_example(ROOT, "megatron", "gpt2-345m")

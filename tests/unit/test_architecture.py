@@ -15,6 +15,7 @@ import pytest
 from stackyard.definitions.project import ROOT
 from tests.unit.test_language import project_files
 
+pytestmark = pytest.mark.once
 # The order of rooms: a module imports only its own room and those before it.
 ROOMS = [
     "system", "launch", "definitions", "gpu", "build", "scan", "mesh", "schedulers", "data",

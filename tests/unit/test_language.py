@@ -14,6 +14,7 @@ import pytest
 
 from stackyard.definitions.project import ROOT
 
+pytestmark = pytest.mark.once
 # A first line says what to do or what a class holds: these words begin neither.
 OPENERS = re.compile(
     "a|an|all|also|any|as|at|both|by|each|either|every|for|from|here|his|how|if|in|into|it"

@@ -13,7 +13,7 @@ from stackyard.definitions.project import ROOT
 from tests.gpu import hosts
 from tests.unit.standins import StandIns
 
-pytestmark = pytest.mark.usefixtures("allow_processes")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("allow_processes")]
 SCRIPT = ROOT / "scripts/prove-on-gpus"
 
 # What `python3 -m venv FOLDER` makes here: programs that note their call.

@@ -32,7 +32,7 @@ from tests.unit import benches, kubernetes_jobs, slurm_smokes
 from tests.unit.build import test_source_fork as test_fork
 from tests.unit.mesh import test_example_copy as test_own_copy
 
-pytestmark = pytest.mark.usefixtures("allow_processes")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("allow_processes")]
 
 # What is made, not written: environments, caches, reports.
 SKIPPED = {".git", "__pycache__", "reports", "node_modules", "results"}

@@ -10,7 +10,7 @@ from stackyard.definitions.project import ROOT
 from tests.unit.standins import StandIns
 
 SCRIPT = ROOT / "stackyard" / "inside" / "build.sh"
-pytestmark = pytest.mark.usefixtures("allow_processes")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("allow_processes")]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.unit import benches, slurm_smokes
 from tests.unit.schedulers.test_slurm_script import Cluster
 from tests.unit.slurm_jobs import job, site
 
+pytestmark = pytest.mark.once  # bash runs the job's script
 LEAVES = """#!/bin/sh
 sleep 60 > /dev/null 2>&1 &
 echo $! >> "$(dirname "$0")/../left-behind"
