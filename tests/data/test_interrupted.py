@@ -42,7 +42,9 @@ def whole(begin, place):
     return place / "whole"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.repeat)]
+)
 def test_killed_and_typed_again(begin, whole, engine, tmp_path, number):
     before = set(labelled(engine, "stackyard.run"))
     child = begin(tmp_path / "out")

@@ -13,7 +13,7 @@ import pytest
 
 from stackyard.definitions.project import ROOT
 
-UPDATES = 60
+UPDATES = 40
 repeat = pytest.mark.repeat
 # Everything is cut over the ranks: parameters, gradients and optimizer state, or the layers.
 TRAININGS = [
@@ -66,7 +66,7 @@ def test_a_training_that_was_stopped_ends_at_the_loss_of_one_that_was_not(
     save = f"/shared/stop-{secrets.token_hex(3)}"
     whole, code = trained(line(two, stack, example, f"{save}-whole", more))
     assert code == 0, whole[-3000:]
-    at = random.randint(10, 30)
+    at = random.randint(8, 22)
     stopped, code = trained(line(two, stack, example, save, more), at)
     assert code == 130, stopped[-3000:]
     assert "it was stopped by SIGTERM; its ranks ended by themselves after" in stopped

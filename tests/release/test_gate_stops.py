@@ -14,6 +14,7 @@ from tests.release.small import loaded, tar
 TOKEN = "gh" + "p_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zC9fG2hJ4kL6"
 
 
+@pytest.mark.repeat  # a stack's own image is published in test_releases.py
 def test_what_holds_no_secret_is_published(site, image, compressed):
     """The control: such an image is refused for what is planted in it, and for nothing else."""
     site.cache = compressed

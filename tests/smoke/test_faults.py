@@ -169,7 +169,8 @@ def test_a_resume_that_forgets_the_optimizer_is_not_equal(example, train, good, 
 
 
 @pytest.mark.parametrize(
-    "fault", ["stray", pytest.param("stray-holding-output", marks=pytest.mark.repeat)]
+    "fault",
+    [pytest.param(name, marks=pytest.mark.repeat) for name in ("stray", "stray-holding-output")],
 )
 def test_a_process_left_behind_is_named_and_then_removed(example, train, shared_mesh, fault):
     result = judge.no_strays(example, see(trainings={"ddp-2": train(fault)}))

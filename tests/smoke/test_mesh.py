@@ -179,6 +179,7 @@ def test_a_mesh_that_fails_to_start_leaves_nothing(engine, settings):
     assert labelled(engine, nodes.run_label(plan.run)) == []
 
 
+@pytest.mark.repeat  # two nodes do above
 def test_eight_nodes_reach_each_other_and_leave_nothing(engine, settings):
     names = tuple(f"node{number}" for number in range(1, 9))
     plan = own_plan(names, 600)
