@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ("tests.shared",)
 TESTS = Path(__file__).resolve().parent
 FUSED = (TESTS / "unit", TESTS / "golden")
+# An example that takes long on a busy machine is no failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import re
 import ssl
@@ -145,10 +146,15 @@ class Connection:
         session: requests.Session | None = getattr(self._own, "session", None)
         if session is None:
             session = self._own.session = Session()
-            with self._told("reading its certificates"):
-                session.mount(f"{self._root}/", Certificates(self._folder))
+            session.mount(f"{self._root}/", self._certificates)
             self._sessions.append(session)
         return session
+
+    @functools.cached_property
+    def _certificates(self) -> Certificates:
+        """Read them once: all threads use them, and the system's list takes a tenth of a second."""
+        with self._told("reading its certificates"):
+            return Certificates(self._folder)
 
     def _owns(self, url: str) -> bool:
         """Return whether an address is of this registry, which alone may see our login."""

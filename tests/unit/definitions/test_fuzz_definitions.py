@@ -45,7 +45,6 @@ def examples(number):
         max_examples=number,
         derandomize=os.environ.get("FUZZ") != "fresh",
         database=None,
-        deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )

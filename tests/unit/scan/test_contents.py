@@ -137,7 +137,7 @@ def test_what_is_no_tar_is_an_error():
         read(b"\x1f\x8b" + b"no tar at all" * 100)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_damage_anywhere_is_an_error_of_ours_or_harmless(data):
     damaged = bytearray(WHOLE)
@@ -292,7 +292,7 @@ def flat(tree, above=""):
             yield path, below
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.lists(MEMBERS, max_size=6, unique_by=lambda m: m[0]), max_size=4))
 def test_layers_merge_as_a_naive_model_does(layers):
     """Layers as engines make them: each path once."""
