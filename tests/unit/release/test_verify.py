@@ -285,6 +285,14 @@ def test_one_piece_that_was_attached_twice_is_told_once(site):
     assert len(beside(site).believed) == 1
 
 
+def test_one_piece_that_was_attached_without_number_keeps_no_other_from_being_read(site):
+    site.sign()
+    for number in range(verify.MOST_PIECES):
+        site.held.attach(DIGEST, evidence.ENVELOPE, **{f"a{number}": (evidence.ENVELOPE, b'"1"')})
+    found = beside(lay(site, shown_by(IMAGE, site.key)))
+    assert (len(found.believed), len(found.refused)) == (1, 1)
+
+
 def test_several_pieces_are_told_those_on_gpus_first(site):
     site.sign()
     for report in (ran(IMAGE, "bench"), ran(IMAGE, gpus={}), ran(IMAGE)):
