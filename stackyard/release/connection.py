@@ -152,7 +152,7 @@ class Connection:
 
     @functools.cached_property
     def _certificates(self) -> Certificates:
-        """Read them once: all threads use them, and the system's list takes a tenth of a second."""
+        """Return the adapter that trusts the registry's certificates, made once for all threads."""
         with self._told("reading its certificates"):
             return Certificates(self._folder)
 

@@ -418,6 +418,11 @@ def test_every_committed_mutation_can_be_made_in_the_code_of_today():
         assert mutations.mutate(text, mutation) != text, mutation.breaks
 
 
+def test_a_run_leaves_out_the_test_that_finds_every_mutation():
+    path, name = mutations.FINDS_ALL.split("::")
+    assert (ROOT / path, globals().get(name) is not None) == (Path(__file__).resolve(), True)
+
+
 @pytest.mark.parametrize(
     ("changes", "unmet"),
     [
