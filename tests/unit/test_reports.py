@@ -13,7 +13,6 @@ OLDER = {
     "1x-h200/accelerate/bench.json",
     "1x-h200/fairseq/bench-cuda12.json",
     "2x-h100/fairseq/smoke-shared-ipc.json",
-    "2x-h100/fairseq/smoke.json",
     "2x-h200/accelerate/bench-2-gpus.json",
     "2x-h200/accelerate/bench.json",
     "2x-h200/accelerate/smoke-shared-ipc.json",

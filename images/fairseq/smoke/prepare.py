@@ -4,7 +4,7 @@ Owns the smoke's corpus: both languages split into characters, their lines taken
 by the real `fairseq-preprocess`. The dictionary keeps only the most frequent characters, so that 40
 updates of a tiny model are enough for the loss to fall.
 
-    python3 prepare.py --text FOLDER --data FOLDER
+    python3 prepare.py --text FOLDER --data FOLDER [--repeat N]
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of zh.txt and en.txt")
     parser.add_argument("--data", type=Path, required=True, help="folder to write")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="times that the training text is written"
+    )
     options = parser.parse_args()
     data: Path = options.data
     data.mkdir(parents=True, exist_ok=True)
     zh, en = (read_lines(options.text / f"{name}.txt", LINES) for name in ("zh", "en"))
     pairs = list(zip(zh, en, strict=False))
     write_text(pairs[:VALID_LINES], data / "valid.txt")
-    write_text(pairs[VALID_LINES:], data / "train.txt")
+    write_text(pairs[VALID_LINES:] * options.repeat, data / "train.txt")
     command = ["fairseq-preprocess", "--only-source", "--nwordssrc", str(WORDS)]
     command += ["--trainpref", f"{data}/train.txt", "--validpref", f"{data}/valid.txt"]
     command += ["--destdir", f"{data}/bin", "--workers", "1"]

@@ -6,7 +6,8 @@ speeds can be compared only if both sides do the same work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stackyard.validate.bench.definition import Tolerance
@@ -129,33 +130,36 @@ def _shared_gpus(group: Sequence[Played]) -> list[str]:
 def same_loss(plan: BenchPlan, seen: Seen) -> Check:
     """Check that every side has the losses of the side it is compared with, within bounds.
 
-    Both run on the same number of ranks. The check also lists how far trainings of one and the same
-    side differ: another side can differ less than that only by luck.
+    All run on the same number of ranks. One program trained twice differs by itself, as sums on a
+    GPU have no fixed order: the bounds count from the range that the trainings of the other side
+    span at an update. The check also lists how wide that range gets.
     """
     expected = {side.name: _said(plan.size.bounds(side.name)) for side in plan.sides}
     wrong: list[str] = []
     measured: dict[str, Any] = {}
     for played in seen.played:
-        other = _reference(plan, seen, played)
-        if other is None:
+        others = _references(plan, seen, played)
+        if not others:
             continue
         label, last = played.turn.label, plan.size.updates
+        against = " and ".join(other.turn.label for other in others)
         bound = plan.size.bounds(played.turn.side)
-        found = gaps(played.training.losses, other.training.losses, after=plan.size.warm)
+        curves = [other.training.losses for other in others]
+        found = _beyond(played.training.losses, curves, after=plan.size.warm)
         if last not in found:
-            wrong.append(f"{label} has no losses in common with {other.turn.label} to its end")
+            wrong.append(f"{label} has no losses in common with {against} to its end")
             continue
         worst, at = largest_gap(found)
         measured[label] = {
-            "against": other.turn.label,
+            "against": against,
             "largest": round(worst, 9),
             "at": at,
             "end": round(found[last], 9),
         }
         if worst > bound.curve:
-            wrong.append(f"{label} differs from {other.turn.label} by {worst:.3g} at update {at}")
+            wrong.append(f"{label} differs from {against} by {worst:.3g} at update {at}")
         if found[last] > bound.end:
-            wrong.append(f"{label} differs from {other.turn.label} by {found[last]:.3g} at the end")
+            wrong.append(f"{label} differs from {against} by {found[last]:.3g} at the end")
     if not measured and not wrong:
         why = seen.broken or "no two sides that are compared both ran"
         return not_run("same_loss", expected, why)
@@ -204,18 +208,28 @@ def _said(bound: Tolerance) -> dict[str, Any]:
     return {"largest": at_most(bound.curve), "end": at_most(bound.end)}
 
 
-def _reference(plan: BenchPlan, seen: Seen, played: Played) -> Played | None:
-    """Return the training to compare with: the other side's in the same round, else its first one.
-
-    Of several at the same time, it is the one on the same GPUs.
-    """
+def _references(plan: BenchPlan, seen: Seen, played: Played) -> list[Played]:
+    """Return the trainings to compare with: all of the other side on as many ranks."""
     against = plan.bench.against(plan.bench.side(played.turn.side))
     if against == played.turn.side or played.training.failed:
-        return None
-    found = [p for p in seen.find(against, played.turn.ranks) if not p.training.failed]
-    round_, group = played.turn.round, played.turn.group
-    near = lambda p: (p.turn.round != round_, p.turn.group != group)  # noqa: E731
-    return min(found, key=near, default=None)
+        return []
+    return [p for p in seen.find(against, played.turn.ranks) if not p.training.failed]
+
+
+def _beyond(
+    one: Mapping[int, float], others: Sequence[Mapping[int, float]], *, after: int
+) -> dict[int, float]:
+    """Return how far a curve lies outside the range of others, at the updates that all have.
+
+    A loss that is no number counts as infinitely far.
+    """
+    found = {}
+    for at in sorted(set(one).intersection(*others)):
+        if at > after:
+            theirs = [other[at] for other in others]
+            gap = max(min(theirs) - one[at], one[at] - max(theirs), 0.0)
+            found[at] = gap if math.isfinite(one[at] + sum(theirs)) else math.inf
+    return found
 
 
 def _rounds(plan: BenchPlan, seen: Seen) -> dict[str, float]:
