@@ -31,7 +31,7 @@ SUFFIX = "intoto.jsonl"
 LONGEST = 4 * 2**20
 # Verifying each one costs two processes, before any signer is known.
 MOST_SIGNATURES = 16
-KINDS = ("smoke", "bench", "certify")
+KINDS = ("smoke", "bench", "template", "certify")
 WRITTEN = "is not evidence written by `invoke smoke`, `bench` or `certify`"
 RESULTS = {PASSED: "PASSED", NOT_RUN: "WARNED", FAILED: "FAILED"}
 # Checks of a smoke on GPUs that prove something only with a ratio to the bare host.
@@ -108,6 +108,12 @@ class Evidence:
     ratios: Mapping[str, float]
     unmet: tuple[str, ...]
     report: Mapping[str, Any]
+
+    @property
+    def what(self) -> str:
+        """Return what was run, in words."""
+        name = f" {shown(str(self.report.get('example', '')))}" if self.kind == "template" else ""
+        return f"{self.kind}{name}"
 
     @property
     def hardware(self) -> str:
@@ -340,7 +346,7 @@ def require_passed(found: Evidence, name: str) -> None:
     """
     if found.outcome != PASSED or found.unmet or not found.report["checks"]:
         raise ReleaseError(
-            f"{name} is of a {found.kind} that did not pass: {found.outcome}",
+            f"{name} is of a {found.what} that did not pass: {found.outcome}",
             why="\n".join(found.unmet) or "its report names no check",
             hint=f"repair what it names, then {_again(found)}",
         )
@@ -352,6 +358,9 @@ def _again(found: Evidence, image_id: str = "") -> str:
     count = len(found.report.get("nodes") or ()) if found.kind == "smoke" else 0
     spread = f" --nodes {count} --placement {found.placement}" if found.gpus and count > 1 else ""
     start = f"invoke {found.kind} {found.stack} --base {found.base}"
+    if found.kind == "template":
+        name = found.what.removeprefix("template ")
+        start = f"invoke bench {found.stack} --example {name} --base {found.base}"
     if found.kind == "certify":
         return f"{start}{named} --hosts hosts.yml{'' if found.gpus else ' --gpus 0'}"
     return f"{start}{named} --gpus {len(found.gpus)}{spread}"
@@ -392,7 +401,7 @@ def require_on_gpus(
     """
     if without or any(one.on_gpus for one in found):
         return
-    told = [f"{one.kind} on {one.hardware}: {_short_of(one)}" for one in found]
+    told = [f"{one.what} on {one.hardware}: {_short_of(one)}" for one in found]
     raise ReleaseError(
         f"{name} is an image for GPUs, and there is no evidence that it trains on one",
         why="\n".join(told) or "no --evidence was given",
@@ -404,7 +413,11 @@ def require_on_gpus(
 
 def _short_of(found: Evidence) -> str:
     if found.kind != "smoke":
-        what = {"bench": "speed", "certify": "the state of hosts"}[found.kind]
+        what = {
+            "bench": "speed",
+            "template": "that one program trains",
+            "certify": "the state of hosts",
+        }[found.kind]
         return f"a {found.kind} shows {what}, a smoke shows that the image trains"
     if not found.gpus:
         return "it shows nothing of GPUs"

@@ -138,7 +138,7 @@ def words(found: Vouched) -> str:
     ratios = ", ".join(f"{name} {ratio:.3f} of the bare host" for name, ratio in one.ratios.items())
     told = f" ({ratios})" if ratios else ""
     placement = f", {one.placement}" if one.placement else ""
-    return f"{one.kind} {one.outcome} on {one.hardware}{placement}{told}, signed by {found.signer}"
+    return f"{one.what} {one.outcome} on {one.hardware}{placement}{told}, signed by {found.signer}"
 
 
 def path_of(value: Mapping[str, Any]) -> str:

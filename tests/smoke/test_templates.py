@@ -21,6 +21,7 @@ from stackyard.mesh import certificates, nodes
 from stackyard.mesh.jobs import select, start_request
 from stackyard.mesh.node import rank_folder
 from stackyard.mesh.node_plan import NodePlan, StandingPlan
+from stackyard.report import evidence
 from stackyard.system.archive import pack
 from stackyard.validate import smoke
 from tests.smoke.test_main_job import invoke
@@ -488,3 +489,6 @@ def test_a_benched_template_is_killed_resumed_and_judged(stack_images, stack, na
     path = ROOT / "reports" / stack / "cpu" / f"template-{name}-cpu-ranks.json"
     assert json.loads(path.read_text(encoding="utf-8")) == report
     assert "<polyline" in path.with_suffix(".html").read_text(encoding="utf-8")
+    file = path.with_suffix(".intoto.jsonl")
+    found = evidence.read_evidence(evidence.read_envelope(file.read_bytes(), str(file)), str(file))
+    assert (found.what, found.image_id) == (f"template {name}", report["image"]["id"])

@@ -96,8 +96,9 @@ def state(found: Image, **changes: Any) -> bytes:
 
 
 def ran(found: Image, name: str = "smoke", **changes: Any) -> dict[str, Any]:
-    """Return a report of 2 x H200 as it was once, of this image; keywords replace what it says."""
-    path = ROOT / "docs" / "reports" / "2x-h200" / "fairseq" / f"{name}.json"
+    """Return a report of two GPUs as it was once, of this image; keywords replace what it says."""
+    where = "2x-h100/accelerate" if name.startswith("template") else "2x-h200/fairseq"
+    path = ROOT / "docs" / "reports" / where / f"{name}.json"
     value = json.loads(path.read_text(encoding="utf-8"))
     own = {"id": oci.digest_of(found.config), "recipe": "sha256:" + 64 * "5"}
     names = {"stack": SUBJECT.stack, "base": SUBJECT.base_name}

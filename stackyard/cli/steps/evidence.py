@@ -52,7 +52,7 @@ def sign(given: EvidenceRequest, terminal: Terminal) -> str:
     line = signing.signer_line(key, signer_name(), (signing.EVIDENCE,))
     vouch.save(path, vouch.sign(envelope, key))
     terminal.text(
-        f"{given.file}: you vouch that the {found.kind} of {found.started} {found.outcome} on"
+        f"{given.file}: you vouch that the {found.what} of {found.started} {found.outcome} on"
         f" {found.hardware}, with image {found.image_id[7:19]}"
     )
     terminal.text(f"everybody who accepts it needs this line in {SIGNERS}:\n{line}")

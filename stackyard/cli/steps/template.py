@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import secrets
 import time
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
@@ -28,7 +29,7 @@ from stackyard.definitions.job_source import (
 )
 from stackyard.definitions.project import load_project
 from stackyard.mesh import nodes
-from stackyard.report import pages, records
+from stackyard.report import pages, records, vouch
 from stackyard.report.shapes import TemplateReport
 from stackyard.report.trained import render_page, rows, template_report
 from stackyard.system.engine import Engine
@@ -94,7 +95,9 @@ def template(terminal: Terminal, asked: BenchRequest) -> Answer:
         made=pages.made_by(project.root),
     )  # fmt: skip
     pages.write(project.root, value, records.path_of_report(value, "json"), render_page(value))
+    vouch.write(project.root, value, built.info.layers, Path.home())
     _show(value, terminal)
+    terminal.text(f"{name}: {vouch.told(project.root, value)}")
     answer = records.together([value])
     return answer, EXIT_CODES[answer["outcome"]]
 

@@ -13,6 +13,7 @@ from tests.unit.releases import image, layers_of, ran
 from tests.unit.report.test_certify import KINDS, record
 
 IMAGE, OTHER = image("one", "two"), image("one", "three")
+TEMPLATE = "template-gpt2-zero-2"
 ID = oci.digest_of(IMAGE.config)
 
 
@@ -288,6 +289,7 @@ def test_it_counts_for_the_very_image_and_layers_that_it_names(image_id, layers,
             "smoke toy --base cpu --image {} --gpus 2 --nodes 2 --placement isolated",
         ),
         ("bench", "bench toy --base cpu --image {} --gpus 2"),
+        (TEMPLATE, "bench toy --example gpt2-zero-2 --base cpu --image {} --gpus 2"),
     ],
 )  # fmt: skip
 def test_what_to_type_makes_such_a_run_of_the_image(name, typed):
@@ -335,6 +337,12 @@ ON_GPUS = [
     (without_ratio("throughput"), False, "have no ratio to the bare host"),
     (ran(IMAGE, gpus={}), False, "it shows nothing of GPUs"),
     (ran(IMAGE, "bench"), False, "a bench shows speed"),
+    (
+        ran(IMAGE, TEMPLATE),
+        False,
+        "template gpt2-zero-2 on 2 x NVIDIA H100 80GB HBM3, driver"
+        " 580.159.04: a template shows that one program trains",
+    ),
     (ran(IMAGE, kind="bench"), False, "a bench shows speed"),
     (changed_check("throughput", "passed", outcome="failed"), False, "have no ratio"),
     (changed_check("throughput", outcome="not run"), False, "have no ratio to the bare host"),
