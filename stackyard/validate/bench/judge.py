@@ -142,7 +142,9 @@ def same_loss(plan: BenchPlan, seen: Seen) -> Check:
         if not others:
             continue
         label, last = played.turn.label, plan.size.updates
-        against = " and ".join(other.turn.label for other in others)
+        against = others[0].turn.label
+        if len(others) > 1:
+            against = f"all {len(others)} trainings of {others[0].turn.side}"
         bound = plan.size.bounds(played.turn.side)
         curves = [other.training.losses for other in others]
         found = _beyond(played.training.losses, curves, after=plan.size.warm)
