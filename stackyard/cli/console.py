@@ -78,6 +78,7 @@ class Terminal:
         """Create the live block."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
+        from rich.table import Column
 
         class Clock(ProgressColumn):
             def render(column, task: object) -> str:
@@ -86,11 +87,16 @@ class Terminal:
         return Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[stack]:<10}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            # It has what the others leave: a long text is cut, and breaks no line into two.
+            TextColumn(
+                "{task.description}",
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+            ),
             Clock(),
             console=Console(stderr=True, highlight=False, soft_wrap=True),
             transient=True,
+            expand=True,
         )
 
     def say(self, stack: str, text: str) -> None:
@@ -98,19 +104,26 @@ class Terminal:
         if isinstance(text, ToolLine) and not self.verbose:
             return
         with self._lock:
-            if self._live:
-                self._show(stack, text[:90])
+            if self._live and text.startswith("note: "):  # about a stack, no state of it
+                self._stay(stack, text)
+            elif self._live:
+                self._show(stack, text)
             else:
                 print(f"{self._clock} {stack}: {text}", file=sys.stderr, flush=True)
 
     def done(self, stack: str, text: str) -> None:
-        """Print a line that stays, when a stack has finished something."""
+        """Print a line that stays, when a stack has finished something; its row goes until more."""
         with self._lock:
-            line = f"{self._clock} {stack}: {text}"
-            if self._tasks:
-                self._progress.console.print(line, markup=False)
-            else:
-                print(line, file=sys.stderr, flush=True)
+            if stack in self._tasks:
+                self._progress.update(self._tasks[stack], visible=False)
+            self._stay(stack, text)
+
+    def _stay(self, stack: str, text: str) -> None:
+        line = f"{self._clock} {stack}: {text}"
+        if self._tasks:
+            self._progress.console.print(line, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def loss(self, stack: str, label: str, step: int, total: int, loss: float) -> None:
         """Show one update of a training: drawn live, or every tenth as a plain line."""
@@ -129,11 +142,14 @@ class Terminal:
             self._tasks[stack] = self._progress.add_task("", stack=stack, total=None)
         description = text.replace("[", "\\[")
         if not step:
-            self._progress.reset(self._tasks[stack], total=None, description=description)
+            self._progress.reset(
+                self._tasks[stack], total=None, description=description, visible=True
+            )
         else:
             self._progress.update(
-                self._tasks[stack], description=description, completed=step, total=total
-            )
+                self._tasks[stack], description=description, completed=step, total=total,
+                visible=True,
+            )  # fmt: skip
 
     def note(self, text: str) -> None:
         """Print a remark that is no part of the result."""

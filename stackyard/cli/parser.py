@@ -245,4 +245,7 @@ def _unknown(machine: Any, task: Any, token: str) -> Exit:
     why = "" if close.startswith("known") else f"as a command: {close}"
     words = " ".join(argument.names[0].upper() for argument in task.positional_args)
     takes = f"{task.name} takes {words or 'no words'}"
+    if task.name == "run":
+        stack = " ".join(str(argument.value or words) for argument in task.positional_args)
+        hint = f"the program and its words follow --: invoke run {stack} -- {shown(token)}"
     return refused(f"{takes}: {shown(token)!r} is one word too many", why=why, hint=hint)

@@ -107,8 +107,8 @@ def phase_table(reports: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of seconds per phase: two columns per stack, phases in their order."""
     table = Table(title="phases, seconds", title_justify="left")
     for report in reports:
-        table.add_column(str(report["stack"]), no_wrap=True)
-        table.add_column("s", justify="right")
+        table.add_column(str(report["stack"]))
+        table.add_column("s", justify="right", no_wrap=True)  # a narrow terminal cuts no number
     rows = max((len(report["phases"]) for report in reports), default=0)
     for row in range(rows):
         cells = []

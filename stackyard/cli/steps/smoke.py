@@ -6,6 +6,9 @@ Owns the meaning of a smoke's arguments, and its output. `report.smokes` runs it
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -78,18 +81,24 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     if asked.junit:
         junit.write(Path(asked.junit), reports)
     answer = records.together(reports)
-    for line in last_lines(reports, terminal.seconds, chosen.device, busy):
+    activate = "" if shutil.which("invoke") else f"{sys.prefix}/bin/activate"
+    for line in last_lines(reports, terminal.seconds, chosen.device, busy, activate):
         terminal.text(line)
     return answer, EXIT_CODES[answer["outcome"]] or code
 
 
 def last_lines(
-    reports: Sequence[SmokeReport], seconds: float, device: str, busy: str = ""
+    reports: Sequence[SmokeReport],
+    seconds: float,
+    device: str,
+    busy: str = "",
+    activate: str = "",
 ) -> list[str]:
     """Return a smoke's verdict with its time and page, and what to do next.
 
     Args:
         busy: how busy this machine was before, if it was.
+        activate: the script that brings `invoke` onto the path, where it is not.
     """
     passed = [value for value in reports if value["outcome"] == "passed"]
     failed = next((value for value in reports if value["outcome"] == "failed"), None)
@@ -99,17 +108,22 @@ def last_lines(
     time = f"{minutes} min {rest} s" if minutes else f"{rest} s"
     stack = reports[0]["stack"]
     following = {
-        "cpu": "invoke smoke --gpus 2 (GPUs);"
-        f" invoke run {stack} --hosts hosts.yml --gpus 0 -- PROGRAM (several hosts)",
+        "cpu": "invoke smoke --gpus 2 (on a GPU host), or docs/tutorials/two-hosts.md",
         "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
     }[device]
+    if activate:
+        following = f". {os.path.relpath(activate)}, then {following}"
     unknown = sum(value["outcome"] == "not run" for value in reports)
     return [
         f"{len(passed)} of {len(reports)} {'stacks' if len(reports) > 1 else 'stack'} passed"
         f"{f', {unknown} not run,' if unknown else ''} in {time}; page: {page}",
         *([f"next: {following}"] if len(passed) == len(reports) else []),
-        *([_BUSY.format(busy)] if failed and busy else []),
+        *([_BUSY.format(busy)] if failed and busy and not _has_cause(failed) else []),
     ]
+
+
+def _has_cause(report: SmokeReport) -> bool:
+    return any(found["kind"] == "cause" for found in report["diagnoses"])
 
 
 def _smoke_here(
@@ -172,17 +186,30 @@ def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int
 
 
 def require_smokes(project: Project, names: list[str], device: str) -> None:
-    """Check that each stack has a smoke on ranks of this device.
+    """Check that each stack has a smoke on ranks of this device, with the files that it names.
 
     Raises:
-        UsageError: a stack has none.
+        UsageError: a stack has none, or a file is missing.
     """
     for name in names:
-        if project.definitions.stacks[name].smoke_on(device) is None:
+        declared = project.definitions.stacks[name].smoke_on(device)
+        if declared is None:
             raise UsageError(
                 f"{name} has no smoke on {'GPUs' if device == 'cuda' else 'CPU ranks'}",
                 hint=f"images/{name}/stack.yml, smoke.gpus, says what it trains there",
             )
+        for word in (*declared.prepare, *declared.program):
+            place, _, file = word.partition(f"{nodes.SMOKE_FOLDER}/")
+            if (
+                file
+                and not place
+                and not (project.root / "images" / name / "smoke" / file).exists()
+            ):
+                raise UsageError(
+                    f"images/{name}/smoke/{file} is missing",
+                    why=f"images/{name}/stack.yml names it as {word}, which every node would run",
+                    hint="write it: docs/tutorials/own-stack.md has a program for a start",
+                )
 
 
 def _explain_placement(plan: GpuPlan, terminal: Terminal) -> None:

@@ -15,8 +15,8 @@ from stackyard.system.stream import ToolLine
 from tests.unit import reports
 
 
-def drawn(table):
-    screen = Console(width=200, file=io.StringIO())
+def drawn(table, width=200):
+    screen = Console(width=width, file=io.StringIO())
     screen.print(table)
     return screen.file.getvalue()
 
@@ -96,6 +96,37 @@ def test_in_a_terminal_what_is_done_stays(capsys):
         terminal.loss("toy", "two", 1, 40, 2.0)
         terminal.done("toy", "all [done]")
     assert "toy: all [done]" in capsys.readouterr().err
+
+
+def test_the_row_of_what_has_ended_goes_until_it_goes_on():
+    with console.Terminal(live=True) as terminal:
+        terminal.say("toy", "train")
+        terminal.done("toy", "smoke passed")
+        assert "train" not in drawn(terminal._progress)
+        terminal.say("toy", "publish")
+        assert "publish" in drawn(terminal._progress)
+
+
+def test_a_note_is_a_line_that_stays_and_no_row(capsys):
+    with console.Terminal(live=True) as terminal:
+        terminal.say("toy", "train")
+        terminal.say("cpu", "note: the index is not carried")
+        assert "cpu" not in drawn(terminal._progress)
+    assert "cpu: note: the index is not carried" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_rows_fit_narrow_terminals_with_name_and_clock(width):
+    with console.Terminal(live=True) as terminal:
+        terminal.say("accelerate", "a long text " * 20)
+        (row,) = drawn(terminal._progress, width).splitlines()
+    assert "accelerate" in row and row.rstrip().endswith(" s]") and "…" in row
+
+
+def test_a_narrow_table_of_phases_cuts_no_number():
+    phases = [{"name": "find or build the image", "seconds": 202.52}]
+    made = [{**reports.good(), "stack": name, "phases": phases} for name in "abc"]
+    assert drawn(tables.phase_table(made), 80).count("202.52") == 3
 
 
 def test_results_go_to_standard_output_and_remarks_do_not(capsys):

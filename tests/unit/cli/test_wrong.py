@@ -15,6 +15,8 @@ WRONG = [
      "invoke build -h"),
     ("build fairseq bulid", "'bulid' is one word too many", "as a command: did you mean 'build'?",
      "invoke build -h"),
+    ("run toy /data/train.py", "run takes STACK: '/data/train.py' is one word too many", "",
+     "the program and its words follow --: invoke run toy -- /data/train.py"),
     ("list toy", "list takes no words: 'toy' is one word too many", "", "invoke list -h"),
     ("show", "show needs STACK", "STACK: a stack's name", "invoke show STACK"),
     ("compare a.json", "compare needs AFTER", "AFTER: a later one", "invoke compare BEFORE AFTER"),
