@@ -35,6 +35,7 @@ _handle, _complete, _flag = (
 _program: Any = Program
 _parse_tasks, _cleanup = _program.parse_tasks, _program.parse_cleanup
 HELP = ("--help", "-h")
+COUNTED = ("smoke", "bench")  # commands that begin on no number of GPUs unless it was typed
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -149,6 +150,12 @@ def _patched_tasks(program: Any) -> None:
     _LINE.clear()
     _parse_tasks(program)
     names = [context.name for context in program.tasks]
+    for task in () if program.args.help.value else program.tasks[1:]:
+        # Found out only when the commands before it have built for minutes.
+        if task.name in COUNTED and task.args["gpus"].value is None:
+            what = f"say how many GPUs the {task.name} is to use"
+            hint = f"invoke ... {task.name} --gpus 0 (CPU ranks), or --gpus 2"
+            raise refused(what, why="--gpus is missing", hint=hint)
     takes = [getattr(program.collection[name], "takes_words", True) for name in names]
     if names and remainder() and not any(takes) and not program.args.help.value:
         words = " ".join(remainder())

@@ -17,6 +17,8 @@ WRONG = [
      "invoke build -h"),
     ("run toy /data/train.py", "run takes STACK: '/data/train.py' is one word too many", "",
      "the program and its words follow --: invoke run toy -- /data/train.py"),
+    ("build toy smoke toy", "say how many GPUs the smoke is to use", "--gpus is missing",
+     "smoke --gpus 0 (CPU ranks), or --gpus 2"),
     ("list toy", "list takes no words: 'toy' is one word too many", "", "invoke list -h"),
     ("show", "show needs STACK", "STACK: a stack's name", "invoke show STACK"),
     ("compare a.json", "compare needs AFTER", "AFTER: a later one", "invoke compare BEFORE AFTER"),
