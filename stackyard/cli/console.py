@@ -52,6 +52,7 @@ class Terminal:
         self._lock = threading.Lock()
         self._live = sys.stderr.isatty() if live is None else live
         self._tasks: dict[str, Any] = {}
+        self._said: dict[str, str] = {}
         self._curves: dict[tuple[str, str], list[float]] = {}
 
     @property
@@ -108,7 +109,8 @@ class Terminal:
                 self._stay(stack, text)
             elif self._live:
                 self._show(stack, text)
-            else:
+            elif self._said.get(stack) != text:  # a download reports each second, moved or not
+                self._said[stack] = text
                 print(f"{self._clock} {stack}: {text}", file=sys.stderr, flush=True)
 
     def done(self, stack: str, text: str) -> None:

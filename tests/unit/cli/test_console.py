@@ -63,6 +63,15 @@ def test_without_a_terminal_every_event_is_one_line_on_standard_error(capsys):
     ]  # fmt: skip
 
 
+def test_without_a_terminal_the_same_event_again_is_no_line(capsys):
+    with console.Terminal(live=False) as terminal:
+        for stack, text in (("a", "loading"), ("b", "loading"), ("a", "loading"), ("a", "loaded"),
+                            ("a", "loading")):  # fmt: skip
+            terminal.say(stack, text)
+    said = [line.split("] ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["a: loading", "b: loading", "a: loaded", "a: loading"]
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_all_commands_and_phases_have_one_clock(monkeypatch, capsys, live):
     monkeypatch.setattr(console, "STARTED", time.monotonic() - 3600)

@@ -195,7 +195,8 @@ def test_a_build_makes_the_image_that_a_smoke_of_its_line_runs(typed, line, base
 @pytest.mark.parametrize(
     ("line", "name"),
     [("smoke --help", "smoke"), ("run -h", "run"), ("logs -h", "logs"), ("sync -h", "sync"),
-     ("build fairseq --help", "build"), ("--help build", "build"), ("build smoke -h", "smoke"), ("-h up", "up")],
+     ("build fairseq --help", "build"), ("--help build", "build"),
+     ("build smoke -h", "smoke"), ("-h up", "up")],
 )  # fmt: skip
 def test_help_is_given_and_nothing_is_done(typed, capsys, line, name):
     assert typed(line) == (0, [])
