@@ -34,7 +34,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     Return `none is known` where there are no words to compare with.
     """
     choices = sorted(choice for choice in known if len(choice) <= _COMPARED)
-    close = difflib.get_close_matches(word[:_COMPARED], choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:_COMPARED], choices, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(choices)}" if choices else "none is known"

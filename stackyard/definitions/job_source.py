@@ -67,7 +67,11 @@ def require_work(work: Work, stack: str, root: Path, typed: str) -> None:
         )
     if work.launcher and work.launcher not in LAUNCHERS:
         hint = ", ".join(sorted(LAUNCHERS))
-        raise UsageError(f"there is no launcher {shown(work.launcher)!r}", hint=f"one of: {hint}")
+        raise UsageError(
+            f"there is no launcher {shown(work.launcher)!r}",
+            why=nearest(work.launcher, LAUNCHERS),
+            hint=f"one of: {hint}",
+        )
 
 
 def example_names(root: Path, stack: str) -> list[str]:
