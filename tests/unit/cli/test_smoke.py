@@ -227,6 +227,28 @@ def test_proofs_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
     assert '<testcase classname="toy" name="bad"' in path.read_text(encoding="utf-8")
 
 
+def test_a_stack_without_fixes_has_nothing_to_prove_and_no_image_is_built_for_it(
+    monkeypatch, tmp_path, capsys
+):
+    tree = samples.Tree(tmp_path)
+    mine = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: mine")
+    for old, new in (('  beta: "3.0"\n', ""), ("builds: [beta]\n", ""), ("-old]", "-far]")):
+        mine = mine.replace(old, new)
+    tree.write("images/mine/stack.yml", mine)
+    far = samples.FILES["images/fixes/alpha-old.yml"].replace("id: alpha-old", "id: alpha-far")
+    tree.write("images/fixes/alpha-far.yml", far.replace("devices: [cpu]", "devices: [cuda]"))
+    monkeypatch.setattr(prove.plan, "require_used", lambda *_: None)
+    monkeypatch.setattr(prove, "Engine", None)
+    project = load_project(tree.root, locks_required=False)
+    with console.Terminal(live=False) as terminal:
+        answer, code = prove.prove_all(project, "mine", "", "cpu", terminal, record_them=True)
+    assert (answer, code) == ({"outcome": "passed", "reports": []}, 0)
+    assert capsys.readouterr().out.splitlines() == [
+        "mine: no fix or limit of it is for cpu: there is nothing to prove",
+        "mine: alpha-far is not for cpu: only for cuda",
+    ]
+
+
 def test_what_a_certification_found_goes_to_the_file_that_junit_names(monkeypatch, tmp_path):
     value = test_certify.record(test_certify.KINDS["dead"])
     seen = certify._Seen(found=None, health={}, unused={}, image="")
