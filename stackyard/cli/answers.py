@@ -211,12 +211,15 @@ class Locked(TypedDict):
     """Hold the answer of `invoke lock`.
 
     Attributes:
+        rebuilt: stacks whose images will be built again, with their bases; besides the stack
+            that was locked alone.
         stale: what to type for locks that are still to be made, by path.
     """
 
     changed: list[str]
     check: bool
     locks: list[LockChanged]
+    rebuilt: dict[str, list[str]]
     stale: dict[str, str]
 
 

@@ -78,7 +78,8 @@ def lock(
 ) -> Answer:
     """Resolve versions over the network, write the locks, show what changed.
 
-    Without --base it does so on every base that has a lock.
+    Without --base it does so on every base that has a lock. Torch layers, which all stacks share,
+    are resolved anew for `all`; a stack alone keeps those that fit.
 
     Example:
         invoke lock fairseq

@@ -21,9 +21,15 @@ def check_references(root: Path, found: Definitions, *, locks_required: bool) ->
     """Yield every problem that shows only when the files are seen together."""
     for stack in found.stacks.values():
         file = f"images/{stack.name}/stack.yml"
-        for key, message in _stack_problems(found, stack, locks_required):
+        for key, message in _stack_problems(found, stack):
             line = _line_of(root / file, f"{key}:")
             yield Problem(file=file, line=line, key=key, message=message)
+        if locks_required and all(name in found.wheels for name in stack.builds):
+            typed, line = f"invoke lock {stack.name}", _line_of(root / file, "packages:")
+            lacking = (_lock_problems(found, stack, base) for base in found.bases.values())
+            for message in dict.fromkeys(chain.from_iterable(lacking)):
+                said = f"{message}; type `{typed}`"
+                yield Problem(file=file, line=line, key="packages", message=said, command=typed)
     for wheel in found.wheels.values():
         file = f"images/wheels/{wheel.package}.yml"
         pin: dict[str, str] = {canonicalize_name(wheel.package): wheel.version}
@@ -39,9 +45,7 @@ def check_references(root: Path, found: Definitions, *, locks_required: bool) ->
                 yield Problem(file=file, line=line, key=item.name, message=message)
 
 
-def _stack_problems(
-    found: Definitions, stack: Stack, locks_required: bool
-) -> Iterator[tuple[str, str]]:
+def _stack_problems(found: Definitions, stack: Stack) -> Iterator[tuple[str, str]]:
     places = _versions_by_base(found, stack)
     for message in _fix_problems(found, stack.fixes, places, "installed"):
         yield "fixes", message
@@ -62,10 +66,6 @@ def _stack_problems(
         if wheel is not None and name not in stack.builds and wheel.version != version:
             message = f"{name} {version}, but images/wheels/{name}.yml is for {wheel.version}"
             yield "packages", f"{message}; users' own source takes the place of the same release"
-    if locks_required and all(name in found.wheels for name in stack.builds):
-        problems = (_lock_problems(found, stack, base) for base in found.bases.values())
-        for message in dict.fromkeys(chain.from_iterable(problems)):
-            yield "packages", message
 
 
 def _fix_problems(
@@ -133,21 +133,20 @@ def wanted_locks(found: Definitions, stack: Stack, base: Base) -> dict[str, str]
 
 
 def _lock_problems(found: Definitions, stack: Stack, base: Base) -> Iterator[str]:
-    type_this = f"type `invoke lock {stack.name}`"
     for path, inputs in wanted_locks(found, stack, base).items():
         if path not in found.locks:
             if not base.never_built:
-                yield f"missing lock {path}; {type_this}"
+                yield f"missing lock {path}"
         elif lock.locked_inputs(found.locks[path]) != inputs:
             if path == lock.base_lock_path(base.name):
                 named = "`reference`" if base.pulled else "`torch`"
-                yield f"{path} was made for another {named}, platform or Python; {type_this}"
+                yield f"{path} was made for another {named}, platform or Python"
             else:
-                yield f"{path} was made from other packages or fixes than these; {type_this}"
+                yield f"{path} was made from other packages or fixes than these"
         elif path == lock.base_lock_path(base.name):
             held = lock.parse_lock(found.locks[path])
             for name, version in lock.other_builds(base, held).items():
-                yield f"{path} holds {name} {version}, not the build of the base; {type_this}"
+                yield f"{path} holds {name} {version}, not the build of the base"
 
 
 def _line_of(path: Path, start: str) -> int:

@@ -42,12 +42,17 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Describe one problem in the definitions, with its file, line and key."""
+    """Describe one problem in the definitions, with its file, line and key.
+
+    Attributes:
+        command: what to type, where no line is wrong; empty where one is.
+    """
 
     file: str
     line: int
     key: str
     message: str
+    command: str = ""
 
     def __str__(self) -> str:
         key = f"{shown(self.key)}: " if self.key else ""
@@ -68,10 +73,11 @@ class DefinitionError(StackyardError):
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = sorted(problems, key=lambda p: (p.file, p.line, p.key))
         count = len(self.problems)
+        commands = dict.fromkeys(problem.command for problem in self.problems)
         super().__init__(
             f"{count} problem{'s' if count != 1 else ''} in the definitions",
             why="\n".join(str(problem) for problem in self.problems),
-            hint="correct the lines named above",
+            hint="correct the lines named above" if "" in commands else "; ".join(commands),
         )
 
 

@@ -7,7 +7,7 @@ Owns which locks a command is about, and that all are resolved before any is wri
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -19,7 +19,7 @@ from stackyard.definitions import lock, references
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base
 from stackyard.system.engine import Engine
-from stackyard.system.errors import EngineError, UsageError
+from stackyard.system.errors import CommandError, EngineError, UsageError
 
 Say = Callable[[str, str], None]
 
@@ -34,6 +34,9 @@ class Locking:
         changes: the difference between each lock and the existing one.
         written: the paths in `files` whose text has changed, and those in `gone`.
         stale: locks of other stacks that do not fit the definitions, with the command for each.
+        outgrown: bases whose torch layer fitted the definitions, but not the stack.
+        rebuilt: bases by stack, where a locked image comes to have other locks; besides the stack
+            that is locked alone.
     """
 
     files: Mapping[str, str]
@@ -41,6 +44,8 @@ class Locking:
     changes: tuple[LockChange, ...]
     written: tuple[str, ...]
     stale: Mapping[str, str]
+    outgrown: tuple[str, ...]
+    rebuilt: Mapping[str, tuple[str, ...]]
 
 
 def locked_bases(project: Project, stack: str) -> list[str]:
@@ -61,6 +66,8 @@ def locked_bases(project: Project, stack: str) -> list[str]:
 def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     """Resolve the locks of a stack (or `all`) on one base or on every base that has some.
 
+    A stack alone keeps the torch layers of bases, which other stacks share, where it fits them.
+
     Raises:
         UsageError: there is no such stack or base, or the stack's locks on other bases would not
             fit; raised before the network is used.
@@ -74,7 +81,7 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     bases = [base] if base else locked_bases(project, stack)
     locks: dict[str, str] = {}
     for name in bases:
-        locks |= resolve_on(project, names, name, say, locks)
+        locks |= resolve_on(project, names, name, say, locks, keep=stack != "all")
     for path in {lock.wheel_lock_path(wheel) for wheel in definitions.wheels} & set(locks):
         locks[path] = lock.extended(locks[path], definitions.locks.get(path, ""))
     changes = tuple(
@@ -90,8 +97,19 @@ def resolve_all(project: Project, stack: str, base: str, say: Say) -> Locking:
     files = {**held, **_rendered(then)}
     written = tuple(path for path, text in files.items() if not _is_there(project, path, text))
     return Locking(
-        files=files, gone=gone, changes=changes, written=(*written, *gone), stale=stale_locks(then)
-    )
+        files=files,
+        gone=gone,
+        changes=changes,
+        written=(*written, *gone),
+        stale=stale_locks(then),
+        outgrown=tuple(
+            name for name in bases
+            if stack != "all"
+            and (kept := _kept_layer(project, definitions.bases[name]))
+            and kept.items() - locks.items()
+        ),
+        rebuilt=_rebuilt(project, then, set(definitions.stacks) - {stack}),
+    )  # fmt: skip
 
 
 def stale_locks(project: Project) -> dict[str, str]:
@@ -147,11 +165,14 @@ def resolve_on(
     base_name: str,
     say: Say,
     others: Mapping[str, str] = MappingProxyType({}),
+    *,
+    keep: bool = False,
 ) -> dict[str, str]:
     """Return new locks of some stacks on one base, by path, without writing them.
 
     Args:
         others: locks that were just made for other bases; wheels are locked once for all.
+        keep: keep the base's lock where it fits its definition and the stacks.
 
     Raises:
         CommandError: uv found no solution.
@@ -159,10 +180,12 @@ def resolve_on(
     definitions = project.definitions
     base = definitions.bases[base_name]
     caller = mirrors.collect(os.environ, distribution=base.distribution)
-    files: dict[str, str] = {}
+    kept = _kept_layer(project, base) if keep else {}
+    files = dict(kept)
     if base.bootstrap is not None:
-        say(base.name, "resolving the shared layer")
-        files |= resolve.lock_base(base, caller)
+        if not kept:
+            say(base.name, "resolving the shared layer")
+            files |= resolve.lock_base(base, caller)
         given = lock.versions(lock.parse_lock(files[lock.base_lock_path(base.name)]))
     elif base.host is not None:
         given = base.provided
@@ -179,10 +202,26 @@ def resolve_on(
         files |= resolve.lock_wheel(definitions.wheels[wheel], base, caller, others.get(path, ""))
     for name in names:
         say(name, f"resolving on {base.name}")
-        files |= resolve.lock_stack(
-            definitions.stacks[name], base, definitions.fixes, given, caller
-        )
+        try:
+            files |= resolve.lock_stack(
+                definitions.stacks[name], base, definitions.fixes, given, caller
+            )
+        except CommandError:
+            if not kept:
+                raise
+            say(name, f"no solution on the locked torch layer of {base.name}: resolving both")
+            return resolve_on(project, names, base_name, say, others)
     return files
+
+
+def _kept_layer(project: Project, base: Base) -> dict[str, str]:
+    """Return the lock of a base's torch layer, if it is there and fits the base's definition."""
+    path = lock.base_lock_path(base.name)
+    there = project.definitions.locks.get(path, "")
+    fits = lock.locked_inputs(there) == lock.base_inputs(base)
+    if base.bootstrap is None or not fits or lock.other_builds(base, lock.parse_lock(there)):
+        return {}
+    return {path: there}
 
 
 def _lock_pulled(project: Project, base: Base, there: str, say: Say) -> str:
@@ -207,6 +246,20 @@ def _survey(project: Project, base: Base) -> tuple[str, dict[str, str]]:
             return resolve.survey(engine, base, lambda: host.require_space(engine, needed))
     except EngineError as error:
         raise cannot_have(project, base.name, error) from error
+
+
+def _rebuilt(project: Project, then: Project, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return on which bases each stack's locked image has other locks then."""
+    found = {
+        name: tuple(
+            base
+            for base in sorted(project.definitions.bases)
+            if (before := catalog.resolve(project.definitions, name, base)).locked
+            and before.locks != catalog.resolve(then.definitions, name, base).locks
+        )
+        for name in sorted(names)
+    }
+    return {name: bases for name, bases in found.items() if bases}
 
 
 def _rendered(project: Project) -> dict[str, str]:

@@ -41,10 +41,18 @@ def lock(terminal: Terminal, stack: str, base: str, *, check: bool) -> tuple[ans
         terminal.text("every lock is as it was")
     for path, typed in made.stale.items():
         terminal.note(f"still to be locked: {path}; type: {typed.partition(' --base')[0]}")
+    for name in made.outgrown:
+        terminal.note(
+            f"{stack} does not fit the torch layer as it was locked on {name}: that changes, too"
+        )
+    if made.rebuilt:
+        shown = "; ".join(f"{name} ({', '.join(bases)})" for name, bases in made.rebuilt.items())
+        terminal.note(f"images that will be built again, since their locks change: {shown}")
     value: answers.Locked = {
         "changed": list(made.written),
         "check": check,
         "locks": [change_value(change) for change in made.changes],
+        "rebuilt": {name: list(bases) for name, bases in made.rebuilt.items()},
         "stale": dict(made.stale),
     }
     return value, 1 if check and made.written else 0

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,22 @@ def prove_all(
     names = [
         name
         for name in stacks
-        if not fix or plan.proofs(catalog.resolve(definitions, name, base), limits, fix)[0]
+        if plan.proofs(catalog.resolve(definitions, name, base), limits, fix)[0]
     ]
-    if not names:
+    without = [] if fix else [name for name in stacks if name not in names]
+    if fix and not names:
         raise UsageError(
             f"{fix} has nothing to prove in {'any stack' if stack == 'all' else stack} on {base}",
             why=_why_nowhere(project, stacks, fix, base),
             hint=f"invoke prove --fix {fix}, or another --base",
         )
+    for name in without:
+        terminal.text(f"{name}: no fix or limit of it is for {base}: there is nothing to prove")
+        elsewhere = plan.proofs(catalog.resolve(definitions, name, base), limits)[1]
+        for one, why in elsewhere.items():
+            terminal.text(f"{name}: {one} is not for {base}: {why}")
+    if not names:
+        return {"outcome": "passed", "reports": []}, EXIT_CODES["passed"]
     reports = []
     with Engine() as held:
         builder = Builder(project, held, terminal.say)
@@ -101,7 +109,7 @@ def prove_all(
         _explain(value, terminal)
     if record_them:
         played = [(one.image, value) for one, value in zip(images, reports, strict=True)]
-        _record(project, base, played, terminal, whole=not fix)
+        _record(project, base, played, without, terminal, whole=not fix)
     answer = records.together(reports)
     return answer, EXIT_CODES[answer["outcome"]]
 
@@ -194,10 +202,17 @@ def _explain(value: Mapping[str, Any], terminal: Terminal) -> None:
 
 
 def _record(
-    project: Project, base: str, played: list[Any], terminal: Terminal, *, whole: bool
+    project: Project,
+    base: str,
+    played: list[Any],
+    without: Collection[str],
+    terminal: Terminal,
+    *,
+    whole: bool,
 ) -> None:
     path = recorded_path(base)
-    found = record(recorded(project, base), project.definitions, played, whole=whole)
+    kept = {name: one for name, one in recorded(project, base).items() if name not in without}
+    found = record(kept, project.definitions, played, whole=whole)
     done = replace_record(project, base, found)
     for written in done:
         terminal.text(f"written: {written}")

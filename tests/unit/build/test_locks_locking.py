@@ -37,13 +37,18 @@ never_built: nobody could pull it
 def tree(tmp_path, monkeypatch):
     """A project with two bases; `asked` are the requirements of every resolution."""
     made = samples.Tree(tmp_path)
-    made.asked, made.fail_on = [], None
+    made.asked, made.fail_on, made.newer, made.wants = [], None, {}, {}
 
     def answer(requirements, **given):
         made.asked.append((given["base"].name, tuple(requirements)))
         if made.fail_on == made.asked[-1]:
             raise CommandError("uv pip compile failed", code=1)
+        fixed = given.get("constraints") or {}
+        if any(fixed.get(name, version) != version for name, version in made.wants.items()):
+            raise CommandError("uv pip compile failed", code=1, why="idna is pinned")
         pins = [word.split("==") for word in requirements]
+        # What torch needs comes with it, in the newest version there is.
+        pins += made.newer.items() if requirements == ("torch==2.0.0",) else ()
         hashes = ("sha256:" + "0" * 64,)
         return tuple(Locked(name=name, version=version, hashes=hashes) for name, version in pins)
 
@@ -190,6 +195,96 @@ def test_check_writes_nothing_and_its_exit_code_says_whether_it_would(
         assert not (tree.root / "images/toy/far.lock").exists()
         assert run(cli_lock.lock, "all", "", check=True) == 0
         assert "nothing changed on cpu: the torch layer, toy" in capsys.readouterr().out
+
+
+LAYER, ONE = "images/bases/cpu.lock", "images/bases/one.lock"
+
+
+@pytest.fixture
+def grown(tree):
+    """Stacks `toy` and `other` locked on two bases, for which the index has newer packages now."""
+    made_here = samples.FILES["images/bases/cpu.yml"].replace("name: cpu", "name: one")
+    tree.write("images/bases/one.yml", made_here)
+    other = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: other")
+    tree.write("images/other/stack.yml", other)
+    tree.newer = {"idna": "3.1"}
+    replace_texts(tree.root, lock(tree).files)
+    tree.newer = {"idna": "3.2"}
+    tree.asked.clear()
+    return tree
+
+
+def test_a_new_stack_keeps_the_layers_that_the_others_share(grown):
+    mine = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: mine")
+    grown.write("images/mine/stack.yml", mine)
+    before = everything(grown.root)
+    made = lock(grown, "mine")
+    assert {path.split("/")[1] for path in made.written} == {"mine"}
+    assert ("cpu", ("torch==2.0.0",)) not in grown.asked
+    replace_texts(grown.root, made.files)
+    assert {p: text for p, text in everything(grown.root).items() if p in before} == before
+    assert (made.stale, made.outgrown, made.rebuilt) == ({}, (), {})
+
+
+def test_what_is_above_a_kept_layer_is_resolved_with_its_pins(grown, monkeypatch):
+    given = []
+    real = resolve.lock_stack
+    monkeypatch.setattr(resolve, "lock_stack", lambda *a: given.append(a[3]) or real(*a))
+    lock(grown, "toy")
+    assert given == [{"torch": "2.0.0", "idna": "3.1"}] * 2
+
+
+def test_locking_everything_renews_the_layers_and_names_all_stacks(grown):
+    made = lock(grown)
+    assert {LAYER, ONE} == set(made.written)
+    assert made.rebuilt == {"other": ("cpu", "one"), "toy": ("cpu", "one")}
+    assert made.outgrown == ()
+
+
+@pytest.mark.parametrize("change", ["missing", "torch", "build"])
+def test_a_layer_that_is_not_there_or_not_its_bases_is_resolved(grown, change):
+    if change == "missing":
+        (grown.root / ONE).unlink()
+    elif change == "torch":
+        grown.change(ONE, "# inputs: sha256:", "# inputs: sha256:0000000000")
+    else:
+        grown.change(ONE, "torch==2.0.0", "torch==2.0.0+cu1")
+    made = lock(grown, "toy")
+    assert set(made.written) == {ONE}
+    assert "idna==3.2" in made.files[ONE]
+    assert made.outgrown == ()
+    assert made.rebuilt == {"other": ("one",)}
+
+
+def test_a_layer_that_a_stack_does_not_fit_is_resolved_with_it_and_that_is_said(
+    grown, monkeypatch, capsys
+):
+    grown.wants = {"idna": "3.2"}
+    monkeypatch.setattr(cleanup, "guarded", lambda warden: contextlib.nullcontext())
+    monkeypatch.setattr(cli_lock, "load_project", lambda **named: load_project(grown.root, **named))
+    assert run(cli_lock.lock, "toy", "cpu", check=True) == 1
+    out, err = capsys.readouterr()
+    assert "the torch layer on cpu: 1 up\n  up       idna 3.1 -> 3.2\n" in out
+    assert f"would be written: {LAYER}\n" in out
+    assert err.splitlines()[-2:] == [
+        "toy does not fit the torch layer as it was locked on cpu: that changes, too",
+        "images that will be built again, since their locks change: other (cpu)",
+    ]
+    assert run(cli_lock.lock, "toy", "cpu", check=True, as_json=True) == 1
+    assert json.loads(capsys.readouterr().out)["rebuilt"] == {"other": ["cpu"]}
+
+
+def test_a_stack_without_a_solution_on_a_new_layer_either_is_refused(grown):
+    grown.wants = {"idna": "2.0"}
+    before = everything(grown.root)
+    with pytest.raises(CommandError):
+        lock(grown, "toy")
+    assert everything(grown.root) == before
+
+
+def test_outdated_counts_what_is_newer_in_the_layer_too(grown):
+    then = locking.resolve_on(load_project(grown.root), ["toy"], "cpu", lambda *_: None)
+    assert "idna==3.2" in then[LAYER]
 
 
 def test_a_pulled_base_is_read_once_and_locked_by_its_digest(tree):

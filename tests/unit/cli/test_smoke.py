@@ -2,19 +2,28 @@
 
 import contextlib
 import dataclasses
+import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from stackyard.build import host
+from stackyard.build import catalog, host
+from stackyard.build.builder import Builder, Built
 from stackyard.cli import console
-from stackyard.cli.options.trainings import BenchRequest, SmokeRequest
-from stackyard.cli.steps import smoke, smoke_slurm
+from stackyard.cli.options.runs import CertifyRequest
+from stackyard.cli.options.trainings import BenchRequest, ProveRequest, SmokeRequest
+from stackyard.cli.steps import certify, prove, smoke, smoke_slurm
 from stackyard.definitions.project import load_project
 from stackyard.mesh.preflight import NotReady
+from stackyard.report import smokes
 from stackyard.schedulers.request import slurm_site
-from stackyard.system.errors import NothingToRunOn, StackyardError, UsageError
-from tests.unit import reports, slurm_smokes
+from stackyard.system import process
+from stackyard.system.errors import EngineError, NothingToRunOn, StackyardError, UsageError
+from tests.unit import reports, samples, slurm_smokes
+from tests.unit.report import test_certify
+from tests.unit.report.test_junit import PROOFS
 
 
 def ended(*outcomes, device="cpu", seconds=83.4, busy="", activate="", **more):
@@ -204,3 +213,182 @@ def test_a_smoke_whose_program_is_missing_is_refused_before_the_build(tmp_path):
         assert f"names it as /srv/smoke/{name}" in caught.value.why
         (folder / name).write_text("")
     smoke.require_smokes(elsewhere, ["megatron"], "cpu")
+
+
+def test_a_smoke_explains_what_it_recognised_under_its_checks(capsys):
+    value = reports.BROKEN["recognised"]()
+    with console.Terminal(live=False) as terminal:
+        smoke._explain(value, terminal)
+    said = capsys.readouterr().out
+    assert "toy: loss_falls failed" in said
+    assert "toy: recognised: a GPU is out of memory [oom]" in said
+    assert said.index("loss_falls failed") < said.index("recognised") < said.index("last lines")
+
+
+def test_a_smoke_says_which_check_does_not_apply_and_why(capsys):
+    value = {**reports.good(), "not_applicable": {"mesh": "there is no ssh"}}
+    with console.Terminal(live=False) as terminal:
+        smoke._explain(value, terminal)
+    assert "toy: mesh does not apply: there is no ssh" in capsys.readouterr().out
+
+
+def test_the_checks_of_a_smoke_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
+    monkeypatch.setattr(smoke, "Engine", contextlib.nullcontext)
+    monkeypatch.setattr(smoke, "_smoke_each", lambda *given: [reports.BROKEN["failed"]()])
+    monkeypatch.setattr(smoke.vouch, "told", lambda root, value: "no evidence")
+    path = tmp_path / "results.xml"
+    with console.Terminal(live=False) as terminal:
+        asked = SmokeRequest(stack="fairseq", gpus=0, junit=str(path))
+        assert smoke.smoke(terminal, asked)[1] == 1
+    assert '<testcase classname="toy" name="loss_falls"' in path.read_text(encoding="utf-8")
+
+
+def test_proofs_go_to_the_file_that_junit_names(monkeypatch, tmp_path):
+    answer = {"outcome": "failed", "reports": [PROOFS]}
+    monkeypatch.setattr(prove, "prove_all", lambda *given, **named: (answer, 1))
+    path = tmp_path / "results.xml"
+    with console.Terminal(live=False) as terminal:
+        assert prove.prove(terminal, ProveRequest(junit=str(path)))[1] == 1
+    assert '<testcase classname="toy" name="bad"' in path.read_text(encoding="utf-8")
+
+
+def test_a_stack_without_fixes_has_nothing_to_prove_and_no_image_is_built_for_it(
+    monkeypatch, tmp_path, capsys
+):
+    tree = samples.Tree(tmp_path)
+    mine = samples.FILES["images/toy/stack.yml"].replace("name: toy", "name: mine")
+    for old, new in (('  beta: "3.0"\n', ""), ("builds: [beta]\n", ""), ("-old]", "-far]")):
+        mine = mine.replace(old, new)
+    tree.write("images/mine/stack.yml", mine)
+    far = samples.FILES["images/fixes/alpha-old.yml"].replace("id: alpha-old", "id: alpha-far")
+    tree.write("images/fixes/alpha-far.yml", far.replace("devices: [cpu]", "devices: [cuda]"))
+    monkeypatch.setattr(prove.plan, "require_used", lambda *_: None)
+    monkeypatch.setattr(prove, "Engine", None)
+    project = load_project(tree.root, locks_required=False)
+    with console.Terminal(live=False) as terminal:
+        answer, code = prove.prove_all(project, "mine", "", "cpu", terminal, record_them=True)
+    assert (answer, code) == ({"outcome": "passed", "reports": []}, 0)
+    assert capsys.readouterr().out.splitlines() == [
+        "mine: no fix or limit of it is for cpu: there is nothing to prove",
+        "mine: alpha-far is not for cpu: only for cuda",
+    ]
+
+
+def test_what_a_certification_found_goes_to_the_file_that_junit_names(monkeypatch, tmp_path):
+    value = test_certify.record(test_certify.KINDS["dead"])
+    seen = certify._Seen(found=None, health={}, unused={}, image="")
+    path = tmp_path / "results.xml"
+    hosts = SimpleNamespace(links={})
+    monkeypatch.setattr(certify, "reached", lambda fleet: contextlib.nullcontext(hosts))
+    monkeypatch.setattr(certify, "_on_hosts", lambda *given: seen)
+    monkeypatch.setattr(certify.report, "certify_report", lambda *given, **named: dict(value))
+    monkeypatch.setattr(
+        certify, "pages", SimpleNamespace(made_by=lambda root: {}, write=lambda *given: None)
+    )
+    with console.Terminal(live=False) as terminal:
+        asked = CertifyRequest(stack="accelerate", hosts="a,b", gpus=0, junit=str(path))
+        assert certify.certify(terminal, asked)[1] == 1
+    assert '<testsuite name="certify accelerate on cuda"' in path.read_text(encoding="utf-8")
+
+
+SLOW, QUICK = "megatron", "fairseq"
+
+
+class Machine:
+    """An engine of two cores whose builds and smokes are made up here."""
+
+    def __init__(self, monkeypatch):
+        self.project = load_project(locks_required=False)
+        # Set by a smoke's first phase, by its nodes' removal, and when builds are stopped.
+        self.begun, self.removed, self.stopped = (threading.Event() for _ in range(3))
+        self.smoked, self.watchers = [], []
+        self.build, self.phase = lambda stack: 0.0, lambda: None
+        monkeypatch.setattr(smoke, "Builder", lambda *given: Fake(self))
+        monkeypatch.setattr(smoke.nodes, "sweep", lambda engine: {})
+        monkeypatch.setattr(smokes.nodes, "remove", lambda *given: self.removed.set())
+        monkeypatch.setattr(smokes.smoke, "run_smoke", self._run)
+        monkeypatch.setattr(smokes, "_keep", lambda *given: None)
+        monkeypatch.setattr(process, "stop_all", self.stopped.set)
+
+    def facts(self):
+        return {"cpus": "2", "memory_gib": "64"}
+
+    def _run(self, *given, run, watcher, **named):
+        self.watchers.append(watcher)
+        watcher.phase("start nodes")
+        self.smoked.append(run.partition("-")[0])
+        self.begun.set()
+        self.phase()
+        return reports.outcome(samples.observation())
+
+    def smoke(self, terminal):
+        return smoke._smoke_each(self.project, self, [SLOW, QUICK], "cpu", 2, None, terminal)
+
+
+class Fake(Builder):
+    """A builder whose builds take as long as its machine says."""
+
+    def __init__(self, machine):
+        self._machine = machine
+
+    def build(self, stack, base, *, again=False, fork=None):
+        seconds = self._machine.build(stack)
+        image = catalog.resolve(self._machine.project.definitions, stack, base)
+        return Built(image=image, tag=stack, info=reports.INFO, seconds=seconds, made=True)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    before = set(threading.enumerate())
+    yield Machine(monkeypatch)
+    # An interrupt does not wait for smokes; what they still do belongs to this test.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+
+
+def test_a_stacks_smoke_starts_when_its_own_image_is_there(machine, capsys):
+    def build(stack):
+        if stack == SLOW:
+            assert machine.begun.wait(30), "no smoke began before the slow build's end"
+            return 9.0
+        return 1.0
+
+    machine.build = build
+    with console.Terminal(live=False) as terminal:
+        slow, quick = machine.smoke(terminal)
+    assert (slow["stack"], quick["stack"]) == (SLOW, QUICK)
+    assert (slow["build_seconds"], quick["build_seconds"]) == (9.0, 1.0)
+    assert [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "fairseq: image built in 1.0 s", "fairseq: start nodes",
+        "megatron: image built in 9.0 s", "megatron: start nodes",
+    ]  # fmt: skip
+
+
+def test_the_error_of_a_build_comes_when_the_smokes_that_run_have_ended(machine):
+    def build(stack):
+        if stack == SLOW:
+            assert machine.begun.wait(30)
+            raise EngineError("no space")
+        return 1.0
+
+    machine.build = build
+    with console.Terminal(live=False) as terminal, pytest.raises(EngineError, match="no space"):
+        machine.smoke(terminal)
+    assert machine.smoked == [QUICK]
+    assert not machine.removed.is_set()
+
+
+def test_an_interrupt_during_a_build_ends_builds_and_smokes(machine):
+    def build(stack):
+        assert stack == QUICK or machine.stopped.wait(30), "the build was not stopped"
+        return 1.0
+
+    def phase():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert machine.removed.wait(30), "the smoke was not ended"
+
+    machine.build, machine.phase = build, phase
+    with console.Terminal(live=False) as terminal, pytest.raises(KeyboardInterrupt):
+        machine.smoke(terminal)
+    assert machine.stopped.is_set() and machine.removed.is_set()
+    assert machine.smoked == [QUICK] and machine.watchers[0].stop.is_set()

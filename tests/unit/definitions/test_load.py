@@ -411,6 +411,18 @@ def test_the_error_counts_its_problems_and_says_what_to_do(tree):
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_where_only_locks_are_missing_the_hint_is_what_to_type(tree, wrong):
+    (tree.root / "images/toy/cpu.lock").unlink()
+    if wrong:
+        tree.change(STACK, "imports: [alpha]", "import: [alpha]")
+    with pytest.raises(DefinitionError) as caught:
+        tree.load()
+    line = f"{STACK}:3: packages: missing lock images/toy/cpu.lock; {LOCK_AGAIN}"
+    assert line in caught.value.why
+    assert caught.value.hint == ("correct the lines named above" if wrong else "invoke lock toy")
+
+
 def test_a_module_that_no_fix_adds_is_named(tree):
     path = tree.root / "images/fixes/files/alpha/new.py"
     path.parent.mkdir(parents=True)
