@@ -13,14 +13,13 @@ from stackyard.definitions.spec import Base
 from stackyard.gpu import doctor, infiniband
 from stackyard.mesh import host_health
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.link import Link, cause, on_each, remark
 from stackyard.mesh.node import SSH_PORT
 from stackyard.mesh.node_plan import SKEW_WARNING, misfits, usable_gpus
 from stackyard.mesh.owner import leftovers
 from stackyard.mesh.preflight import Muster
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.survey import HostFacts, Network, choose_network
-from stackyard.system.errors import StackyardError
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
            "route", "port", "health", "runs")  # fmt: skip
@@ -58,12 +57,13 @@ def inspect(
     for host in fleet.hosts:
         error = found.failed.get(host.name)
         if host.name not in found.facts:
-            rows.append({"host": host.name, "engine": _short(host.name, error)})
+            what = cause(host.name, error) if error else "does not answer"
+            rows.append({"host": host.name, "engine": what})
             continue
         row = _row(host.name, found, network, images.get(host.name, ""), routes, tag, fleet)
         rows.append({**row, "health": host_health.summary(health[host.name])})
     for name, error in found.failed.items():
-        remarks.append(f"{name}: {_short(name, error)}" + (f"; {error.hint}" if error.hint else ""))
+        remarks.append(remark(name, cause(name, error), error.hint))
     remarks += [f"{host}: {what}" for host, what in problems]
     for place, names in found.unshared.items():
         remarks += [f"{name}: {place} is not the folder that the first host sees" for name in names]
@@ -87,10 +87,6 @@ def inspect(
     return {"columns": COLUMNS, "hosts": rows, "remarks": remarks, "ready": ready,
             "pairs": routes,
             "health": {name: [asdict(f) for f in one] for name, one in health.items()}}  # fmt: skip
-
-
-def _short(name: str, error: StackyardError | None) -> str:
-    return error.what.removeprefix(f"{name}: ") if error else "does not answer"
 
 
 def _row(
@@ -133,7 +129,7 @@ def _adapters(facts: Mapping[str, HostFacts]) -> list[str]:
     """Return remarks on each host's InfiniBand and RoCE ports, and on NCCL's choice of them."""
     with_ports = {name: found.infiniband for name, found in facts.items() if found.infiniband.ports}
     found = [
-        f"{name}: {finding.what}" + (f"; {finding.hint}" if finding.hint else "")
+        remark(name, finding.what, finding.hint)
         for name, one in with_ports.items()
         for finding in doctor.adapters(one)
     ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from stackyard.build.source.naming import require_labels
 from stackyard.mesh import standing, survey
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.link import HostError, Link, on_each
+from stackyard.mesh.link import HostError, Link, cause, on_each
 from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan, make_plan
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.survey import HostFacts
@@ -179,7 +179,7 @@ def plan_run(
 
 
 def _what(name: str, error: StackyardError) -> str:
-    text = error.what.removeprefix(f"{name}: ")
+    text = cause(name, error)
     last = error.why.strip().splitlines()[-1:] if error.why else []
     return f"{text} ({last[0].strip()[:160]})" if last else text
 

@@ -32,6 +32,7 @@ from stackyard.mesh import runs, standing
 from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
 from stackyard.mesh.hosts import Fleet, expand, from_names, matching, read_inventory
+from stackyard.mesh.link import cause
 from stackyard.mesh.node_plan import StandingPlan
 from stackyard.mesh.preflight import muster
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
@@ -94,7 +95,7 @@ def status(terminal: Terminal, asked: StatusRequest) -> Answer:
     with reached(load_fleet(asked.hosts)) as hosts:
         rows, silent = rows_of(hosts, asked.name)
     for host, error in silent.items():
-        terminal.note(f"{host} does not answer: {error.what.removeprefix(f'{host}: ')}")
+        terminal.note(f"{host} does not answer: {cause(host, error)}")
     if rows:
         terminal.table(runs_table(rows))
     else:
@@ -263,7 +264,9 @@ def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Ans
             failed |= broken
             terminal.text(f"{run_.plan.run} is down: {len(gone)} containers removed")
     for host, error in failed.items():
-        terminal.text(f"{host} could not be asked, and its node ends by itself: {error.what}")
+        terminal.text(
+            f"{host} could not be asked, and its node ends by itself: {cause(host, error)}"
+        )
     return {"removed": removed, "failed": sorted(failed)}, 1 if failed else 0
 
 
