@@ -20,6 +20,7 @@ from stackyard.cli.steps import pull_file
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
 from stackyard.cli.steps.pulled import lost, require_no_way_back, told
 from stackyard.cli.steps.release import find_signers, open_registry, seen_value
+from stackyard.cli.typed import typed
 from stackyard.definitions.document import nearest
 from stackyard.definitions.project import load_project
 from stackyard.mesh.link import HostError, Link, cause, on_each, remark
@@ -35,6 +36,7 @@ from stackyard.release.pull import Puller, name_image
 from stackyard.release.receiver import Progress
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
+from stackyard.release.statement import latest_tag
 from stackyard.release.verify import Verified
 from stackyard.system.engine import Engine
 from stackyard.system.errors import EngineError, StackyardError, UsageError
@@ -50,14 +52,19 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
     chosen = decide(project, given.stack, given.base)
     name, base = chosen.stack, chosen.base.name
     _require_sense(given, name)
-    reference = given.release or f"{name}-{base}-latest"
+    reference = given.release or latest_tag(name, base)
+    instead = {
+        latest_tag(name, other): typed("pull", given, base=other)
+        for other in project.definitions.bases if not given.release
+    }  # fmt: skip
     signers = find_signers(given.signers)
     with open_registry(project, given.from_, "--from") as registry:
-        found = verify.verify_release(registry, reference, signers)
+        found = verify.verify_release(registry, reference, signers, instead)
         if (found.release.stack, found.release.base) != (name, base):
             raise UsageError(
                 f"{reference} is {found.release.stack} on {found.release.base},"
-                f" not {name} on {base}"
+                f" not {name} on {base}",
+                hint=typed("pull", given, stack=found.release.stack, base=found.release.base),
             )
         attested = f", with {', '.join(found.attested)}" if found.attested else ""
         terminal.say(name, f"{found.release.name}, signed by {found.signer}{attested}")
