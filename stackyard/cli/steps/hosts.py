@@ -33,7 +33,7 @@ from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
 from stackyard.mesh.hosts import Fleet, expand, from_names, matching, read_inventory
 from stackyard.mesh.link import cause
-from stackyard.mesh.node_plan import StandingPlan
+from stackyard.mesh.node_plan import MeshRequest, StandingPlan
 from stackyard.mesh.preflight import muster
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
@@ -278,10 +278,15 @@ def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
         project, asked.stack or "all", asked.base, gpus=asked.gpus, cpu_ranks_anywhere=True,
         typed="invoke doctor --hosts FILE",
     )  # fmt: skip
-    tag = chosen.tag if asked.stack else ""
+    named = bool(asked.stack)
+    # A run without a name is up nowhere; without a stack it is one that every host could take.
+    wanted = MeshRequest(
+        run="", stack=asked.stack, base=chosen.base.name, tag=chosen.tag if named else "",
+        device=chosen.device if named else "cpu", images={}, bases=project.definitions.bases,
+    )  # fmt: skip
     with reached(fleet) as hosts:
         found = muster(hosts.links, hosts.failed, fleet)
-        answer = inspect(hosts, found, tag, chosen.base.name, project.definitions.bases)
+        answer = inspect(hosts, found, wanted)
     terminal.table(hosts_table(answer))
     for line in answer["remarks"]:
         terminal.text(line)
