@@ -32,7 +32,7 @@ from stackyard.mesh import runs, standing
 from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
 from stackyard.mesh.hosts import Fleet, expand, from_names, matching, read_inventory
-from stackyard.mesh.link import cause
+from stackyard.mesh.link import cause, remark
 from stackyard.mesh.node_plan import MeshRequest, StandingPlan
 from stackyard.mesh.preflight import muster
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
@@ -95,12 +95,15 @@ def status(terminal: Terminal, asked: StatusRequest) -> Answer:
     with reached(load_fleet(asked.hosts)) as hosts:
         rows, silent = rows_of(hosts, asked.name)
     for host, error in silent.items():
-        terminal.note(f"{host} does not answer: {cause(host, error)}")
+        terminal.note(remark(host, cause(host, error), error.hint))
+    answered = len(hosts.links.keys() - silent.keys())
     if rows:
         terminal.table(runs_table(rows))
+    elif answered:
+        terminal.text(f"no run is on {answered} hosts")
     else:
-        terminal.text(f"no run is on {len(hosts.links)} hosts")
-    return {"runs": rows, "silent": sorted(silent)}, 0
+        terminal.text("no host answers: which runs there are is not known")
+    return {"runs": rows, "silent": sorted(silent)}, 0 if answered else 1
 
 
 def rows_of(hosts: Reached, name: str) -> tuple[list[dict[str, Any]], dict[str, StackyardError]]:
