@@ -13,6 +13,7 @@ from stackyard.cli.steps import pull_file
 from stackyard.definitions.project import Project
 from stackyard.mesh.hosts import Fleet, Host
 from stackyard.mesh.link import HostError
+from stackyard.mesh.preflight import Muster
 from stackyard.mesh.runs import Reached
 from stackyard.release.spool import cache_folder, layer_path
 from stackyard.system import signing
@@ -192,3 +193,14 @@ def test_prune_names_a_host_that_failed_once_and_says_what_to_do(site, strange):
     assert run(cli_pull.prune, "study,train", 2, dry_run=True) == 1
     out = site.capsys.readouterr().out.splitlines()
     assert out == [f"study: its host key is not known; {HINT}", "train: it is down"]
+
+
+def test_a_host_that_answers_the_login_and_nothing_else_does_not_have_the_release(
+    site, strange, monkeypatch
+):
+    mute = HostError("mute", "its shell does not answer as a shell does", hint="look at ~/.profile")
+    seen = Muster(facts={}, engines={}, runs={}, failed={"mute": mute})
+    monkeypatch.setattr(cli_pull, "muster", lambda *_: seen)
+    code, value = site.pull(hosts="study,train,mute", as_="image", into="")
+    assert (code, value["hosts"]["mute"]["state"]) == (1, "failed")
+    assert value["hosts"]["mute"]["hint"] == "look at ~/.profile"
