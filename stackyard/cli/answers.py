@@ -847,6 +847,7 @@ class PulledHost(TypedDict):
     bytes: int
     digest: str
     why: str
+    hint: str
 
 
 class StartLine(TypedDict):

@@ -9,18 +9,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stackyard.definitions.spec import Base
 from stackyard.gpu import doctor, infiniband
 from stackyard.mesh import host_health
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.link import Link, cause, on_each, remark
 from stackyard.mesh.node import SSH_PORT
-from stackyard.mesh.node_plan import SKEW_WARNING, misfits, usable_gpus
+from stackyard.mesh.node_plan import SKEW_WARNING, MeshRequest, misfits, usable_gpus
 from stackyard.mesh.owner import leftovers
-from stackyard.mesh.preflight import Muster
+from stackyard.mesh.preflight import Muster, judge
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.survey import HostFacts, Network, choose_network
-from stackyard.system.errors import StackyardError
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
            "route", "port", "health", "runs")  # fmt: skip
@@ -37,42 +35,35 @@ for at in "$@"; do
 done"""
 
 
-def inspect(
-    hosts: Reached, found: Muster, tag: str, base: str, bases: Mapping[str, Base]
-) -> dict[str, Any]:
+def inspect(hosts: Reached, found: Muster, wanted: MeshRequest) -> dict[str, Any]:
     """Return the table's rows, remarks for people, and whether a run could start.
 
+    A host that lacks the image does not count against that, since a pull brings it.
+
     Args:
-        tag: of the image to look for; empty for none.
-        base: of the image, one of `bases`; it is compared with each host's driver and GPUs.
+        wanted: the run to look for obstacles to; without a tag it is of no stack, and then a base
+            that does not fit a host's GPUs is a remark only.
     """
-    fleet = hosts.fleet
-    network, problems = choose_network(found.facts, {h.name: h.interface for h in fleet.hosts})
-    images, _ = on_each(
-        {name: hosts.links[name] for name in found.facts},
-        lambda link: info.id if tag and (info := link.engine.image(tag)) else "",
-    )
+    fleet, tag = hosts.fleet, wanted.tag
+    network, _ = choose_network(found.facts, {h.name: h.interface for h in fleet.hosts})
+    judged = judge(hosts.links, fleet, found, wanted)
+    images = judged.images
     routes = _routes(hosts, network)
     health = host_health.examine({name: hosts.links[name] for name in found.facts}, found.facts)
     rows, remarks = [], []
     for host in fleet.hosts:
         error = found.failed.get(host.name)
         if host.name not in found.facts:
-            rows.append({"host": host.name, "engine": _short(host.name, error)})
+            what = cause(host.name, error) if error else "does not answer"
+            rows.append({"host": host.name, "engine": what})
             continue
         row = _row(host.name, found, network, images.get(host.name, ""), routes, tag, fleet)
         rows.append({**row, "health": host_health.summary(health[host.name])})
-    for name, error in found.failed.items():
-        remarks.append(f"{name}: {_short(name, error)}" + (f"; {error.hint}" if error.hint else ""))
-    remarks += [f"{host}: {what}" for host, what in problems]
-    for place, names in found.unshared.items():
-        remarks += [f"{name}: {place} is not the folder that the first host sees" for name in names]
-    unfit = [problem for host in fleet.hosts if host.name in found.facts
-             for problem in misfits(host, found.facts[host.name], base, bases)]  # fmt: skip
-    remarks += [f"{problem.host}: {problem.what}; {problem.hint}" for problem in unfit]
-    held = {image for image in images.values() if image}
-    if len(held) > 1:
-        remarks.append(f"hosts hold different images as {tag}")
+    unfit = [] if tag else [
+        problem for host in fleet.hosts if host.name in found.facts
+        for problem in misfits(host, found.facts[host.name], wanted.base, wanted.bases)
+    ]  # fmt: skip
+    remarks += [remark(one.host, one.what, one.hint) for one in (*judged.problems, *unfit)]
     left, _ = on_each({name: hosts.links[name] for name in found.facts}, leftovers)
     remarks += [f"{name}: a broken pull left keys in {folder}: the next `invoke pull` removes"
                 " it" for name, folders in left.items() for folder in folders]  # fmt: skip
@@ -81,16 +72,11 @@ def inspect(
     remarks += _adapters(found.facts)
     remarks += host_health.remarks(health)
     remarks += _pair_remarks(routes)
-    ready = not (found.failed or problems or any(found.unshared.values()) or len(held) > 1)
-    ready = ready and not (tag and unfit)
+    ready = all(problem.warning or problem.no_image for problem in judged.problems)
     ready = ready and all(doctor.worst(one) != doctor.WRONG for one in health.values())
     return {"columns": COLUMNS, "hosts": rows, "remarks": remarks, "ready": ready,
             "pairs": routes,
             "health": {name: [asdict(f) for f in one] for name, one in health.items()}}  # fmt: skip
-
-
-def _short(name: str, error: StackyardError | None) -> str:
-    return error.what.removeprefix(f"{name}: ") if error else "does not answer"
 
 
 def _row(
@@ -133,7 +119,7 @@ def _adapters(facts: Mapping[str, HostFacts]) -> list[str]:
     """Return remarks on each host's InfiniBand and RoCE ports, and on NCCL's choice of them."""
     with_ports = {name: found.infiniband for name, found in facts.items() if found.infiniband.ports}
     found = [
-        f"{name}: {finding.what}" + (f"; {finding.hint}" if finding.hint else "")
+        remark(name, finding.what, finding.hint)
         for name, one in with_ports.items()
         for finding in doctor.adapters(one)
     ]

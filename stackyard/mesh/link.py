@@ -38,6 +38,16 @@ class HostError(StackyardError):
         self.host = host
 
 
+def cause(host: str, error: StackyardError) -> str:
+    """Return what is wrong with a host, without its name in front."""
+    return error.what.removeprefix(f"{host}: ")
+
+
+def remark(host: str, what: str, hint: str = "") -> str:
+    """Return what is wrong with a host and what to do about it, as one line."""
+    return f"{host}: {what}" + (f"; {hint}" if hint else "")
+
+
 def ssh_options(host: Host) -> list[str]:
     """Return the options of every ssh to a host."""
     words = [

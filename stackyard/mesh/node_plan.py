@@ -113,12 +113,17 @@ def parse_plan(text: str) -> StandingPlan | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostProblem:
-    """Hold a reason why a run cannot use a host, and what to do about it."""
+    """Hold a reason why a run cannot use a host, and what to do about it.
+
+    Attributes:
+        no_image: the host lacks the image, and nothing else: a pull brings it.
+    """
 
     host: str
     what: str
     hint: str = ""
     warning: bool = False
+    no_image: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +257,7 @@ def usable_gpus(host: Host, facts: HostFacts) -> tuple[list[Gpu], dict[int, str]
 def _wrong_images(wanted: MeshRequest) -> list[HostProblem]:
     held = {image for image in wanted.images.values() if image}
     found = [
-        HostProblem(host=host, what=f"it does not hold {wanted.tag}",
+        HostProblem(host=host, what=f"it does not hold {wanted.tag}", no_image=True,
                     hint=f"invoke pull {wanted.stack} --base {wanted.base} --hosts ... brings a"
                     f" release to all; or docker save {wanted.tag} | ssh {host} docker load")
         for host, image in wanted.images.items() if not image

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from stackyard.build.source.naming import require_labels
 from stackyard.mesh import standing, survey
 from stackyard.mesh.hosts import Fleet
-from stackyard.mesh.link import HostError, Link, on_each
+from stackyard.mesh.link import HostError, Link, cause, on_each
 from stackyard.mesh.node_plan import HostProblem, MeshRequest, StandingPlan, make_plan
 from stackyard.mesh.standing import Standing
 from stackyard.mesh.survey import HostFacts
@@ -137,6 +137,20 @@ def _unshared(links: Mapping[str, Link], paths: Mapping[str, str]) -> tuple[str,
             links[first].shell('rm -f "$1/$2"', paths[first], token)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Hold what a run would meet on its hosts.
+
+    Attributes:
+        plan: None where it cannot start.
+        images: id of its image on each host that was asked; empty where the engine lacks it.
+    """
+
+    plan: StandingPlan | None
+    problems: list[HostProblem]
+    images: Mapping[str, str]
+
+
 def plan_run(
     links: Mapping[str, Link], fleet: Fleet, found: Muster, wanted: MeshRequest
 ) -> tuple[StandingPlan, list[HostProblem]]:
@@ -151,6 +165,18 @@ def plan_run(
     Raises:
         NotReady: a host has a problem; holds the problems of all hosts.
     """
+    judged = judge(links, fleet, found, wanted)
+    if judged.plan is None or any(not problem.warning for problem in judged.problems):
+        raise NotReady(judged.problems)
+    return judged.plan, judged.problems
+
+
+def judge(links: Mapping[str, Link], fleet: Fleet, found: Muster, wanted: MeshRequest) -> Judged:
+    """Return the plan of a run, and every problem and warning of all hosts.
+
+    Args:
+        wanted: as for `plan_run`; without a tag no host is asked for an image.
+    """
     problems = [
         HostProblem(host=name, what=_what(name, error), hint=error.hint)
         for name, error in found.failed.items()
@@ -161,9 +187,11 @@ def plan_run(
                     hint="mount the same file system on all hosts, or drop `shared: true`")
         for place, names in found.unshared.items() for name in names
     ]  # fmt: skip
-    asked = {name: links[name] for name in found.facts}
+    asked = {name: links[name] for name in found.facts} if wanted.tag else {}
     images, silent = on_each(asked, lambda link: _image(link, wanted))
-    problems += [HostProblem(host=name, what=_what(name, e)) for name, e in silent.items()]
+    problems += [
+        HostProblem(host=name, what=_what(name, e), hint=e.hint) for name, e in silent.items()
+    ]
     standing_run = found.runs.get(wanted.run)
     taken = {}
     if standing_run is not None:
@@ -172,14 +200,11 @@ def plan_run(
     plan, more = make_plan(
         fleet, found.facts, replace(wanted, images=images, taken=taken), int(time.time())
     )
-    problems += more
-    if plan is None or any(not problem.warning for problem in problems):
-        raise NotReady(problems)
-    return plan, problems
+    return Judged(plan=plan, problems=[*problems, *more], images=images)
 
 
 def _what(name: str, error: StackyardError) -> str:
-    text = error.what.removeprefix(f"{name}: ")
+    text = cause(name, error)
     last = error.why.strip().splitlines()[-1:] if error.why else []
     return f"{text} ({last[0].strip()[:160]})" if last else text
 

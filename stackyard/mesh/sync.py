@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from stackyard.definitions.document import nearest
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link
 from stackyard.mesh.node import PROGRAM_FOLDER
@@ -54,10 +55,9 @@ def place_of(fleet: Fleet, path: str) -> tuple[str, bool]:
     for place, folder in sorted(fleet.folders.items(), key=lambda item: -len(item[0])):
         if pure == PurePosixPath(place) or PurePosixPath(place) in pure.parents:
             return place, folder.shared
-    there = ", ".join(fleet.folders) or "none"
     raise UsageError(
         f"{shown(path)} is in no folder of the hosts",
-        why=f"folders of {fleet.source}: {there}; anything else is gone with the node",
+        why=f"{nearest(path, fleet.folders)}\nanything else is gone with the node",
         hint="folders:\n    /code: ~/code        in hosts.yml",
     )
 

@@ -67,6 +67,7 @@ def candidate(
     tag: str = "",
     vouched: Sequence[Vouched] = (),
     without_gpus: bool = False,
+    instead: Mapping[str, str] | None = None,
 ) -> Candidate:
     """Return the image of a stack, after checking that it is current, publishable and proven.
 
@@ -74,6 +75,7 @@ def candidate(
         tag: an image of the same stack and base to use instead, built from users' own source.
         vouched: evidence to attach to it; a smoke among it proves the image, too.
         without_gpus: publish an image for GPUs without evidence of any.
+        instead: what to type for the stack's image on each other base, if that is here.
 
     Raises:
         UsageError: this machine's engine has no such image.
@@ -83,9 +85,7 @@ def candidate(
     own, tag = tag, tag or image_tag(stack, base)
     info = engine.image(tag)
     if info is None:
-        raise UsageError(
-            f"there is no image {tag} here", hint=f"invoke build {stack} smoke {stack}"
-        )
+        raise _not_here(project, engine, resolved, tag, instead or {})
     statement.require_publishable(info, tag)
     if own:
         require_labels(info.labels, own, stack, base)
@@ -105,6 +105,27 @@ def candidate(
         # The version names the source, since the image is of no upstream release.
         subject = replace(subject, version=f"src-{fork.short}", own=True)
     return Candidate(image=resolved, tag=tag, info=info, subject=subject, proof=proof)
+
+
+def _not_here(
+    project: Project, engine: Engine, image: ResolvedImage, tag: str, instead: Mapping[str, str]
+) -> UsageError:
+    """Return the error for an image that this machine's engine lacks."""
+    what, stack, base = f"there is no image {tag} here", image.stack.name, image.base.name
+    own = image_tag(stack, base)
+    if tag != own:
+        return UsageError(what, hint="docker images 'stackyard/*' shows what it has")
+    gpus = 2 if needs_gpus(image) else 0
+    usual = project.default_base if gpus else "cpu"
+    smoke = f"invoke smoke {stack}{'' if base == usual else f' --base {base}'} --gpus {gpus}"
+    here = [name for name in instead if engine.image(image_tag(stack, name))]
+    if not here:
+        return UsageError(what, hint=f"{smoke} builds it and sees it train")
+    return UsageError(
+        what,
+        why=f"here: {', '.join(image_tag(stack, name) for name in here)}",
+        hint=f"{' or '.join(instead[name] for name in here)}; or first: {smoke}",
+    )
 
 
 def require_evidence(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stackyard.mesh.link import HostError, Link, on_each
+from stackyard.mesh.link import HostError, Link, cause, on_each
 from stackyard.mesh.node_plan import free_port
 from stackyard.mesh.survey import HostFacts, Network
 from stackyard.release import relay
@@ -234,7 +234,7 @@ class Puller:
 
     def _fail_all(self, failed: Mapping[str, StackyardError]) -> None:
         for name, error in failed.items():
-            self.progress[name].fail(error.what.removeprefix(f"{name}: "), error.why)
+            self.progress[name].fail(cause(name, error), error.why, error.hint)
 
 
 def _require_room(receiver: Receiver, parcel: Sendable, goods: Goods) -> None:
@@ -293,4 +293,4 @@ def name_image(
     there = {n: links[n] for n, p in progress.items() if p.state in ("held", "pulled")}
     _, failed = on_each(there, one)
     for name, error in failed.items():
-        progress[name].state, progress[name].why = "failed", error.what
+        progress[name].fail(cause(name, error), hint=error.hint)

@@ -31,6 +31,7 @@ class Progress:
     Attributes:
         state: `waiting`, `receiving`, `loading`, `loaded`, and in the end `held`, `pulled` or
             `failed`.
+        why: the reason, where it failed; `hint` is what to do about it.
         at: bytes of the parcel that the host has; `moved` of them came in this pull.
         rate: recent bytes per second.
         digest: the registry's digest of the image, once the host's engine has recorded it.
@@ -43,6 +44,7 @@ class Progress:
     rate: float = 0.0
     seconds: float = 0.0
     why: str = ""
+    hint: str = ""
     digest: str = ""
     started: float = field(default_factory=time.monotonic)
     changed: float = field(default_factory=time.monotonic)
@@ -63,8 +65,9 @@ class Progress:
         if state in OVER or state == "loaded":
             self.seconds = round(self.changed - self.started, 2)
 
-    def fail(self, what: str, why: str = "") -> None:
-        """Enter the state `failed`, with the reason."""
+    def fail(self, what: str, why: str = "", hint: str = "") -> None:
+        """Enter the state `failed`, with the reason and what to do about it."""
+        self.hint = hint
         self.why = f"{what}: {why.splitlines()[-1]}" if why else what
         self.become("failed")
 

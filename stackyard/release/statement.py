@@ -33,6 +33,11 @@ BUILDER = "https://stackyard.example/builder/v1"
 NEVER = "never"
 
 
+def latest_tag(stack: str, base: str, *, own: bool = False) -> str:
+    """Return the tag that moves to the newest release of a stack on a base."""
+    return f"{stack}-{base}-{'src-' if own else ''}latest"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """Identify the stack, version and base of a release.
@@ -59,7 +64,7 @@ class Subject:
     @property
     def latest(self) -> str:
         """Return the moving tag of this stack on this base; users' own source has another."""
-        return f"{self.stack}-{self.base_name}-{'src-' if self.own else ''}latest"
+        return latest_tag(self.stack, self.base_name, own=self.own)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ of a registry is used to find things, never to trust them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,8 +48,13 @@ class Verified:
     attested: tuple[str, ...] = ()
 
 
-def verify_release(registry: Registry, reference: str, signers: Path) -> Verified:
+def verify_release(
+    registry: Registry, reference: str, signers: Path, instead: Mapping[str, str] | None = None
+) -> Verified:
     """Find a release by tag or digest and verify it.
+
+    Args:
+        instead: what to type for other tags, where the registry has those and not this one.
 
     Raises:
         UsageError: the registry has nothing of that name.
@@ -58,10 +63,13 @@ def verify_release(registry: Registry, reference: str, signers: Path) -> Verifie
     """
     data = registry.manifest(reference)
     if data is None:
+        tags = registry.tags()
+        others = [command for tag, command in (instead or {}).items() if tag in tags]
         raise UsageError(
             f"{registry.repository} has no {reference}",
-            why=f"there: {_some(registry.tags())}",
-            hint="invoke releases --from REGISTRY/NAME lists what there is",
+            why=f"there: {_some(tags)}",
+            hint=" or ".join(others)
+            or f"invoke releases --from {registry.repository} lists what there is",
         )
     try:
         manifest = read_manifest(data)
@@ -225,7 +233,7 @@ def _require_same(read: Release, manifest: Manifest, digest: str, reference: str
     """Check that a statement is of this image, under this name."""
     if read.digest != digest:
         raise ReleaseError("it speaks of another image", why=f"{read.digest}, not {digest}")
-    latest = f"{read.stack}-{read.base}-{'src-' if read.own else ''}latest"
+    latest = release.latest_tag(read.stack, read.base, own=read.own)
     if not is_digest(reference) and reference not in (read.name, latest):
         raise ReleaseError("it is signed under another name", why=f"{read.name}, not {reference}")
     if read.image_id != manifest.config.digest:

@@ -37,7 +37,10 @@ def audit(terminal: Terminal, stack: str, base: str, image: str) -> Answer:
     with Engine() as engine:
         info = engine.image(tag)
         if info is None:
-            raise UsageError(f"there is no image {tag} here", hint=f"invoke build {chosen.stack}")
+            raise UsageError(
+                f"there is no image {tag} here",
+                hint=f"invoke build {chosen.stack} --base {chosen.base.name}",
+            )
         say(f"reading {info.size / 1e9:.2f} GB")
         readers = {"contents": lambda number: LayerReader(number).read}
         store = Spool(cache_folder(os.environ))

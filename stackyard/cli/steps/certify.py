@@ -26,6 +26,7 @@ from stackyard.definitions.project import Project, load_project
 from stackyard.gpu.doctor import WRONG, Finding
 from stackyard.mesh import host_health, runs, standing
 from stackyard.mesh.hosts import Fleet
+from stackyard.mesh.link import cause
 from stackyard.mesh.node_plan import MeshRequest, usable_gpus
 from stackyard.mesh.preflight import Muster, muster
 from stackyard.mesh.runs import Reached, reached
@@ -168,7 +169,7 @@ def without_held(hosts: Reached, found: Muster, device: str) -> Reached:
 
 def _unused(fleet: Fleet, found: Muster, wanted: MeshRequest) -> dict[str, str]:
     """Return why hosts and GPUs of the inventory cannot take part."""
-    unused = {name: error.what.removeprefix(f"{name}: ") for name, error in found.failed.items()}
+    unused = {name: cause(name, error) for name, error in found.failed.items()}
     if wanted.device == "cuda":
         for host in fleet.hosts:
             if host.name in found.facts:

@@ -32,7 +32,8 @@ from stackyard.mesh import runs, standing
 from stackyard.mesh import sync as syncing
 from stackyard.mesh.host_table import inspect
 from stackyard.mesh.hosts import Fleet, expand, from_names, matching, read_inventory
-from stackyard.mesh.node_plan import StandingPlan
+from stackyard.mesh.link import cause, remark
+from stackyard.mesh.node_plan import MeshRequest, StandingPlan
 from stackyard.mesh.preflight import muster
 from stackyard.mesh.runs import Ended, Follower, Reached, RunWatcher, reached
 from stackyard.mesh.standing import Standing
@@ -94,12 +95,15 @@ def status(terminal: Terminal, asked: StatusRequest) -> Answer:
     with reached(load_fleet(asked.hosts)) as hosts:
         rows, silent = rows_of(hosts, asked.name)
     for host, error in silent.items():
-        terminal.note(f"{host} does not answer: {error.what.removeprefix(f'{host}: ')}")
+        terminal.note(remark(host, cause(host, error), error.hint))
+    answered = len(hosts.links.keys() - silent.keys())
     if rows:
         terminal.table(runs_table(rows))
+    elif answered:
+        terminal.text(f"no run is on {answered} hosts")
     else:
-        terminal.text(f"no run is on {len(hosts.links)} hosts")
-    return {"runs": rows, "silent": sorted(silent)}, 0
+        terminal.text("no host answers: which runs there are is not known")
+    return {"runs": rows, "silent": sorted(silent)}, 0 if answered else 1
 
 
 def rows_of(hosts: Reached, name: str) -> tuple[list[dict[str, Any]], dict[str, StackyardError]]:
@@ -263,7 +267,9 @@ def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Ans
             failed |= broken
             terminal.text(f"{run_.plan.run} is down: {len(gone)} containers removed")
     for host, error in failed.items():
-        terminal.text(f"{host} could not be asked, and its node ends by itself: {error.what}")
+        terminal.text(
+            f"{host} could not be asked, and its node ends by itself: {cause(host, error)}"
+        )
     return {"removed": removed, "failed": sorted(failed)}, 1 if failed else 0
 
 
@@ -275,10 +281,15 @@ def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
         project, asked.stack or "all", asked.base, gpus=asked.gpus, cpu_ranks_anywhere=True,
         typed="invoke doctor --hosts FILE",
     )  # fmt: skip
-    tag = chosen.tag if asked.stack else ""
+    named = bool(asked.stack)
+    # A run without a name is up nowhere; without a stack it is one that every host could take.
+    wanted = MeshRequest(
+        run="", stack=asked.stack, base=chosen.base.name, tag=chosen.tag if named else "",
+        device=chosen.device if named else "cpu", images={}, bases=project.definitions.bases,
+    )  # fmt: skip
     with reached(fleet) as hosts:
         found = muster(hosts.links, hosts.failed, fleet)
-        answer = inspect(hosts, found, tag, chosen.base.name, project.definitions.bases)
+        answer = inspect(hosts, found, wanted)
     terminal.table(hosts_table(answer))
     for line in answer["remarks"]:
         terminal.text(line)

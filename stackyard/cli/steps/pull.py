@@ -18,11 +18,12 @@ from stackyard.cli.options.releases import PullRequest
 from stackyard.cli.release_view import progress_text, seen_lines
 from stackyard.cli.steps import pull_file
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
-from stackyard.cli.steps.pulled import require_no_way_back, told
+from stackyard.cli.steps.pulled import lost, require_no_way_back, told
 from stackyard.cli.steps.release import find_signers, open_registry, seen_value
+from stackyard.cli.typed import typed
 from stackyard.definitions.document import nearest
 from stackyard.definitions.project import load_project
-from stackyard.mesh.link import Link, on_each
+from stackyard.mesh.link import HostError, Link, cause, on_each, remark
 from stackyard.mesh.owner import sweep
 from stackyard.mesh.preflight import muster
 from stackyard.mesh.runs import Reached, reached
@@ -35,9 +36,10 @@ from stackyard.release.pull import Puller, name_image
 from stackyard.release.receiver import Progress
 from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
+from stackyard.release.statement import latest_tag
 from stackyard.release.verify import Verified
 from stackyard.system.engine import Engine
-from stackyard.system.errors import EngineError, UsageError
+from stackyard.system.errors import EngineError, StackyardError, UsageError
 
 VIAS = ("hosts", "registry")
 SQUASHFS = "squashfs"
@@ -50,14 +52,19 @@ def pull(terminal: Terminal, given: PullRequest) -> Answer:
     chosen = decide(project, given.stack, given.base)
     name, base = chosen.stack, chosen.base.name
     _require_sense(given, name)
-    reference = given.release or f"{name}-{base}-latest"
+    reference = given.release or latest_tag(name, base)
+    instead = {
+        latest_tag(name, other): typed("pull", given, base=other)
+        for other in project.definitions.bases if not given.release
+    }  # fmt: skip
     signers = find_signers(given.signers)
     with open_registry(project, given.from_, "--from") as registry:
-        found = verify.verify_release(registry, reference, signers)
+        found = verify.verify_release(registry, reference, signers, instead)
         if (found.release.stack, found.release.base) != (name, base):
             raise UsageError(
                 f"{reference} is {found.release.stack} on {found.release.base},"
-                f" not {name} on {base}"
+                f" not {name} on {base}",
+                hint=typed("pull", given, stack=found.release.stack, base=found.release.base),
             )
         attested = f", with {', '.join(found.attested)}" if found.attested else ""
         terminal.say(name, f"{found.release.name}, signed by {found.signer}{attested}")
@@ -140,6 +147,7 @@ def _pull_hosts(
     started = time.monotonic()
     fetched = 0
     place = str(registry.repository)
+    failed: dict[str, StackyardError] = {**hosts.failed}
     on_each(hosts.links, sweep)
     if not given.release:
         held, _ = on_each(hosts.links, lambda link: _tags(link.engine, place))
@@ -151,8 +159,7 @@ def _pull_hosts(
         network, problems = choose_network(
             seen.facts, {host.name: host.interface for host in hosts.fleet.hosts}
         )
-        for host, what in problems:
-            terminal.note(f"{host}: {what}")
+        failed |= {**seen.failed, **{host: HostError(host, what) for host, what in problems}}
         links = {n: link for n, link in hosts.links.items() if n in network.chosen}
         sizes = {str(layer["digest"]): int(layer["size"]) for layer in entry.layers}
         Spool(cache_folder(os.environ)).forget_old()
@@ -164,8 +171,7 @@ def _pull_hosts(
         puller.pull(ImageGoods(found, seen, registry.blob(found.config)))
         progress, fetched = puller.progress, source.fetched
         name_image(links, progress, found, place)
-    for name, error in hosts.failed.items():
-        progress[name] = Progress(state="failed", why=error.what.removeprefix(f"{name}: "))
+    progress |= {name: lost(name, error) for name, error in failed.items() if name not in progress}
     return told(found, progress, fetched, time.monotonic() - started, given, terminal)
 
 
@@ -180,7 +186,7 @@ def prune(terminal: Terminal, hosts_: str, keep: int, *, dry_run: bool) -> Answe
         text = f"{len(images)} {verb}: {', '.join(names)} ({freed / 1e9:.1f} GB at most)"
         terminal.text(f"{host}: {text if images else 'nothing is old'}")
     for host, error in {**hosts.failed, **failed}.items():
-        terminal.text(f"{host}: {error.what}")
+        terminal.text(remark(host, cause(host, error), error.hint))
     value = {host: [asdict(image) for image in images] for host, images in found.items()}
     broken = sorted({**hosts.failed, **failed})
     return {"removed": {} if dry_run else value, "old": value, "failed": broken}, 1 if broken else 0
@@ -208,5 +214,5 @@ def _each_pulls(
     for group in (first, [name for name in names if name not in first]):
         links = {name: hosts.links[name] for name in group}
         for name, error in on_each(links, one)[1].items():
-            progress[name].state, progress[name].why = "failed", error.what
+            progress[name].fail(cause(name, error), hint=error.hint)
     return progress

@@ -17,8 +17,8 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.releases import PullRequest
 from stackyard.cli.release_view import progress_text
 from stackyard.cli.steps.hosts import load_fleet
-from stackyard.cli.steps.pulled import require_no_way_back, told
-from stackyard.mesh.link import on_each
+from stackyard.cli.steps.pulled import lost, require_no_way_back, told
+from stackyard.mesh.link import HostError, on_each
 from stackyard.mesh.owner import sweep
 from stackyard.mesh.preflight import look_at
 from stackyard.mesh.runs import Reached, reached
@@ -135,9 +135,7 @@ def pull_hosts(
         maker = Maker(registry, found, mine, terminal)
         started = time.monotonic()
         progress, goods = _send(hosts, found, signers.read_bytes(), folder, maker, given, terminal)
-        for name, error in hosts.failed.items():
-            why = error.what.removeprefix(f"{name}: ")
-            progress[name] = Progress(state="failed", why=why)
+        progress |= {name: lost(name, error) for name, error in hosts.failed.items()}
         seconds = time.monotonic() - started
         value, code = told(found, progress, maker.fetched, seconds, given, terminal)
     paths = [goods.path(name) for name in goods.found]
@@ -160,7 +158,7 @@ def _send(
         _require_no_way_back({name: [*files] for name, files in seen.items()}, entry.name)
     facts, broken = on_each(hosts.links, look_at)
     network, problems = choose_network(facts, {h.name: h.interface for h in hosts.fleet.hosts})
-    lost = {**{name: error.what for name, error in broken.items()}, **dict(problems)}
+    failed = {**broken, **{host: HostError(host, what) for host, what in problems}}
     links = {name: link for name, link in hosts.links.items() if name in network.chosen}
     goods = FileGoods(file=maker.noted(), folder=folder, ready=maker.made)
     puller = Puller(
@@ -171,10 +169,9 @@ def _send(
     for mark in puller.progress.values():
         if mark.state in ("held", "pulled"):
             mark.digest = goods.file.sha256
-    for name, why in lost.items():
-        if name not in puller.progress:
-            puller.progress[name] = Progress(state="failed", why=why.removeprefix(f"{name}: "))
-    return puller.progress, goods
+    progress = puller.progress
+    progress |= {name: lost(name, error) for name, error in failed.items() if name not in progress}
+    return progress, goods
 
 
 def _require_no_way_back(files: dict[str, list[str]], name: str) -> None:

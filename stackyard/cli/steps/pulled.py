@@ -12,10 +12,11 @@ from typing import Any
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.releases import PullRequest
 from stackyard.cli.release_view import pull_table
+from stackyard.mesh.link import cause, remark
 from stackyard.release.receiver import Progress
 from stackyard.release.statement import later_revision
 from stackyard.release.verify import Verified
-from stackyard.system.errors import ReleaseError
+from stackyard.system.errors import ReleaseError, StackyardError
 
 
 def require_no_way_back(held: Mapping[str, list[str]], name: str) -> None:
@@ -39,6 +40,11 @@ def require_no_way_back(held: Mapping[str, list[str]], name: str) -> None:
             )
 
 
+def lost(host: str, error: StackyardError) -> Progress:
+    """Return the progress of a host that cannot take part."""
+    return Progress(state="failed", why=cause(host, error), hint=error.hint)
+
+
 def told(
     found: Verified, progress: Mapping[str, Progress], fetched: int, seconds: float,
     given: PullRequest, terminal: Terminal,
@@ -58,12 +64,16 @@ def told(
         "moved_bytes": moved,
         "hosts": {
             name: {"state": m.state, "seconds": m.seconds, "bytes": m.moved, "digest": m.digest,
-                   "why": m.why}
+                   "why": m.why, "hint": m.hint}
             for name, m in sorted(progress.items())
         },
     }  # fmt: skip
     terminal.table(pull_table(value))
+    mended = [name for name in failed if progress[name].hint]
+    for name in mended:
+        terminal.text(remark(name, progress[name].why, progress[name].hint))
     if failed:
-        terminal.text(f"{len(failed)} of {len(progress)} hosts do not have it:"
-                      f" {', '.join(failed)}; the same command goes on where it was")  # fmt: skip
+        after = "after that " if mended else ""
+        terminal.text(f"{len(failed)} of {len(progress)} hosts do not have it: {', '.join(failed)};"
+                      f" {after}the same command goes on where it was")  # fmt: skip
     return value, 1 if len(failed) > given.max_unavailable else 0

@@ -19,6 +19,7 @@ from stackyard.cli.options.images import BundleRequest
 from stackyard.cli.options.releases import PublishRequest
 from stackyard.cli.release_view import refusal_lines, release_table
 from stackyard.cli.steps import audit
+from stackyard.cli.typed import typed
 from stackyard.definitions.project import Project, load_project
 from stackyard.release import airgap, candidate, verify
 from stackyard.release import statement as release
@@ -72,6 +73,8 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         found = candidate.candidate(
             project, engine, name, base_name, unproven=given.unproven, tag=given.image,
             vouched=vouched, without_gpus=given.without_gpu_evidence,
+            instead={base: typed("publish", given, base=base)
+                     for base in project.definitions.bases if base != base_name},
         )  # fmt: skip
         registry.tags()  # fails early without access
         store = Spool(cache_folder(os.environ))
@@ -202,8 +205,12 @@ def carry(terminal: Terminal, given: BundleRequest) -> Answer:
     made = []
     with open_registry(project, given.from_, "--from") as registry:
         for name in chosen.stacks:
-            reference = given.release or f"{name}-{chosen.base.name}-latest"
-            found = verify.verify_release(registry, reference, signers)
+            reference = given.release or release.latest_tag(name, chosen.base.name)
+            instead = {
+                release.latest_tag(name, base): typed("bundle", given, base=base)
+                for base in project.definitions.bases if not given.release
+            }  # fmt: skip
+            found = verify.verify_release(registry, reference, signers, instead)
             sizes = {str(e["digest"]): int(e["size"]) for e in found.release.layers}
             source = LayerSource(registry, cache_folder(os.environ), sizes)
             airgap.write_release(

@@ -22,6 +22,7 @@ from stackyard.cli.run_view import RunView, runs_table
 from stackyard.cli.steps import diagnose, mount
 from stackyard.cli.steps.hosts import load_fleet, plan_value, row
 from stackyard.cli.steps.run_job import Own, chosen, own_of, work_of
+from stackyard.cli.typed import typed
 from stackyard.data import sharded
 from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import load_example, require_work
@@ -64,15 +65,15 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> MeshReque
     Raises:
         UsageError: there is no such stack or base, or the run's name is invalid.
     """
-    typed = f"invoke up {arguments.stack}"
+    begins = f"invoke up {arguments.stack}"
     chosen = decide(
         project, arguments.stack, arguments.base, gpus=arguments.gpus, image=arguments.image,
-        typed=typed,
+        typed=begins,
     )  # fmt: skip
     stack = chosen.stack
     if not 0 < arguments.days <= 90:
         what = f"--days must be more than 0 and at most 90, not {arguments.days:g}"
-        raise UsageError(what, hint=f"{typed} --days 7")
+        raise UsageError(what, hint=f"{begins} --days 7")
     return MeshRequest(
         run=require_name(arguments.name or stack),
         stack=stack,
@@ -132,7 +133,7 @@ def _require_mesh(
     if mesh is None and wanted.detach:
         raise UsageError(
             f"no run {asked.run!r} is up, and --detach needs one that stays",
-            hint=f"invoke up {asked.stack} --name {asked.run}",
+            hint=typed("up", wanted.mesh),
         )
     if mesh is not None and mesh.plan.stack != asked.stack:
         raise UsageError(

@@ -22,7 +22,7 @@ from stackyard.cli.run_view import loads_table, runs_table
 from stackyard.cli.steps.hosts import load_fleet, rows_of
 from stackyard.gpu.health import GpuHealth, HostHealth
 from stackyard.mesh import host_health
-from stackyard.mesh.link import on_each
+from stackyard.mesh.link import cause, on_each
 from stackyard.mesh.runs import Reached, reached
 from stackyard.system.errors import Terminated
 
@@ -58,7 +58,7 @@ def _look(hosts: Reached, name: str) -> dict[str, Any]:
     links = {host: link for host, link in hosts.links.items() if host in wanted - {*silent}}
     found = host_health.read_all(links, load=True)
     for host in wanted & {*silent}:
-        found[host] = HostHealth(unread=silent[host].what.removeprefix(f"{host}: "))
+        found[host] = HostHealth(unread=cause(host, silent[host]))
     order = [host.name for host in hosts.fleet.hosts if host.name in found]
     loads = [load_of(host, found[host]) for host in order]
     return {"runs": rows, "silent": sorted(silent), "gpus": loads}

@@ -169,6 +169,31 @@ def test_an_image_with_evidence_is_published_and_its_smoke_is_its_proof(site):
     assert (row["evidence"][0]["signer"], row["needs_gpus"]) == (WHO, True)
 
 
+CPU, GPU = "stackyard/toy:cpu", "stackyard/toy:gpu"
+
+
+@pytest.mark.parametrize(
+    ("held", "changes", "why", "hint"),
+    [
+        ((CPU,), {"to": "r.example/n"}, f"here: {CPU}",
+         "invoke publish toy --base cpu --to r.example/n; or first: invoke smoke toy --gpus 2"),
+        ((GPU,), {"base": "cpu", "unproven": True}, f"here: {GPU}",
+         "invoke publish toy --base gpu --unproven; or first: invoke smoke toy --gpus 0"),
+        ((), {}, "", "invoke smoke toy --gpus 2 builds it and sees it train"),
+        ((CPU, GPU), {"image": "mine"}, "", "docker images 'stackyard/*' shows what it has"),
+    ],
+)  # fmt: skip
+def test_of_an_image_that_is_not_here_the_hint_can_be_typed(
+    site, monkeypatch, held, changes, why, hint
+):
+    there = Engine.image
+    monkeypatch.setattr(
+        Engine, "image", lambda engine, name: there(engine, name) if name in held else None
+    )
+    code, told, _ = site.publish(**changes)
+    assert (code, told["error"]["why"], told["error"]["hint"]) == (2, why, hint)
+
+
 MANIFEST = oci.digest_of(ONE.manifest)
 
 
@@ -463,6 +488,25 @@ def test_a_pull_says_on_which_hardware_and_by_whose_key(site, capsys):
     value = json.loads(capsys.readouterr().out)
     assert refused("answers/pull", value) == []
     assert value["evidence"][0]["signer"] == WHO and value["evidence_refused"] == []
+
+
+def test_a_pull_of_a_release_that_is_on_another_base_only_says_what_to_type(site):
+    site.held.put(ONE, "toy-gpu-latest")
+    given = {"from_": "r.example/n", "hosts": "a b", "as_": "squashfs"}
+    _, told, _ = site.run(cli_pull.pull, PullRequest(stack="toy", base="cpu", **given))
+    assert told["error"]["hint"] == (
+        "invoke pull toy --base gpu --from r.example/n --hosts 'a b' --as squashfs"
+    )
+    asked = PullRequest(stack="toy", base="cpu", release="toy-1.0-cpu-r7", **given)
+    _, told, _ = site.run(cli_pull.pull, asked)
+    assert (
+        told["error"]["hint"]
+        == "invoke releases --from registry.example/team/yard lists what there is"
+    )
+    site.publish(site.file(shown(site)))
+    asked = PullRequest(stack="toy", base="cpu", release=NAME)
+    _, told, _ = site.run(cli_pull.pull, asked)
+    assert told["error"]["hint"] == f"invoke pull toy --base gpu --release {NAME}"
 
 
 def test_a_pull_says_that_nobody_saw_it_on_a_gpu(site, capsys):

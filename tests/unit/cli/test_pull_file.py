@@ -1,5 +1,6 @@
 """`invoke pull --as squashfs` onto this machine: made once, verified, and never an older one."""
 
+import contextlib
 import json
 import shutil
 import tarfile
@@ -8,7 +9,12 @@ import pytest
 
 from stackyard.cli.options.releases import PullRequest
 from stackyard.cli.steps import pull as cli_pull
+from stackyard.cli.steps import pull_file
 from stackyard.definitions.project import Project
+from stackyard.mesh.hosts import Fleet, Host
+from stackyard.mesh.link import HostError
+from stackyard.mesh.preflight import Muster
+from stackyard.mesh.runs import Reached
 from stackyard.release.spool import cache_folder, layer_path
 from stackyard.system import signing
 from tests.schemas.published import refused
@@ -147,3 +153,54 @@ def test_without_the_program_nothing_is_fetched(site, monkeypatch):
 def test_options_that_make_no_sense_are_refused(site, changes, why):
     code, value = site.pull(**changes)
     assert code == 2 and why in value["error"]["what"]
+
+
+# Hosts that nobody can log in to
+
+
+HINT = "ssh study once and compare the fingerprint it shows"
+STRANGE = HostError("study", "its host key is not known", why="Host key verification", hint=HINT)
+
+
+@pytest.fixture
+def strange(monkeypatch):
+    """Two hosts: one whose key is not known, and one that is down."""
+    hosts = tuple(Host(name=name, ssh=name) for name in ("study", "train"))
+    failed = {"study": STRANGE, "train": HostError("train", "it is down")}
+
+    @contextlib.contextmanager
+    def reached(fleet, **_):
+        yield Reached(fleet=fleet, links={}, failed=failed)
+
+    for module in (cli_pull, pull_file):
+        monkeypatch.setattr(module, "load_fleet", lambda given: Fleet(hosts=hosts, source=given))
+        monkeypatch.setattr(module, "reached", reached)
+
+
+@pytest.mark.parametrize("kind", [{"as_": "image", "into": ""}, {"into": "/images"}])
+def test_of_a_host_that_failed_is_said_what_to_do(site, strange, kind):
+    asked = PullRequest(stack="toy", hosts="study,train", **{"as_": "squashfs", **kind})
+    assert run(cli_pull.pull, asked) == 1
+    out = " ".join(site.capsys.readouterr().out.split())
+    assert f"study: its host key is not known; {HINT} " in out
+    assert "train: it is down" not in out  # it is in the table, and there is no remedy
+    assert out.endswith("study, train; after that the same command goes on where it was")
+    code, value = site.pull(hosts="study,train", **kind)
+    assert (code, value["hosts"]["study"]["hint"], value["hosts"]["train"]["hint"]) == (1, HINT, "")
+
+
+def test_prune_names_a_host_that_failed_once_and_says_what_to_do(site, strange):
+    assert run(cli_pull.prune, "study,train", 2, dry_run=True) == 1
+    out = site.capsys.readouterr().out.splitlines()
+    assert out == [f"study: its host key is not known; {HINT}", "train: it is down"]
+
+
+def test_a_host_that_answers_the_login_and_nothing_else_does_not_have_the_release(
+    site, strange, monkeypatch
+):
+    mute = HostError("mute", "its shell does not answer as a shell does", hint="look at ~/.profile")
+    seen = Muster(facts={}, engines={}, runs={}, failed={"mute": mute})
+    monkeypatch.setattr(cli_pull, "muster", lambda *_: seen)
+    code, value = site.pull(hosts="study,train,mute", as_="image", into="")
+    assert (code, value["hosts"]["mute"]["state"]) == (1, "failed")
+    assert value["hosts"]["mute"]["hint"] == "look at ~/.profile"

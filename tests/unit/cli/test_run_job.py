@@ -3,8 +3,11 @@
 import pytest
 
 from stackyard.cli.options.runs import RunRequest
+from stackyard.cli.steps import run as steps
 from stackyard.cli.steps.run_job import own_of
+from stackyard.mesh.runs import Reached
 from stackyard.system.errors import UsageError
+from tests.unit.machines import fleet, wanted
 
 
 def asked(*env, config=""):
@@ -42,3 +45,11 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"mine\.yaml cannot be read"):
         own_of(asked(config=path), {})
+
+
+def test_a_training_without_a_controller_needs_a_mesh_which_the_hint_starts_as_asked():
+    hosts = Reached(fleet=fleet("a"), links={}, failed={})
+    given = RunRequest(stack="fairseq", gpus=0, hosts="a,b", detach=True, example="lm-ddp")
+    with pytest.raises(UsageError, match="--detach needs one that stays") as caught:
+        steps._require_mesh(None, wanted(run="fairseq"), given, hosts)
+    assert caught.value.hint == "invoke up fairseq --hosts a,b --gpus 0"

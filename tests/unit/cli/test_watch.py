@@ -9,6 +9,7 @@ import pytest
 
 from stackyard.cli import command
 from stackyard.cli.options.runs import StatusRequest
+from stackyard.cli.steps import hosts as steps
 from stackyard.cli.steps import watch
 from stackyard.gpu.health import GpuHealth, HostHealth
 from stackyard.mesh.link import HostError
@@ -135,3 +136,14 @@ def test_ctrl_c_is_its_usual_end_and_sigterm_is_not(hosts, signal, code):
 
     hosts(row(jobs=[job()]), sleep=sleep)
     assert run() == code
+
+
+def test_where_no_host_answers_status_says_so_and_fails(monkeypatch, capsys):
+    gone = HostError("c", "there is no such host name", hint="`address:` in hosts.yml")
+    known = Reached(fleet=fleet("c"), links={}, failed={"c": gone})
+    monkeypatch.setattr(steps, "load_fleet", lambda given: known.fleet)
+    monkeypatch.setattr(steps, "reached", lambda fleet: contextlib.nullcontext(known))
+    assert command.run(lambda terminal: steps.status(terminal, StatusRequest()), as_json=False) == 1
+    out, err = capsys.readouterr()
+    assert out == "no host answers: which runs there are is not known\n"
+    assert "c: there is no such host name; `address:` in hosts.yml" in err

@@ -19,6 +19,7 @@ from stackyard.mesh.hosts import (
     node_names,
     read_inventory,
 )
+from stackyard.mesh.sync import place_of
 from stackyard.system.errors import DefinitionError, UsageError
 from tests.unit.definitions.test_fuzz_definitions import FEW, examples
 from tests.unit.fuzzing import DOCUMENTS, broken_lines, broken_structure
@@ -412,3 +413,12 @@ def test_a_broken_hostfile_is_read_or_refused_with_its_place(text):
 @given(broken_structure(yaml.safe_load(WHOLE)))
 def test_an_inventory_may_hold_any_values(text):
     answered(text)
+
+
+def test_a_path_in_no_folder_of_the_hosts_names_the_nearest_folder():
+    hosts = read_inventory("hosts: {a: {}}\nfolders: {/data: ~/data, /shared: /mnt}\n", "hosts.yml")
+    assert place_of(hosts, "/data/code") == ("/data", False)
+    for path, why in (("/dat", "did you mean '/data'?"), ("/x", "known: /data, /shared")):
+        with pytest.raises(UsageError, match="is in no folder of the hosts") as caught:
+            place_of(hosts, path)
+        assert caught.value.why.startswith(f"{why}\n")

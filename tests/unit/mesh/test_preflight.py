@@ -1,14 +1,18 @@
 """All that is found out about hosts before a run: every problem of every host in one answer."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from stackyard.mesh import host_table
 from stackyard.mesh import preflight as module
 from stackyard.mesh.hosts import Folder, Host
 from stackyard.mesh.link import HostError
 from stackyard.mesh.preflight import NotReady, muster, plan_run
+from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import PLAN_LABEL, find
+from stackyard.mesh.survey import FolderFacts
 from stackyard.system.errors import CommandError, EngineError
 from tests.unit.machines import IMAGE, fleet, plan, wanted
 from tests.unit.mesh.test_survey import CPU
@@ -164,3 +168,56 @@ def test_runs_are_found_by_their_containers_labels():
     assert (run.containers, run.states, run.missing) == (
         {"a": "id-a"}, {"a": "running", "b": "exited"}, ("b",),
     )  # fmt: skip
+
+
+# What `doctor --hosts` says of the same hosts
+
+
+@pytest.fixture
+def healthy(monkeypatch):
+    """Hosts whose health is not asked for, since they run no python3."""
+    monkeypatch.setattr(
+        host_table.host_health, "examine", lambda links, facts: dict.fromkeys(facts, ())
+    )
+    monkeypatch.setattr(host_table.host_health, "summary", lambda found: "")
+
+
+def examined(links, found, hosts=HOSTS, **changes):
+    there = Reached(fleet=hosts, links=links, failed={})
+    return host_table.inspect(there, found, wanted(run="", images={}, **changes))
+
+
+def test_doctor_names_what_up_would_refuse_in_the_same_words(healthy):
+    hosts = replace(HOSTS, folders={**HOSTS.folders, "/data": Folder(source="~/data")})
+    links, found = mustered(
+        *three(b={"image": "", "survey": CPU}, c={"sees": False}),
+        failed={"d": HostError("d", "its host key has changed", why="@@\nHost key", hint="ask")},
+        hosts=hosts,
+    )
+    found.facts["a"].folders["/data"] = FolderFacts(path="")
+    error = refused(links, found, hosts=hosts)
+    told = examined(links, found, hosts=hosts)
+    said = [f"{p.host}: {p.what}" + (f"; {p.hint}" if p.hint else "") for p in error.problems]
+    assert len(said) == 4 and told["remarks"][:4] == said
+    assert "a: it has no folder ~/data; mkdir -p ~/data there; it is /data in the nodes" in said
+    assert not told["ready"]
+
+
+def test_doctor_says_how_an_image_comes_to_hosts_that_may_wait_for_a_pull(healthy):
+    links, found = mustered(*three(a={"image": ""}, b={"image": ""}, c={"image": ""}))
+    told = examined(links, found)
+    assert told["ready"]
+    assert [line.partition(" brings")[0] for line in told["remarks"][:3]] == [
+        f"{host}: it does not hold {TAG}; invoke pull fairseq --base cpu --hosts ..."
+        for host in "abc"
+    ]
+    links, found = mustered(*three(b={"image": IMAGE.replace("0", "9")}))
+    assert not examined(links, found)["ready"]
+
+
+def test_without_a_stack_doctor_asks_for_no_image_but_for_folders(healthy):
+    hosts = replace(HOSTS, folders={"/data": Folder(source="~/data")})
+    links, found = mustered(*three(a={"image": EngineError("busy")}), hosts=hosts)
+    assert examined(links, found, hosts=hosts, tag="")["ready"]
+    found.facts["a"].folders["/data"] = FolderFacts(path="")
+    assert not examined(links, found, hosts=hosts, tag="")["ready"]

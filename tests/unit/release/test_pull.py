@@ -142,5 +142,7 @@ def test_releases_that_cannot_be_believed_say_why():
     rows = [{**good, "evidence_refused": ["not signed"]}, *refused]
     text = shown(release_table(rows))
     assert "ann" in text and text.count("not believed") == 2
+    assert "CPU ranks" not in text
+    assert "CPU ranks; smoke by ann" in shown(release_table([{**good, "proven": True}]))
     said = ["b-r1, b-r2: not believed: there is no file", "a-r1: not signed"]
     assert refusal_lines(rows) == said

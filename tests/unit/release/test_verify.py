@@ -235,6 +235,14 @@ def test_without_a_list_of_signers_nothing_is_believed(site):
         site.verify()
 
 
+def test_where_another_tag_is_there_it_is_said_what_to_type_for_it(site):
+    site.sign()
+    instead = {SUBJECT.latest: "invoke pull toy --base cpu", "toy-far-latest": "invoke nothing"}
+    with pytest.raises(UsageError, match="has no toy-gpu-latest") as caught:
+        verify.verify_release(site.registry, "toy-gpu-latest", site.signers, instead)
+    assert caught.value.hint == "invoke pull toy --base cpu"
+
+
 # Several statements
 
 
