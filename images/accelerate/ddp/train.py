@@ -7,7 +7,9 @@ machines share (the file must not exist before).
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -69,3 +71,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # With DDP threads of gloo outlive the group (torch 2.13). One that takes the interpreter's lock
+    # while the interpreter ends aborts a training that has passed.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
