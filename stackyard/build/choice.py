@@ -16,7 +16,7 @@ from stackyard.build.source.naming import require_labels
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base
 from stackyard.system.engine import Engine
-from stackyard.system.errors import UsageError, shown
+from stackyard.system.errors import UsageError, gpus_missing, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,7 @@ def decide(
         UsageError: something does not exist, or does not fit the rest.
     """
     if gpus is None and gpus_for:
-        raise UsageError(
-            f"say how many GPUs the {gpus_for} is to use",
-            why="--gpus is missing",
-            hint=f"{typed} --gpus 0 (CPU ranks), or --gpus 2",
-        )
+        raise gpus_missing(gpus_for, typed)
     there = None
     if image and image_here:
         with Engine() as engine:

@@ -76,7 +76,7 @@ class ImageRow(TypedDict):
 
 
 class BaseRow(TypedDict):
-    """Hold one base."""
+    """Hold a base as `invoke list` shows it."""
 
     base: str
     summary: str

@@ -23,7 +23,7 @@ from stackyard.cli.answer import (
     say_json,
     typed_json,
 )
-from stackyard.system.errors import UsageError, shown
+from stackyard.system.errors import UsageError, gpus_missing, shown
 
 _LINE: dict[str, dict[str, Any]] = {}
 _machine: Any = invoke_parser.ParseMachine
@@ -153,9 +153,8 @@ def _patched_tasks(program: Any) -> None:
     for task in () if program.args.help.value else program.tasks[1:]:
         # Found out only when the commands before it have built for minutes.
         if task.name in COUNTED and task.args["gpus"].value is None:
-            what = f"say how many GPUs the {task.name} is to use"
-            hint = f"invoke ... {task.name} --gpus 0 (CPU ranks), or --gpus 2"
-            raise refused(what, why="--gpus is missing", hint=hint)
+            error = gpus_missing(task.name, f"invoke ... {task.name}")
+            raise refused(error.what, why=error.why, hint=error.hint)
     takes = [getattr(program.collection[name], "takes_words", True) for name in names]
     if names and remainder() and not any(takes) and not program.args.help.value:
         words = " ".join(remainder())

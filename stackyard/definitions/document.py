@@ -126,7 +126,7 @@ class Mapping:
         return self._read(key, self._as_flag, default, False)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Read a number."""
+        """Read a key whose value is a whole or decimal number."""
         return self._read(key, self._as_number, default, 0.0)
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ class Link:
             return False
 
     def close(self) -> None:
-        """End the connection."""
+        """End the ssh connection to the host, and its engine's."""
         if self._engine is not None:
             self._engine.close()
         self._ssh.end()

@@ -60,7 +60,7 @@ class Progress:
             self.become("loading")
 
     def become(self, state: str) -> None:
-        """Enter a state."""
+        """Enter a state of the pull, and note the time; the last ones also fix its seconds."""
         self.state, self.changed = state, time.monotonic()
         if state in OVER or state == "loaded":
             self.seconds = round(self.changed - self.started, 2)

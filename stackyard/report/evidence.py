@@ -112,8 +112,12 @@ class Evidence:
     @property
     def what(self) -> str:
         """Return what was run, in words."""
-        name = f" {shown(str(self.report.get('example', '')))}" if self.kind == "template" else ""
-        return f"{self.kind}{name}"
+        return f"{self.kind} {self.example}".rstrip()
+
+    @property
+    def example(self) -> str:
+        """Return the name of a template; empty for every other kind."""
+        return shown(str(self.report.get("example", ""))) if self.kind == "template" else ""
 
     @property
     def hardware(self) -> str:
@@ -359,8 +363,7 @@ def _again(found: Evidence, image_id: str = "") -> str:
     spread = f" --nodes {count} --placement {found.placement}" if found.gpus and count > 1 else ""
     start = f"invoke {found.kind} {found.stack} --base {found.base}"
     if found.kind == "template":
-        name = found.what.removeprefix("template ")
-        start = f"invoke bench {found.stack} --example {name} --base {found.base}"
+        start = f"invoke bench {found.stack} --example {found.example} --base {found.base}"
     if found.kind == "certify":
         return f"{start}{named} --hosts hosts.yml{'' if found.gpus else ' --gpus 0'}"
     return f"{start}{named} --gpus {len(found.gpus)}{spread}"

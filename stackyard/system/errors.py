@@ -135,3 +135,12 @@ class MeshError(StackyardError):
     """Report that a node of a mesh did not become reachable, and why."""
 
     step = "run"
+
+
+def gpus_missing(action: str, typed: str) -> UsageError:
+    """Return the error for a command that begins on no number of GPUs unless it was typed."""
+    return UsageError(
+        f"say how many GPUs the {action} is to use",
+        why="--gpus is missing",
+        hint=f"{typed} --gpus 0 (CPU ranks), or --gpus 2",
+    )

@@ -198,13 +198,10 @@ def require_smokes(project: Project, names: list[str], device: str) -> None:
                 f"{name} has no smoke on {'GPUs' if device == 'cuda' else 'CPU ranks'}",
                 hint=f"images/{name}/stack.yml, smoke.gpus, says what it trains there",
             )
+        folder = project.root / "images" / name / "smoke"
         for word in (*declared.prepare, *declared.program):
-            place, _, file = word.partition(f"{nodes.SMOKE_FOLDER}/")
-            if (
-                file
-                and not place
-                and not (project.root / "images" / name / "smoke" / file).exists()
-            ):
+            file = word.removeprefix(f"{nodes.SMOKE_FOLDER}/")
+            if file != word and not (folder / file).exists():
                 raise UsageError(
                     f"images/{name}/smoke/{file} is missing",
                     why=f"images/{name}/stack.yml names it as {word}, which every node would run",
