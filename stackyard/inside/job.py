@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from step import StepProcess  # type: ignore[import-not-found]  # it lies beside this file
@@ -67,6 +66,7 @@ class Job:
         dead: when each rank that failed was seen to have ended.
         swept: node and PID of each process that was killed because the job was over.
         left: processes that the launcher left behind, by node.
+        made: files that its ranks make and nobody keeps, until they are removed.
         changed: when the state last changed.
         stopped: a controller asked for its end.
         deadline: when ranks that were asked to end are killed; 0: they were not asked.
@@ -92,6 +92,7 @@ class Job:
         self.dead: dict[int, float] = {}
         self.swept: set[tuple[str, object]] = set()
         self.left: dict[str, list[object]] = {}
+        self.made: list[Path] = []
         self.killed = self.stopped = False
         self.ended = self.asked = self.deadline = 0.0
         self.launcher: StepProcess | None = None
@@ -288,13 +289,3 @@ def entries(path: Path, start: int) -> tuple[list[object], int]:
         except ValueError:
             continue
     return found, max(0, start) + len(whole)
-
-
-def write_files(files: Mapping[str, str]) -> None:
-    """Write files that a launcher reads, readable by their owner only."""
-    for name, text in files.items():
-        path = Path(name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(target, "w", encoding="utf-8") as file:
-            file.write(text)

@@ -1,6 +1,7 @@
 """Run the command of one step of a training on the first node, and read its output.
 
-Owns that process; `supervisor.py` decides where its output goes.
+Owns that process and the files of a step: those that a launcher reads, and those that ranks make
+and nobody keeps. `supervisor.py` decides where the output goes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 # Text without a line break is passed on in pieces of this length.
 LINE_BYTES = 4000
@@ -19,6 +21,40 @@ READ_BYTES = 64 * 1024
 LAST_READS = 32
 # A command that was killed is gone within this, unless it cannot be killed.
 REAP_SECONDS = 0.2
+
+
+def write_files(files: Mapping[str, str]) -> None:
+    """Write files that a launcher reads, readable by their owner only."""
+    for name, text in files.items():
+        path = Path(name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(target, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def absent(paths: Iterable[object]) -> list[Path]:
+    """Return the paths of files that ranks will make.
+
+    Raises:
+        FileExistsError: one of them is there already.
+    """
+    found = [Path(str(path)) for path in paths]
+    for path in found:
+        if path.exists():
+            raise FileExistsError(f"{path} exists already: remove it, or name another")
+    return found
+
+
+def remove_files(paths: Iterable[Path]) -> list[str]:
+    """Remove files that ranks made; return a sentence on each that stays."""
+    stays = []
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            stays.append(f"{path} is left behind: {error.strerror}")
+    return stays
 
 
 class StepProcess:

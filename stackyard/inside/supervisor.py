@@ -36,9 +36,14 @@ from typing import ClassVar
 import hang  # type: ignore[import-not-found]  # these lie beside this file
 import line  # type: ignore[import-not-found]
 from client import Client, listen, talk  # type: ignore[import-not-found]
-from job import Job, write_files  # type: ignore[import-not-found]
+from job import Job  # type: ignore[import-not-found]
 from members import Members  # type: ignore[import-not-found]
-from step import StepProcess  # type: ignore[import-not-found]
+from step import (  # type: ignore[import-not-found]
+    StepProcess,
+    absent,
+    remove_files,
+    write_files,
+)
 
 HERE = Path(__file__).resolve().parent
 # Pause between two looks at the clock.
@@ -194,6 +199,7 @@ class Supervisor:
         self._tell(event="step", job=job.name, what=job.step, argv=words)
         try:
             write_files(dict(step.get("files") or {}))
+            job.made += absent(step.get("makes") or ())
             job.launcher = StepProcess(
                 words, job.folder, env, self._selector,
                 lambda text: self._launcher_line(job, text), lambda: self._look_at(job),
@@ -291,6 +297,8 @@ class Supervisor:
     def _finish(self, job: Job, code: int | None) -> None:
         """Wait for the last output of ranks, now that nothing of the job runs."""
         job.code = code
+        for text in remove_files(job.made):
+            self._note(job, self._me, {"rank": None, "text": text})
         job.turn("closing")
         job.closing = self._members.living
         self._members.tell(f"finish {job.name}", job.closing)

@@ -2,10 +2,13 @@
 
 Such a program calls `init_process_group(init_method=...)` itself; see inside/plain_ranks.py. Option
 `meet` is `tcp` (a port of the first node) or `file`. Option `meeting` names that file, in a folder
-that all nodes share; it must not exist before (torch removes it at a clean end).
+that all nodes share. It must not exist before, and is removed at the end: torch leaves it behind
+where a rank is killed.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from stackyard.launch.everywhere import NUMBER, everywhere
 from stackyard.launch.request import Launch, LaunchRequest
@@ -15,12 +18,15 @@ PROGRAM = "/srv/stackyard/plain_ranks.py"
 
 def materialize(request: LaunchRequest) -> Launch:
     """Return the command for node 1; that node alone needs no ssh."""
+    makes: tuple[str, ...] = ()
     if request.options.get("meet", "tcp") == "tcp":
         meeting = f"tcp://{request.nodes[0]}:{request.port}"
     else:
-        meeting = f"file://{request.options['meeting']}"
+        makes = (request.options["meeting"],)
+        meeting = f"file://{makes[0]}"
     nodes = str(len(request.nodes))
     rest = [nodes, str(request.per_node), meeting, *request.program]
     if len(request.nodes) == 1 and not request.away:
-        return Launch(argv=("python3", PROGRAM, "0", *rest), env=dict(request.env))
-    return everywhere(request, ["python3", *rest], [PROGRAM, NUMBER])
+        argv = ("python3", PROGRAM, "0", *rest)
+        return Launch(argv=argv, env=dict(request.env), makes=makes)
+    return replace(everywhere(request, ["python3", *rest], [PROGRAM, NUMBER]), makes=makes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from stackyard.launch.accelerate_config import AccelerateConfig
 
@@ -56,9 +57,19 @@ class Launch:
 
     Attributes:
         everywhere: whether every node needs the files, not only node 1.
+        makes: files on storage that nodes share, which the ranks make and nobody keeps. None may
+            exist before; the supervisor removes them when nothing of the job runs any more.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     everywhere: bool = False
+    makes: tuple[str, ...] = ()
+
+    def step(self, what: str, argv: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the step of a request to the supervisor; `argv` replaces the launch's command."""
+        files = {} if self.everywhere else dict(self.files)
+        words = list(argv or self.argv)
+        return {"what": what, "argv": words, "env": dict(self.env), "files": files,
+                "makes": list(self.makes)}  # fmt: skip

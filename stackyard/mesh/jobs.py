@@ -266,10 +266,10 @@ def start_request(
     request = request_of(plan, job, selection, port, own)
     launch = LAUNCHERS[job.launcher](request)
     steps = [
-        _step(f"prepare: {' '.join(words)[:60]}", LAUNCHERS["each"](_quiet(request, words)))
+        LAUNCHERS["each"](_quiet(request, words)).step(f"prepare: {' '.join(words)[:60]}")
         for words in job.prepare
     ]
-    steps.append(_step("train", launch))
+    steps.append(launch.step("train"))
     return {
         "name": job.name,
         "steps": steps,
@@ -293,8 +293,3 @@ def _quiet(request: LaunchRequest, words: Sequence[str]) -> LaunchRequest:
     """Return the request for a command that prepares a job: its output is not a rank's."""
     env = {k: v for k, v in request.env.items() if k != "STACKYARD_LOGS"}
     return replace(request, program=tuple(words), env=env)
-
-
-def _step(what: str, launch: Launch) -> dict[str, Any]:
-    files = {} if launch.everywhere else dict(launch.files)
-    return {"what": what, "argv": list(launch.argv), "env": dict(launch.env), "files": files}

@@ -84,11 +84,16 @@ def _supervised(running: Mesh, launch: Launch) -> _Said:
         Refused: the supervisor refused it.
     """
     words = ["sh", "-euc", f'mkdir -p {running.shared}/runs; exec "$@"', JOB, *launch.argv]
-    step = {"what": JOB, "argv": words, "env": dict(launch.env), "files": dict(launch.files)}
     running.talk.send(
-        "start", name=JOB, steps=[step], env=rank_environment(JOB), folder=SMOKE_FOLDER,
-        nodes=list(running.plan.nodes), lease=running.lease, grace_seconds=GRACE_SECONDS,
-    )  # fmt: skip
+        "start",
+        name=JOB,
+        steps=[launch.step(JOB, words)],
+        env=rank_environment(JOB),
+        folder=SMOKE_FOLDER,
+        nodes=list(running.plan.nodes),
+        lease=running.lease,
+        grace_seconds=GRACE_SECONDS,
+    )
     running.talk.send("follow", job=JOB)
     lines: list[str] = []
     end = time.monotonic() + SECONDS

@@ -193,11 +193,10 @@ def _ssh_port(mesh: Mesh) -> int:
 def _request(smoke: Smoke, plan: TrainingPlan, launch: Launch, lease: float) -> dict[str, object]:
     """Return the supervisor's request for a launch."""
     words = ["sh", "-euc", 'mkdir -p "$1"; shift; exec "$@"', "launch", plan.save, *launch.argv]
-    step = {"what": "train", "argv": words, "env": dict(launch.env), "files": dict(launch.files)}
     return {
         "name": plan.label,
         "beside": True,
-        "steps": [step],
+        "steps": [launch.step("train", words)],
         "env": rank_environment(plan.label),
         "folder": SMOKE_FOLDER,
         "nodes": list(plan.nodes),

@@ -85,6 +85,8 @@ def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
     # Lines say which node and rank they are from.
     assert re.search(r"^(study|train|depot) 0 +\| ", done.stdout, re.MULTILINE)
     assert all(host.ranks() == [] for host in meshes.hosts.values())
+    # Where ranks end without a word to torch, it leaves the file by which they met behind.
+    assert [*(meshes.folder / "shared").glob("*.meeting")] == []
 
 
 @pytest.mark.repeat  # of the inventory; another way to name hosts is what is shown

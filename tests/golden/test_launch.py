@@ -95,6 +95,7 @@ def written(launch):
     lines += [f"  {name}={json.dumps(value)}" for name, value in sorted(launch.env.items())]
     for path, text in sorted(launch.files.items()):
         lines += [f"file {path}:", *(f"  |{line}" for line in text.split("\n"))]
+    lines += [f"makes {path}" for path in launch.makes]
     return "\n".join(lines) + "\n"
 
 

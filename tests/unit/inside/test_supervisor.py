@@ -297,6 +297,35 @@ def test_files_that_cannot_be_written_end_the_job_and_not_the_mesh(mesh, tmp_pat
     assert not mesh.supervisor._over
 
 
+def test_a_file_that_ranks_make_is_removed_when_nothing_of_the_job_runs(mesh, tmp_path):
+    path = tmp_path / "meeting"
+    mesh.start(steps=[{"what": "train", "argv": ["x"], "makes": [str(path)]}])
+    path.write_text("")
+    mesh.ask("stop", job="demo")
+    assert path.exists()
+    mesh.answer()
+    mesh.answer()
+    assert (mesh.job.state, path.exists()) == ("closing", False)
+
+
+def test_a_file_that_ranks_would_make_and_that_is_there_ends_the_job_and_stays(mesh, tmp_path):
+    path = tmp_path / "meeting"
+    path.write_text("somebody's")
+    mesh.start(steps=[{"what": "train", "argv": ["x"], "makes": [str(path)]}])
+    assert state(mesh)[:2] == ("closing", 127)
+    assert f"{path} exists already" in mesh.job.reason
+    assert path.read_text() == "somebody's"
+
+
+def test_a_file_that_ranks_made_and_that_cannot_be_removed_is_named(mesh, tmp_path):
+    path = tmp_path / "meeting"
+    mesh.start(steps=[{"what": "train", "argv": ["x"], "makes": [str(path)]}])
+    path.mkdir()
+    mesh.end(0)
+    mesh.close()
+    assert f"{path} is left behind" in mesh.job.log.read_text()
+
+
 # What is refused
 
 
