@@ -221,12 +221,29 @@ def _shown(value: float | None) -> str:
     return "?" if value is None else f"{value:.0f}"
 
 
-def hosts_table(answer: Mapping[str, Any]) -> Table:
-    """Return the table of the findings of `doctor --hosts`, one row per host."""
+def hosts_table(answer: Mapping[str, Any]) -> tuple[Table, str]:
+    """Return the table of the findings of `doctor --hosts`, one row per host, and a line below it.
+
+    The line has the columns that are the same on all hosts that answer; empty where none is.
+    """
     table = Table(title="hosts", title_justify="left")
-    columns = answer["columns"]
-    for column in columns:
+    columns, rows = answer["columns"], answer["hosts"]
+    # A host that does not answer has its name and the reason.
+    known = [row for row in rows if set(columns) <= set(row)]
+    silent = len(known) < len(rows)
+    same = [
+        column
+        for column in columns
+        if len(known) > 1
+        and column != "host"
+        and len({str(row[column]) for row in known}) == 1
+        and not (column == "engine" and silent)
+    ]
+    apart = [column for column in columns if column not in same]
+    for column in apart:
         table.add_column(column, overflow="fold")
-    for row in answer["hosts"]:
-        table.add_row(*(str(row.get(column, "")) for column in columns))
-    return table
+    for row in rows:
+        table.add_row(*(str(row.get(column, "")) for column in apart))
+    told = [f"{column} {known[0][column]}" for column in same if known[0][column]]
+    which = "all hosts that answer" if silent else "all hosts"
+    return table, f"the same on {which}: {'; '.join(told)}" if told else ""

@@ -21,7 +21,7 @@ from stackyard.mesh.runs import Reached
 from stackyard.mesh.survey import HostFacts, Network, choose_network
 
 COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
-           "route", "port", "health", "runs")  # fmt: skip
+           "reaches", "port", "health checks", "runs")  # fmt: skip
 # `ip route get` for each address, and a ping with the interface's whole MTU, unfragmented.
 _ROUTES = """PATH="$PATH:/usr/sbin:/sbin"
 size=$1; shift
@@ -58,7 +58,7 @@ def inspect(hosts: Reached, found: Muster, wanted: MeshRequest) -> dict[str, Any
             rows.append({"host": host.name, "engine": what})
             continue
         row = _row(host.name, found, network, images.get(host.name, ""), routes, tag, fleet)
-        rows.append({**row, "health": host_health.summary(health[host.name])})
+        rows.append({**row, "health checks": host_health.summary(health[host.name])})
     unfit = [] if tag else [
         problem for host in fleet.hosts if host.name in found.facts
         for problem in misfits(host, found.facts[host.name], wanted.base, wanted.bases)
@@ -102,7 +102,7 @@ def _row(
         "interface": f"{chosen.name} {chosen.address}{rate}, MTU {chosen.mtu}"
         if chosen
         else "none",
-        "route": _summary(routes.get(name, {})),
+        "reaches": _summary(routes.get(name, {})),
         "port": f"{SSH_PORT} {'taken' if SSH_PORT in facts.ports else 'free'}",
         "runs": ", ".join(mine),
     }
@@ -160,7 +160,7 @@ def _summary(routes: Mapping[str, Mapping[str, str]]) -> str:
     ]
     if not routes:
         return ""
-    return f"not {', '.join(bad)}" if bad else f"all {len(routes)}"
+    return f"not {', '.join(bad)}" if bad else "all others"
 
 
 def _pair_remarks(routes: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:

@@ -6,6 +6,7 @@ An index that cannot be asked makes a part that was not run. It must not judge (
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -47,7 +48,7 @@ def python_part(distributions: Iterable[Distribution]) -> IndexAnswer:
                 why = process.last_lines(done.output, 1)
                 findings += audit.python_findings(answer(path).read_text(encoding="utf-8"))
             except (CommandError, OSError, ValueError) as error:
-                why = error.what if isinstance(error, CommandError) else why
+                why = plain(error.what if isinstance(error, CommandError) else why)
                 return IndexAnswer(
                     name=PYTHON, skipped=skipped,
                     why="the index of vulnerabilities cannot be asked (PIP_AUDIT_OSV_URL names a"
@@ -55,6 +56,13 @@ def python_part(distributions: Iterable[Distribution]) -> IndexAnswer:
                 )  # fmt: skip
         packages += len(text.splitlines())
     return IndexAnswer(name=PYTHON, packages=packages, findings=tuple(findings), skipped=skipped)
+
+
+def plain(why: str) -> str:
+    """Return the last words of pip-audit; of a network's exception, its host and the system's."""
+    host = re.search(r"host='([^']+)'", why)
+    cause = re.search(r"\[Errno -?\d+\] ([^)\"']+)", why) or re.search(r"Caused by (\w+)", why)
+    return f"{host[1]} cannot be reached ({cause[1].strip()})" if host and cause else why
 
 
 def requirements(distributions: Iterable[Distribution]) -> tuple[list[str], tuple[str, ...]]:

@@ -81,6 +81,21 @@ def test_links_lead_to_files_and_headings(name):
     assert broken(path, path.read_text(encoding="utf-8")) == []
 
 
+# What git writes into a file where two changes meet; one page was committed with it.
+MARKS = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_page_has_the_marks_of_a_merge(name):
+    assert MARKS.findall((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_the_marks_of_a_merge_are_seen():
+    text = "<" * 7 + " HEAD\na\n" + "=" * 7 + "\nb\n" + ">" * 7 + " main\n"
+    assert len(MARKS.findall(text)) == 3
+    assert MARKS.findall(f"| a |\n{'=' * 8}\n") == []
+
+
 def test_a_link_that_leads_nowhere_is_seen():
     page = DOCS / "index.md"
     text = "# A\n## The `b`: c\n## A\n[x](none.md) [y](design.md#none) [z](#the-b-c) [a](#a-1)"

@@ -290,7 +290,8 @@ def doctor(terminal: Terminal, asked: DoctorRequest) -> Answer:
     with reached(fleet) as hosts:
         found = muster(hosts.links, hosts.failed, fleet)
         answer = inspect(hosts, found, wanted)
-    terminal.table(hosts_table(answer))
-    for line in answer["remarks"]:
+    table, same = hosts_table(answer)
+    terminal.table(table)
+    for line in filter(None, (same, *answer["remarks"])):
         terminal.text(line)
     return answer, 0 if answer["ready"] else 1

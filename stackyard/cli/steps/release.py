@@ -102,6 +102,9 @@ def publish(terminal: Terminal, given: PublishRequest) -> Answer:
         terminal.note(text)
     for one in vouched:
         terminal.text(f"evidence: {vouch.words(one)}")
+    for part in audited.parts:
+        if not part.why:
+            terminal.text(f"vulnerabilities, {part.name}: {part.outcome}, {part.packages} packages")
     place = f"{registry.repository}:{done.name}"
     known = " (it was there already)" if done.again else ""
     terminal.text(f"{place} is released{known}: {done.digest}")

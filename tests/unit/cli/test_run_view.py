@@ -205,5 +205,20 @@ def test_hosts_are_shown_a_line_each_with_what_is_known():
     answer = {"columns": ("host", "engine", "clock"),
               "hosts": [{"host": "a", "engine": "29.0", "clock": "ok"},
                         {"host": "b", "engine": "does not answer"}]}  # fmt: skip
-    text = shown(hosts_table(answer))
+    text = shown(hosts_table(answer)[0])
     assert "29.0" in text and "does not answer" in text and "clock" in text
+
+
+def test_what_is_the_same_on_all_hosts_is_said_once_below_their_table():
+    same = {"engine": "29.0", "clock": "ok", "runs": ""}
+    hosts = [{"host": name, "disk": f"{name} GiB", **same} for name in "ab"]
+    answer = {"columns": ("host", "engine", "disk", "clock", "runs"), "hosts": hosts}
+    table, below = hosts_table(answer)
+    assert below == "the same on all hosts: engine 29.0; clock ok"
+    assert [column.header for column in table.columns] == ["host", "disk"]
+    away = {**answer, "hosts": [*hosts, {"host": "c", "engine": "does not answer"}]}
+    table, below = hosts_table(away)
+    assert below == "the same on all hosts that answer: clock ok"
+    assert [column.header for column in table.columns] == ["host", "engine", "disk"]
+    table, below = hosts_table({**answer, "hosts": hosts[:1]})
+    assert (below, len(table.columns)) == ("", len(answer["columns"]))
