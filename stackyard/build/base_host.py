@@ -31,6 +31,7 @@ from stackyard.system.engine import Engine
 from stackyard.system.errors import CommandError, EngineError, StackyardError
 from stackyard.system.image import ImageInfo
 from stackyard.system.lockfile import exclusive
+from stackyard.system.stream import Note
 
 Say = Callable[[str], None]
 STAMP_LABEL = "stackyard.host"
@@ -151,7 +152,7 @@ def _require_given(base: Base, say: Say, info: Path = Path("/var/lib/dpkg/info")
         programs = [name for name in names if name.parent.name in ("bin", "sbin")]
         gone = [str(name) for name in programs if not name.exists()]
         if gone:
-            say(f"note: {package} is installed, but {' '.join(gone)} was removed")
+            say(Note(f"{package} is installed, but {' '.join(gone)} was removed"))
     if missing:
         raise StackyardError(
             f"this machine lacks packages that {base.name} is declared to have:"

@@ -30,7 +30,7 @@ from stackyard.system import process
 from stackyard.system.engine import Engine
 from stackyard.system.errors import NothingToRunOn, StackyardError, UsageError
 from stackyard.system.image import ImageInfo
-from stackyard.system.stream import ToolLine
+from stackyard.system.stream import Note, ToolLine
 
 if TYPE_CHECKING:
     from stackyard.build import buildkit, bundle, mirrors
@@ -293,7 +293,7 @@ class Builder:
         if key not in self._callers:
             self._callers[key] = mirrors.collect(os.environ, distribution=key)
             for note in self._callers[key].notes:
-                self._say(image.base.name, f"note: {note}")
+                self._say(image.base.name, Note(note))
         return self._callers[key]
 
     def _found_on(self, image: ResolvedImage) -> tuple[ImageInfo, str]:

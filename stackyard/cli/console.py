@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stackyard.system.stream import ToolLine
+from stackyard.system.stream import Note, ToolLine
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,7 +105,7 @@ class Terminal:
         if isinstance(text, ToolLine) and not self.verbose:
             return
         with self._lock:
-            if self._live and text.startswith("note: "):  # about a stack, no state of it
+            if self._live and isinstance(text, Note):
                 self._stay(stack, text)
             elif self._live:
                 self._show(stack, text)

@@ -19,6 +19,16 @@ class ToolLine(str):
     __slots__ = ()
 
 
+class Note(str):
+    """Mark text as a remark about a stack, which is no state of it: it stays on a terminal."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Note:
+        """Begin the text with `note: `."""
+        return super().__new__(cls, f"note: {text}")
+
+
 class Conversation:
     """Exchange lines with a command that runs in the background."""
 

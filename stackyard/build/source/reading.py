@@ -23,6 +23,7 @@ from stackyard.build.source.tree import Entry, Tree
 from stackyard.system import cleanup, process
 from stackyard.system.errors import CommandError, StackyardError, UsageError, shown
 from stackyard.system.process import last_lines
+from stackyard.system.stream import Note
 
 # In bytes: a tree is held in memory, and should hold no checkpoints or data sets.
 LARGEST = 2 * 2**30
@@ -62,9 +63,9 @@ def read(asked: Asked, version: str, say: Say) -> tuple[Source, Tree]:
         source = replace(source, version=f"{version.partition('+')[0]}+{local}")
     for path in source.submodules:
         if path.endswith("(not checked out)"):
-            say(f"note: submodule {path}: it is empty in the build")
+            say(Note(f"submodule {path}: it is empty in the build"))
         elif path.endswith("not taken)"):
-            say(f"note: repository {path}")
+            say(Note(f"repository {path}"))
     return source, tree
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stackyard.cli import console, tables
 from stackyard.report import records
-from stackyard.system.stream import ToolLine
+from stackyard.system.stream import Note, ToolLine
 from tests.unit import reports
 
 
@@ -119,7 +119,7 @@ def test_the_row_of_what_has_ended_goes_until_it_goes_on():
 def test_a_note_is_a_line_that_stays_and_no_row(capsys):
     with console.Terminal(live=True) as terminal:
         terminal.say("toy", "train")
-        terminal.say("cpu", "note: the index is not carried")
+        terminal.say("cpu", Note("the index is not carried"))
         assert "cpu" not in drawn(terminal._progress)
     assert "cpu: note: the index is not carried" in capsys.readouterr().err
 
