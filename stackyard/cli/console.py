@@ -61,16 +61,18 @@ class Terminal:
         return time.monotonic() - STARTED
 
     @property
-    def _clock(self) -> str:
+    def clock(self) -> str:
+        """Return the time since the program began, as lines begin with it."""
         return f"[{self.seconds:7.1f} s]"
 
     def __enter__(self) -> Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_live()
+        self.rest()
 
-    def _end_live(self) -> None:
+    def rest(self) -> None:
+        """Remove the live block; the next event of a stack draws it again."""
         if "_progress" in vars(self):
             self._progress.stop()
 
@@ -83,7 +85,7 @@ class Terminal:
 
         class Clock(ProgressColumn):
             def render(column, task: object) -> str:
-                return self._clock
+                return self.clock
 
         return Progress(
             SpinnerColumn(),
@@ -111,7 +113,7 @@ class Terminal:
                 self._show(stack, text)
             elif self._said.get(stack) != text:  # a download reports each second, moved or not
                 self._said[stack] = text
-                print(f"{self._clock} {stack}: {text}", file=sys.stderr, flush=True)
+                print(f"{self.clock} {stack}: {text}", file=sys.stderr, flush=True)
 
     def done(self, stack: str, text: str) -> None:
         """Print a line that stays, when a stack has finished something; its row goes until more."""
@@ -121,7 +123,7 @@ class Terminal:
             self._stay(stack, text)
 
     def _stay(self, stack: str, text: str) -> None:
-        line = f"{self._clock} {stack}: {text}"
+        line = f"{self.clock} {stack}: {text}"
         if self._tasks:
             self._progress.console.print(line, markup=False)
         else:
@@ -136,7 +138,7 @@ class Terminal:
                 self._show(stack, f"{label}  loss {loss:.3f} {spark(curve)}", step, total)
             elif step % 10 == 0 or step == total:
                 text = f"{label}: update {step}/{total} loss {loss:.4f}"
-                print(f"{self._clock} {stack}: {text}", file=sys.stderr, flush=True)
+                print(f"{self.clock} {stack}: {text}", file=sys.stderr, flush=True)
 
     def _show(self, stack: str, text: str, step: int = 0, total: int | None = None) -> None:
         self._progress.start()
@@ -163,7 +165,7 @@ class Terminal:
         from rich.console import Console
 
         if not self.json:
-            self._end_live()
+            self.rest()
             # Without a terminal rich would squeeze tables into 80 columns.
             width = None if sys.stdout.isatty() else 120
             Console(highlight=False, width=width).print(table)
@@ -171,5 +173,5 @@ class Terminal:
     def text(self, text: str) -> None:
         """Print a result line, unless JSON was asked for."""
         if not self.json:
-            self._end_live()
+            self.rest()
             print(text, flush=True)

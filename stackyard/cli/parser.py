@@ -246,6 +246,9 @@ def _unknown(machine: Any, task: Any, token: str) -> Exit:
         begins = [name for name in flags if name.startswith(f"-{token}")]
         short = f"options are written out: {', '.join(begins)}" if begins else ""
         why = (short if len(token) == 2 else "") or nearest(token, flags)
+        if task.name == "run":
+            words = f"invoke run STACK -- PROGRAM {shown(token)} ..."
+            hint = f"options of the program follow --: {words}"
         return refused(f"{task.name} has no option {shown(token)}", why=why, hint=hint)
     close = nearest(token, machine.contexts)
     why = "" if close.startswith("known") else f"as a command: {close}"

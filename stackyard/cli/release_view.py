@@ -65,14 +65,24 @@ def progress_text(progress: Mapping[str, Progress]) -> str:
     return f"{', '.join(parts)}" + (f"; {left:.0f} s left" if left else "")
 
 
+def pulled_line(value: Mapping[str, Any]) -> str:
+    """Return what a pull moved, and from where."""
+    fetched, seconds = value["from_registry_bytes"], f"{value['seconds']:.1f} s"
+    came = {name: mark["bytes"] for name, mark in value["hosts"].items() if mark["bytes"]}
+    if not came and not fetched:
+        return f"{value['release']}: nothing had to be moved, {seconds}"
+    # A host gets whole layers, from here: what the registry did not send was here before.
+    cached = " (this machine held the rest)" if max(came.values(), default=0) > fetched else ""
+    return (
+        f"{value['release']}: {fetched / 1e6:.0f} MB from the registry{cached},"
+        f" {sum(came.values()) / 1e6:.0f} MB to {len(came)} hosts, {seconds}"
+    )
+
+
 def pull_table(value: Mapping[str, Any]) -> Table:
     """Return the table of a pull's result on each host."""
-    title = (
-        f"{value['release']}: {value['from_registry_bytes'] / 1e6:.0f} MB from the registry,"
-        f" {value['saved_bytes'] / 1e6:.0f} MB saved, {value['seconds']:.1f} s"
-    )
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("host", "state", "seconds", "MB", "digest", ""):
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("host", "state", "seconds", "MB", "digest", "why"):
         right = name in ("seconds", "MB")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for name, mark in value["hosts"].items():

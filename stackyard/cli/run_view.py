@@ -68,6 +68,7 @@ class RunView:
             from rich.console import Console
             from rich.live import Live
 
+            self._terminal.rest()  # two blocks would draw over each other
             console = Console(highlight=False, soft_wrap=True)
             self._live = Live(console=console, transient=True, auto_refresh=False)
             self._live.start()
@@ -125,7 +126,10 @@ class RunView:
 
     def step(self, what: str) -> None:
         """Show that the job has begun another of its steps."""
-        self._terminal.say(self._job, what)
+        if self._live is None:
+            self._terminal.say(self._job, what)
+        else:
+            self._live.console.print(f"{self._terminal.clock} {self._job}: {what}", markup=False)
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -234,7 +238,7 @@ def hosts_table(answer: Mapping[str, Any]) -> tuple[Table, str]:
     same = [
         column
         for column in columns
-        if len(known) > 1
+        if len(rows) > 1
         and column != "host"
         and len({str(row[column]) for row in known}) == 1
         and not (column == "engine" and silent)
@@ -245,5 +249,6 @@ def hosts_table(answer: Mapping[str, Any]) -> tuple[Table, str]:
     for row in rows:
         table.add_row(*(str(row.get(column, "")) for column in apart))
     told = [f"{column} {known[0][column]}" for column in same if known[0][column]]
-    which = "all hosts that answer" if silent else "all hosts"
-    return table, f"the same on {which}: {'; '.join(told)}" if told else ""
+    which = "the same on all hosts that answer" if silent else "the same on all hosts"
+    which = known[0]["host"] if len(known) == 1 else which
+    return table, f"{which}: {'; '.join(told)}" if told else ""

@@ -173,7 +173,8 @@ class Supervisor:
         job = self._named(value.get("name"))
         others = [] if value.get("beside") else self._active
         if job is not None or others:
-            client.say(event="refused", why=f"job {(job or others[0]).name} is running here")
+            client.say(event="refused", why=f"job {(job or others[0]).name} is running here",
+                       hint="invoke stop ends it, and invoke logs --follow shows it")  # fmt: skip
             return
         lost = self._members.lost
         if set(value.get("nodes") or self._nodes) & set(lost):  # type: ignore[call-overload]

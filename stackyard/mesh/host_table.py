@@ -20,8 +20,8 @@ from stackyard.mesh.preflight import Muster, judge
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.survey import HostFacts, Network, choose_network
 
-COLUMNS = ("host", "engine", "image", "driver", "GPUs free", "memory", "disk", "clock", "interface",
-           "reaches", "port", "health checks", "runs")  # fmt: skip
+COLUMNS = ("host", "engine", "image id", "driver", "GPUs free", "memory", "disk", "clock",
+           "interface", "reaches", "port", "health checks", "runs")  # fmt: skip
 # `ip route get` for each address, and a ping with the interface's whole MTU, unfragmented.
 _ROUTES = """PATH="$PATH:/usr/sbin:/sbin"
 size=$1; shift
@@ -93,7 +93,7 @@ def _row(
     return {
         "host": name,
         "engine": f"{engine.get('ServerVersion', '?')}",
-        "image": (image[7:19] if image else "not held") if tag else "",
+        "image id": (image[7:19] if image else "not held") if tag else "",
         "driver": facts.driver.version if facts.driver else "none",
         "GPUs free": f"{len(usable)} of {total}" if total else "none",
         "memory": f"{facts.memory_bytes / 2**30:.0f} GiB",

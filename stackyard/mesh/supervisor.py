@@ -112,7 +112,7 @@ class Talk:
             if found["event"] == event:
                 return found
             if found["event"] == "refused":
-                raise Refused(str(found["why"]))
+                raise Refused(str(found["why"]), hint=str(found.get("hint", "")))
         why = self._said or f"nothing was heard for {seconds:.0f} s"
         raise MeshError("the supervisor on node 1 does not answer", why=why)
 

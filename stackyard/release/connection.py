@@ -303,7 +303,8 @@ class Connection:
 
     def _refused(self, answer: requests.Response, doing: str) -> RegistryError:
         code = answer.status_code
-        text = shown(self._content(answer, LONGEST_REFUSAL, doing).decode(errors="replace"), 400)
+        body = self._content(answer, LONGEST_REFUSAL, doing).decode(errors="replace")
+        text = shown(_told(body), 400)
         host = self.repository.host
         hint = ""
         if code in (401, 403):
@@ -323,6 +324,15 @@ class Connection:
             # while another publisher uploads the same blob may be told that there is none.
             error.passing = True
         return error
+
+
+def _told(body: str) -> str:
+    """Return the messages of a registry's refusal (OCI: a list of errors), or its text."""
+    try:
+        errors = [f"{one['code']}: {one['message']}" for one in json.loads(body)["errors"]]
+    except (ValueError, KeyError, TypeError):
+        errors = []
+    return "; ".join(errors) or body.strip()
 
 
 def _doing(method: str, url: str) -> str:

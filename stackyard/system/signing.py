@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from stackyard.system.errors import CommandError, ReleaseError, UsageError
 NAMESPACE = "release@stackyard"
 # A namespace of its own, so that a key may sign evidence from GPUs without signing releases.
 EVIDENCE = "evidence@stackyard"
+# What ssh-keygen says of a line that it cannot read; it also names lines that it can, by number.
+_BROKEN = r"((?:missing|invalid) (?:key|line|principals)|bad options.*)$"
 USUAL_KEYS = ("id_ed25519", "id_ed25519_sk", "id_ecdsa", "id_rsa")
 
 
@@ -112,10 +115,13 @@ def verify(
                 stdin=data, timeout=20,
             )  # fmt: skip
         except (CommandError, IndexError) as error:
+            why = getattr(error, "why", "") or str(error)
+            hint = f"{signers} names who may; add them there only if you know their key"
+            line = rf"^{re.escape(str(signers))}:(\d+): {_BROKEN}"
+            if broken := re.search(line, why, re.MULTILINE):
+                hint += f"; its line {broken[1]} cannot be read ({broken[2]})"
             raise ReleaseError(
-                f"{what} is not signed by anybody who may",
-                why=getattr(error, "why", "") or str(error),
-                hint=f"{signers} names who may; add them there only if you know their key",
+                f"{what} is not signed by anybody who may", why=why, hint=hint
             ) from error
     return name
 

@@ -258,7 +258,8 @@ def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Ans
     """Run `invoke down`: remove a run, or with `--all` every run on the hosts."""
     with reached(load_fleet(hosts_)) as hosts:
         there, _ = standing.find(hosts.links)
-        chosen = list(there.values()) if everything else [_only_run(hosts, name)]
+        all_ = everything or not (name or there)
+        chosen = list(there.values()) if all_ else [_only_run(hosts, name)]
         removed: list[str] = []
         failed: dict[str, StackyardError] = {}
         for run_ in chosen:
@@ -266,6 +267,8 @@ def down(terminal: Terminal, hosts_: str, name: str, *, everything: bool) -> Ans
             removed += gone
             failed |= broken
             terminal.text(f"{run_.plan.run} is down: {len(gone)} containers removed")
+        if not chosen:
+            terminal.text("no run is on these hosts: nothing to remove")
     for host, error in failed.items():
         terminal.text(
             f"{host} could not be asked, and its node ends by itself: {cause(host, error)}"

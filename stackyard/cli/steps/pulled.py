@@ -11,7 +11,7 @@ from typing import Any
 
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.releases import PullRequest
-from stackyard.cli.release_view import pull_table
+from stackyard.cli.release_view import pull_table, pulled_line
 from stackyard.mesh.link import cause, remark
 from stackyard.release.receiver import Progress
 from stackyard.release.statement import later_revision
@@ -68,6 +68,7 @@ def told(
             for name, m in sorted(progress.items())
         },
     }  # fmt: skip
+    terminal.text(pulled_line(value))
     terminal.table(pull_table(value))
     mended = [name for name in failed if progress[name].hint]
     for name in mended:

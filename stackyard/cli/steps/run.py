@@ -38,6 +38,8 @@ from stackyard.mesh.supervisor import Event
 from stackyard.system.errors import Terminated, UsageError
 from stackyard.system.files import replace_texts
 
+# The folder of records and lines of runs, below the root.
+RUNS = "reports/runs"
 _ENDED = "the training has ended on all hosts"
 _UNHEARD = "nothing is heard of the training: if it runs, its lease ends it"
 
@@ -110,8 +112,10 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
         health = host_health.appeared(before, host_health.read_all(looked_at))
     value, code = _conclude(ended, wanted, terminal, health)
     if not wanted.detach:
+        kept = f"{RUNS}/{asked.run}/{value['name']}"
         record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-        replace_texts(ROOT, {f"reports/runs/{asked.run}/{value['name']}.json": record})
+        replace_texts(ROOT, {f"{kept}.json": record})
+        terminal.note(f"every line is in {kept}.log, the record in {value['name']}.json")
     return value, code
 
 
@@ -257,7 +261,7 @@ def _run(
                       f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
         if wanted.detach:
             return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
-        log = ROOT / "reports" / "runs" / plan.run / f"{job.name}.log"
+        log = ROOT / RUNS / plan.run / f"{job.name}.log"
         with RunView(plan, job.name, terminal, log=log) as view:
             watcher = RunWatcher(line=view.line, bar=view.bar, note=terminal.note, step=view.step)
             follower = Follower(
@@ -275,7 +279,9 @@ def _run(
     except BaseException:
         record = runs.end_job(follower.talk if follower else talk, job.name)
         if stays:
-            terminal.interrupted = f"{_ENDED if record else _UNHEARD}; the mesh is still up"
+            terminal.interrupted = (
+                f"{_ENDED if record else _UNHEARD}; the mesh is still up (invoke down removes it)"
+            )
         raise
     finally:
         (follower.talk if follower else talk).close()
@@ -311,8 +317,6 @@ def _conclude(
         "transport": list(ended.transport),
         **job,
     }
-    if not wanted.detach:
-        terminal.note(f"every line is in reports/runs, in {job['name']}.log; the record beside it")
     if wanted.detach:
         terminal.text(f"{job['name']} runs on; invoke logs --follow, invoke status, invoke stop")
         return {**value, "outcome": "running"}, 0

@@ -107,8 +107,9 @@ def last_lines(
     minutes, rest = divmod(round(seconds), 60)
     time = f"{minutes} min {rest} s" if minutes else f"{rest} s"
     stack = reports[0]["stack"]
+    only = f"{stack} " if len(reports) == 1 else ""
     following = {
-        "cpu": "invoke smoke --gpus 2 (on a GPU host), or docs/tutorials/two-hosts.md",
+        "cpu": f"invoke smoke {only}--gpus 2 (on a GPU host), or docs/tutorials/two-hosts.md",
         "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
     }[device]
     if activate:

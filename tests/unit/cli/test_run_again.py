@@ -108,12 +108,15 @@ def test_without_its_first_node_a_mesh_that_is_up_runs_nothing(attempts):
     assert started == [BOTH] and said[0].startswith("not started again: study, the first node")
 
 
+UP = "the mesh is still up (invoke down removes it)"
+
+
 @pytest.mark.parametrize(
     ("stays", "record", "said"),
     [
-        (True, {"name": "j"}, "the training has ended on all hosts; the mesh is still up"),
+        (True, {"name": "j"}, f"the training has ended on all hosts; {UP}"),
         (True, None,
-         "nothing is heard of the training: if it runs, its lease ends it; the mesh is still up"),
+         f"nothing is heard of the training: if it runs, its lease ends it; {UP}"),
         (False, {"name": "j"}, "everything of this run has been removed"),
     ],
 )  # fmt: skip

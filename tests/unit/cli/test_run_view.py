@@ -47,6 +47,21 @@ def test_a_line_says_which_node_and_rank_it_is_from(view):
     ]  # fmt: skip
 
 
+def test_in_a_terminal_no_second_block_is_drawn_beside_the_lines(view, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with Terminal(live=True) as terminal:
+        terminal.say("toy", "log in")
+        with RunView(MESH, "demo", terminal) as made:
+            assert not terminal._progress.live.is_started
+            made.step("train")
+            made.line(line("loss 3.1"))
+            assert not terminal._progress.live.is_started
+        said = capsys.readouterr().out
+        assert "demo: train" in said and "loss 3.1" in said
+        terminal.say("toy", "remove nodes")
+        assert terminal._progress.live.is_started
+
+
 def test_what_several_ranks_say_alike_is_shown_once(view):
     made = view()
     for rank in range(4):
@@ -202,11 +217,11 @@ def test_nodes_that_are_gone_are_marked():
 
 
 def test_hosts_are_shown_a_line_each_with_what_is_known():
-    answer = {"columns": ("host", "engine", "clock"),
-              "hosts": [{"host": "a", "engine": "29.0", "clock": "ok"},
-                        {"host": "b", "engine": "does not answer"}]}  # fmt: skip
-    text = shown(hosts_table(answer)[0])
-    assert "29.0" in text and "does not answer" in text and "clock" in text
+    hosts = [{"host": "a", "engine": "29.0", "clock": "ok"},
+             {"host": "b", "engine": "29.1", "clock": "+9.0 s"},
+             {"host": "c", "engine": "does not answer"}]  # fmt: skip
+    text = shown(hosts_table({"columns": ("host", "engine", "clock"), "hosts": hosts})[0])
+    assert "29.1" in text and "does not answer" in text and "clock" in text
 
 
 def test_what_is_the_same_on_all_hosts_is_said_once_below_their_table():
@@ -220,5 +235,9 @@ def test_what_is_the_same_on_all_hosts_is_said_once_below_their_table():
     table, below = hosts_table(away)
     assert below == "the same on all hosts that answer: clock ok"
     assert [column.header for column in table.columns] == ["host", "engine", "disk"]
+    one = {**answer, "hosts": [hosts[0], away["hosts"][-1]]}
+    table, below = hosts_table(one)
+    assert below == "a: disk a GiB; clock ok"
+    assert [column.header for column in table.columns] == ["host", "engine"]
     table, below = hosts_table({**answer, "hosts": hosts[:1]})
     assert (below, len(table.columns)) == ("", len(answer["columns"]))

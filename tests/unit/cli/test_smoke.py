@@ -41,7 +41,7 @@ def test_a_failure_whose_cause_is_known_is_not_blamed_on_a_busy_machine():
 
 def test_where_invoke_is_not_on_the_path_the_next_step_says_how_to_bring_it_there():
     first = ended("passed", activate=str(Path.cwd() / ".venv/bin/activate"))[1]
-    assert first.startswith("next: . .venv/bin/activate, then invoke smoke --gpus 2")
+    assert first.startswith("next: . .venv/bin/activate, then invoke smoke toy0 --gpus 2")
 
 
 def test_a_failure_on_a_busy_machine_says_so():

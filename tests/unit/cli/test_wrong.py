@@ -19,6 +19,8 @@ WRONG = [
      "the program and its words follow --: invoke run toy -- /data/train.py"),
     ("build toy smoke toy", "say how many GPUs the smoke is to use", "--gpus is missing",
      "smoke --gpus 0 (CPU ranks), or --gpus 2"),
+    ("run toy --updates 5", "run has no option --updates", "",
+     "follow --: invoke run STACK -- PROGRAM --updates"),
     ("list toy", "list takes no words: 'toy' is one word too many", "", "invoke list -h"),
     ("show", "show needs STACK", "STACK: a stack's name", "invoke show STACK"),
     ("compare a.json", "compare needs AFTER", "AFTER: a later one", "invoke compare BEFORE AFTER"),

@@ -342,7 +342,9 @@ def test_what_is_no_job_is_refused_and_another_can_be_started(mesh, changes):
 
 def test_a_second_job_is_refused_until_the_first_has_ended(mesh):
     mesh.start()
-    assert mesh.start(name="two") == [{"event": "refused", "why": "job demo is running here"}]
+    (refused,) = mesh.start(name="two")
+    assert (refused["event"], refused["why"]) == ("refused", "job demo is running here")
+    assert "invoke stop" in refused["hint"]
     mesh.end(0)
     assert events(mesh.start(name="two")) == ["refused"]
     mesh.close()

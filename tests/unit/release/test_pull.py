@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from stackyard.cli.release_view import progress_text, pull_table, refusal_lines, release_table
+from stackyard.cli.release_view import (
+    progress_text,
+    pull_table,
+    pulled_line,
+    refusal_lines,
+    release_table,
+)
 from stackyard.release import goods
 from stackyard.release.receiver import Progress, Receiver, read_answer
 from stackyard.system.errors import StackyardError
@@ -128,10 +134,16 @@ def shown(table):
 def test_a_pull_is_a_table_of_its_hosts():
     mark = {"seconds": 3.0, "bytes": 5e6, "digest": "sha256:0123456789abcdef", "why": ""}
     hosts = {"a": {**mark, "state": "pulled"}, "b": {**mark, "state": "failed", "why": "is down"}}
-    text = shown(pull_table({"release": "x-r1", "from_registry_bytes": 5e6, "saved_bytes": 0,
-                             "seconds": 4, "hosts": hosts}))  # fmt: skip
-    assert "x-r1: 5 MB from the registry" in text
+    value = {"release": "x-r1", "from_registry_bytes": 5e6, "seconds": 4, "hosts": hosts}
+    text = shown(pull_table(value))
     assert "0123456789ab" in text and "is down" in text
+    assert pulled_line(value) == "x-r1: 5 MB from the registry, 10 MB to 2 hosts, 4.0 s"
+    cached = pulled_line({**value, "from_registry_bytes": 0})
+    assert "0 MB from the registry (this machine held the rest), 10 MB to 2 hosts" in cached
+    for one in hosts.values():
+        one["bytes"] = 0
+    held = pulled_line({**value, "from_registry_bytes": 0})
+    assert held == "x-r1: nothing had to be moved, 4.0 s"
 
 
 def test_releases_that_cannot_be_believed_say_why():

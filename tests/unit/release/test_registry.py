@@ -176,6 +176,15 @@ def test_what_a_registry_does_not_take_is_not_brought_again(held, asked, status,
     assert oci.digest_of(b"new") not in held.blobs
 
 
+def test_a_refusal_is_told_in_the_registrys_own_words_and_not_as_json():
+    one = {"code": "UNAUTHORIZED", "message": "authentication required", "detail": None}
+    assert connection._told(json.dumps({"errors": [one, {**one, "message": "again"}]}) + "\n") == (
+        "UNAUTHORIZED: authentication required; UNAUTHORIZED: again"
+    )
+    for text in ("", "no json", "[]", '{"errors": 1}', '{"errors": [1]}', '{"errors": []}'):
+        assert connection._told(f"{text}\n") == text
+
+
 @pytest.fixture
 def beside(held):
     """A blob that another repository of the registry has."""

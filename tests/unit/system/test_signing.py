@@ -104,6 +104,15 @@ def test_what_is_no_signature_is_refused(tmp_path, key, seal):
     refused(seal, accept(tmp_path, key))
 
 
+@pytest.mark.parametrize("broken", ["ann@site", "ann@site ssh-ed25519", "ann@site bad AAAA"])
+def test_a_line_of_the_list_that_cannot_be_read_is_named(tmp_path, key, broken):
+    signers = tmp_path / "signers"
+    signers.write_text(f"# whose releases we take\n{broken}\n")
+    with pytest.raises(ReleaseError) as caught:
+        signing.verify(TEXT, signing.sign(TEXT, key), signers)
+    assert "; its line 2 cannot be read (" in caught.value.hint
+
+
 def test_without_a_list_of_signers_nothing_is_believed(tmp_path, key):
     with pytest.raises(UsageError, match="there is no") as caught:
         signing.verify(TEXT, signing.sign(TEXT, key), tmp_path / "missing")
