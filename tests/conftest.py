@@ -26,10 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the files of tests/golden with what the code says now",
     )
+    parser.addoption(
+        "--first-variant",
+        action="store_true",
+        help="run each test with the first of its parameters only",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files backwards with ORDER=reversed: no test may need another file's.
 
     First of all hooks, so that pytest still groups tests by the fixtures they share. Repetition
@@ -41,6 +46,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("ORDER") == "reversed":
         files = list(dict.fromkeys(item.path for item in items))
         items.sort(key=lambda item: -files.index(item.path))
+    if config.getoption("--first-variant"):
+        items[:], others = first_variants(items)
+        config.hook.pytest_deselected(items=others)
+
+
+def first_variants(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The first of each test's variants that is no repetition, and all others."""
+    once = [item for item in items if not item.get_closest_marker("repeat")]
+    first = {item.nodeid.partition("[")[0]: item for item in reversed(once)}
+    chosen = set(first.values())
+    return [i for i in items if i in chosen], [i for i in items if i not in chosen]
 
 
 @pytest.fixture(scope="session", autouse=True)

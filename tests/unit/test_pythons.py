@@ -11,6 +11,7 @@ import zipfile
 import pytest
 
 from stackyard.definitions.project import ROOT
+from tests.conftest import first_variants
 
 pytestmark = pytest.mark.once
 PROJECT = """\
@@ -276,8 +277,23 @@ def test_the_oldest_is_run_first_and_all_others_later(tree):
     prepare(tree, "3.97")
     prepare(tree, "3.99")
     assert run(tree, "test-pythons", "--first").stdout.splitlines() == said("3.97")
-    rest = said("3.99", "not repeat and not once")
-    assert run(tree, "test-pythons", "--rest").stdout.splitlines() == rest
+    name, command = said("3.99", "not repeat and not once")
+    rest = run(tree, "test-pythons", "--rest").stdout.splitlines()
+    assert rest == [name, f"{command} --first-variant"]
+    whole = run(tree, "test-pythons", "--rest", VARIANTS="all").stdout.splitlines()
+    assert whole == [name, command]
+
+
+def test_of_a_test_with_parameters_the_first_that_is_no_repetition_is_run():
+    class Item:
+        def __init__(self, nodeid, *marks):
+            self.nodeid, self.get_closest_marker = nodeid, marks.__contains__
+
+    items = [Item("a.py::x[1]", "repeat"), Item("a.py::x[2]"), Item("a.py::y"), Item("a.py::x[3]"),
+             Item("b.py::x[1]"), Item("b.py::z[1]", "repeat")]  # fmt: skip
+    chosen, others = first_variants(items)
+    assert chosen == [items[1], items[2], items[4]]
+    assert others == [items[0], items[3], items[5]]
 
 
 def test_the_parts_together_run_what_stands_in_once(tree):
