@@ -27,6 +27,8 @@ _PACKAGES = {"docker.io": "dockerd", "mmdebstrap": "mmdebstrap"}
 _FEDORA = {"docker.io": "moby-engine docker-buildx"}
 _OS_RELEASE = Path("/etc/os-release")
 Say = Callable[[str], None]
+# A rank that will never join is still named within this many times its limit.
+MOST_PATIENCE = 4.0
 
 
 def gpu_count(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
@@ -38,6 +40,12 @@ def busy() -> str:
     """Return how busy this machine is, where programs take all its CPUs; else an empty text."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     return f"load {load:.1f} on {cpus} CPUs" if load > cpus else ""
+
+
+def patience() -> float:
+    """Return how many times as long a start may take: programs share the CPUs of a busy machine."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    return min(max(1.0, load / cpus), MOST_PATIENCE)
 
 
 def require_gpus(wanted: int, command: str) -> None:

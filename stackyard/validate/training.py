@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stackyard.build import host
 from stackyard.definitions.spec import Smoke
 from stackyard.gpu import nccl
 from stackyard.launch import LAUNCHERS, Launch, LaunchRequest
@@ -109,13 +110,14 @@ class _Running:
         self.ended: Event | None = None
         self.when = 0.0
         self._mesh, self._asked = mesh, False
-        self._seconds = start.smoke.start_seconds + start.smoke.stall_seconds * 10
+        join = round(start.smoke.start_seconds * host.patience())
+        self._seconds = join + start.smoke.stall_seconds * 10
         self._limit = time.monotonic() + self._seconds
         if self.launch.everywhere:
             files = {path: text.encode() for path, text in self.launch.files.items()}
             for node in start.plan.nodes:
                 mesh.put(node, files)
-        request = _request(start.smoke, start.plan, self.launch, mesh.lease)
+        request = _request(start.smoke, start.plan, self.launch, mesh.lease, join)
         mesh.talk.send("start", **request)
         mesh.talk.send("follow", job=self.plan.label)
 
@@ -190,7 +192,9 @@ def _ssh_port(mesh: Mesh) -> int:
     return ports.pop() if len(ports) == 1 else 0
 
 
-def _request(smoke: Smoke, plan: TrainingPlan, launch: Launch, lease: float) -> dict[str, object]:
+def _request(
+    smoke: Smoke, plan: TrainingPlan, launch: Launch, lease: float, join: int
+) -> dict[str, object]:
     """Return the supervisor's request for a launch."""
     words = ["sh", "-euc", 'mkdir -p "$1"; shift; exec "$@"', "launch", plan.save, *launch.argv]
     return {
@@ -202,7 +206,7 @@ def _request(smoke: Smoke, plan: TrainingPlan, launch: Launch, lease: float) -> 
         "nodes": list(plan.nodes),
         "placed": [plan.nodes[rank // plan.per_node] for rank in range(plan.layout.ranks)],
         "lease": lease,
-        "join_seconds": smoke.start_seconds,
+        "join_seconds": join,
         "silent_seconds": smoke.stall_seconds,
         "grace_seconds": GRACE_SECONDS,
     }

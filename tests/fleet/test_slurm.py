@@ -456,6 +456,9 @@ def test_a_node_that_cannot_prepare_keeps_all_from_training(cluster, submit_toy)
 
 @in_one_cluster
 def test_the_submitters_environment_stays_outside(cluster, submit_toy):
+    # A step that Slurm had to kill, after its KillWait, leaves its files to the next job.
+    for node in ("node1", "node2"):
+        cluster[1].on(node, "find", SMOKE_FOLDER, "-name", "*.py", "-delete")
     show = ("bash", "-c", "env | sed 's/^/ENV /'")
     number, _ = submit_toy(launcher="each", program=show)
     found, log = finished(number, 30)

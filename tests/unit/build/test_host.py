@@ -38,6 +38,13 @@ def test_a_machine_is_busy_where_programs_wait_for_its_cpus(monkeypatch, load, s
     assert host.busy() == said
 
 
+@pytest.mark.parametrize(("load", "times"), [(0.0, 1.0), (2.0, 1.0), (5.0, 2.5), (50.0, 4.0)])
+def test_a_busy_machine_is_waited_for_longer_but_not_for_ever(monkeypatch, load, times):
+    monkeypatch.setattr(host.os, "getloadavg", lambda: (load, 9.0, 9.0))
+    monkeypatch.setattr(host.os, "cpu_count", lambda: 2)
+    assert host.patience() == times
+
+
 def test_enough_gpus_are_enough(monkeypatch):
     monkeypatch.setattr(host, "gpu_count", lambda: 2)
     assert host.require_gpus(2, "x") is None

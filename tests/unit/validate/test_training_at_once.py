@@ -16,6 +16,12 @@ LIMIT = SMOKE.start_seconds + 10 * SMOKE.stall_seconds
 END = '{"event": "end", "step": 40}'
 
 
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    """A machine whose CPUs nothing else uses."""
+    monkeypatch.setattr(training.host, "patience", lambda: 1.0)
+
+
 class Node:
     """A mesh of one node whose supervisor ends launches when it is told to, or asked."""
 
@@ -92,6 +98,14 @@ def test_the_supervisor_is_told_where_ranks_are_and_how_long_they_may_be_silent(
     assert value["env"] == {
         "STACKYARD_JOB": "a", "STACKYARD_LOGS": "/var/lib/stackyard/jobs/a/ranks",
     }  # fmt: skip
+
+
+def test_ranks_may_take_longer_to_join_on_a_busy_machine(monkeypatch):
+    monkeypatch.setattr(training.host, "patience", lambda: 2.5)
+    node = Node({"a": 0, "b": 0})
+    train(node)
+    assert node.requests["a"]["join_seconds"] == 2.5 * SMOKE.start_seconds
+    assert node.requests["a"]["silent_seconds"] == SMOKE.stall_seconds
 
 
 def test_when_one_fails_the_other_is_stopped_and_says_for_whom():
