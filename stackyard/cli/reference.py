@@ -7,7 +7,7 @@ files from their schemas, failures from `images/failures`. `docs/reference/fixes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ Shells complete commands, options, stacks and bases:
 | 0 | passed, or done |
 | 1 | a check failed |
 | 2 | wrong input; nothing was started |
-| 3 | nothing to run on: no engine, no GPU |
+| 3 | nothing to run on (no engine, no GPU), or a check was not run and none failed |
 | 4 | the engine, a registry or a build failed |
-| 130 | interrupted; everything that the command made is removed |
+| 130 | interrupted; everything that the command made is removed, but for a mesh that stood before |
 | 141 | the reader of the output has gone |
 """
 _FILES = """\
@@ -100,17 +100,16 @@ def _cell(text: str) -> str:
 
 
 def files_page(made: Mapping[str, Any]) -> str:
-    """Return the page of users' files: their purpose, and the keys of their top level."""
+    """Return the page of users' files: their purpose and keys, those of mappings in them, too."""
     parts = [MADE + _FILES]
     settings = schemas.File(pattern="", read=lambda top: None, what="settings of this checkout")
     for name, one in {"settings": settings, **schemas.FILES}.items():
         path = schemas.path_of(f"files/{name}")
         schema = made[path]
-        required = set(schema.get("required", ()))
         rows = [
-            f"| `{key}` | {_kind(value)} | {'yes' if key in required else ''} |"
+            f"| `{key}` | {_kind(value)} | {'yes' if required else ''} |"
             f" {_cell(value.get('description', '')).removesuffix('.')} |"
-            for key, value in schema.get("properties", {}).items()
+            for key, value, required in _keys(schema)
         ]
         what, link = f"{one.what[:1].upper()}{one.what[1:]}", f"../schemas/files/{name}.json"
         parts.append(
@@ -120,6 +119,23 @@ def files_page(made: Mapping[str, Any]) -> str:
             ])
         )  # fmt: skip
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _keys(
+    schema: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Yield every key with its schema and whether it is required; below the top, described ones.
+
+    A name that the user chooses is shown as `NAME`.
+    """
+    required = set(schema.get("required", ()))
+    for key, value in schema.get("properties", {}).items():
+        if not above or value.get("description"):
+            yield f"{above}{key}", value, key in required
+        yield from _keys(value, f"{above}{key}.")
+        for kind, name in (("items", ""), ("additionalProperties", "NAME.")):
+            if isinstance(value.get(kind), dict):
+                yield from _keys(value[kind], f"{above}{key}.{name}")
 
 
 def _kind(value: Mapping[str, Any]) -> str:

@@ -267,7 +267,10 @@ class Layout:
 
     Attributes:
         ranks: number of training processes (one a GPU), spread evenly over the nodes.
-        tolerance: largest allowed difference of a logged loss; None for the smoke's.
+        args: arguments of the program in this layout, after the smoke's.
+        launcher: what starts its ranks; the smoke's by default.
+        options: the launcher's own options, such as `zero_stage`.
+        tolerance: largest allowed difference of a logged loss; the smoke's by default.
         fused: parts that must be fused on every rank; None for the smoke's.
     """
 
@@ -285,16 +288,23 @@ class Smoke:
     """Hold the training run that judges an image.
 
     Attributes:
-        updates: optimizer updates that are judged.
-        save_at: the update whose checkpoint the killed run is resumed from.
+        launcher: what starts the ranks.
+        env: variables of the training.
+        prepare: a command that is run once, on the first node, before all trainings.
+        program: a Python file or a console script, and its arguments. Braces become folders that
+            all nodes share (`{text}`, `{data}`, `{save}`, `{record}`) or numbers (`{updates}`,
+            `{save_at}`, `{horizon}`, which is never reached, and `{ranks}`).
+        layouts: ways of spreading the training over ranks, by name.
+        updates: optimizer updates that are judged; at least 40, the default.
+        save_at: the update whose checkpoint the killed run is resumed from; 20 by default.
         reference: the layout of one process that parity compares the others with.
         resume: the layout whose training is killed after its last judged update, and resumed.
-        tolerance: largest allowed absolute difference of a logged loss.
+        tolerance: largest allowed absolute difference of a logged loss; 0.001 by default.
         args: arguments of the program on this kind of device, before a layout's own.
         device: what the ranks compute on: `cpu` or `cuda`.
         fused: parts that must be fused on every rank, on GPUs only; a layout may name others.
-        start_seconds: time within which every rank must have joined.
-        stall_seconds: longest silence of a running training.
+        start_seconds: time within which every rank must have joined; 90 by default.
+        stall_seconds: longest silence of a running training; 60 by default.
     """
 
     launcher: str

@@ -46,6 +46,20 @@ def test_patterns_and_names_in_brackets_are_text_and_not_markdown():
 KEY = re.compile(r"^\| `(\w+)` \| (.*) \| (yes|) \| (.*) \|$", re.MULTILINE)
 
 
+def test_keys_of_mappings_are_listed_below_the_key_that_holds_them():
+    told = {"type": "integer", "description": "how many."}
+    rank = {"properties": {"ranks": told, "plain": {"type": "string"}}, "required": ["ranks"]}
+    schema = {"properties": {
+        "smoke": {"properties": {"updates": told, "layouts": {"additionalProperties": rank}}},
+        "list": {"items": {"properties": {"size": told}}},
+    }}  # fmt: skip
+    found = [(key, required) for key, _, required in reference._keys(schema)]
+    assert found == [
+        ("smoke", False), ("smoke.updates", False), ("smoke.layouts.NAME.ranks", True),
+        ("list", False), ("list.size", False),
+    ]  # fmt: skip
+
+
 def test_kinds_are_said_in_words():
     schema = {"title": "x.yml", "required": ["a"], "properties": {
         "a": {"type": ["object", "null"]}, "b": {"enum": ["x", "y", None]},
