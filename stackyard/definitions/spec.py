@@ -303,7 +303,8 @@ class Smoke:
         args: arguments of the program on this kind of device, before a layout's own.
         device: what the ranks compute on: `cpu` or `cuda`.
         fused: parts that must be fused on every rank, on GPUs only; a layout may name others.
-        start_seconds: time within which every rank must have joined; 90 by default.
+        start_seconds: time within which every rank must have joined; 90 by default, and up to four
+            times as long where others use the CPUs of the machine that runs the smoke.
         stall_seconds: longest silence of a running training; 60 by default.
     """
 

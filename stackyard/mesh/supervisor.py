@@ -92,7 +92,7 @@ class Talk:
         self._silent_seconds = seconds
 
     def send(self, do: str, **values: object) -> None:
-        """Send a request.
+        """Send the supervisor a request.
 
         Raises:
             MeshError: the line has ended.
@@ -201,7 +201,7 @@ class Talk:
         return self._said
 
     def close(self) -> None:
-        """End the line."""
+        """Stop the heartbeat and end the connection to the supervisor."""
         self._stop.set()
         self._line.close()
         self._beats.join(timeout=5)

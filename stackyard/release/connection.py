@@ -122,7 +122,7 @@ class Connection:
         self._sessions: list[requests.Session] = []
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every HTTP session with the registry, those of other threads too."""
         for session in self._sessions:
             session.close()
 
