@@ -305,20 +305,22 @@ class Connection:
         code = answer.status_code
         body = self._content(answer, LONGEST_REFUSAL, doing).decode(errors="replace")
         text = shown(_told(body), 400)
+        # distribution names the system's error in the detail of its refusal alone.
+        full = code in (500, 507) and bool(_NO_SPACE.search(body))
         host = self.repository.host
         hint = ""
         if code in (401, 403):
             hint = f"docker login {host}" + (", as somebody who may do this" if self._login else "")
         elif code == 405:
             hint = "it seems to be read-only, or a mirror: publish to the registry itself"
-        elif code in (500, 507) and _NO_SPACE.search(text):
+        elif full:
             hint = "it has no space left: its owner must make some"
         elif code in _PASSING:
             hint = "its trouble may pass: again later, or ask its owner"
         error = RegistryError(
             f"registry {host} refused {doing}: {code} {answer.reason}", why=text, hint=hint
         )
-        error.passing = code in _PASSING and not _NO_SPACE.search(text)
+        error.passing = code in _PASSING and not full
         if doing.startswith("PUT") and "MANIFEST_BLOB_UNKNOWN" in text:
             # distribution 2.8 writes a repository's link to a blob in place: who puts a manifest
             # while another publisher uploads the same blob may be told that there is none.

@@ -160,12 +160,18 @@ def test_a_blob_that_breaks_off_is_forgotten_and_brought_from_its_start(held, as
     assert sum(words.startswith("DELETE /v2/upload/1") for words in held.asked) == 2
 
 
+#: What distribution 2.8 answers where its disk is full.
+FULL = json.dumps({"errors": [{"code": "UNKNOWN", "message": "unknown error",
+                               "detail": {"DriverName": "filesystem", "Enclosed": {
+                                   "Op": "write", "Path": "/data", "Err": 28}}}]}).encode()  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("status", "text", "hint"),
     [
         (403, b"", "docker login registry.example"),
         (405, b"", "read-only"),
-        (500, b'{"Err":28}', "no space left"),
+        (500, FULL, "no space left"),
         (507, b"quota exceeded", "no space left"),
     ],
 )
