@@ -161,9 +161,10 @@ def test_a_blob_that_breaks_off_is_forgotten_and_brought_from_its_start(held, as
 
 
 #: What distribution 2.8 answers where its disk is full.
-FULL = json.dumps({"errors": [{"code": "UNKNOWN", "message": "unknown error",
-                               "detail": {"DriverName": "filesystem", "Enclosed": {
-                                   "Op": "write", "Path": "/data", "Err": 28}}}]}).encode()  # fmt: skip
+_DETAIL = {"DriverName": "filesystem", "Enclosed": {"Op": "write", "Path": "/data", "Err": 28}}
+FULL = json.dumps(
+    {"errors": [{"code": "UNKNOWN", "message": "unknown error", "detail": _DETAIL}]}
+).encode()
 
 
 @pytest.mark.parametrize(
