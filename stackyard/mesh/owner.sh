@@ -24,23 +24,22 @@ note() {
     echo "$2 $born" > "$keys/pid-$1"
 }
 
-# $1: a folder. Remove it and end what runs for it; several processes may do so at the same time.
+# $1: a folder. End what runs for it and remove it; several processes may do so at the same time. Under its
+# other name nothing more is noted in it, so its list is complete: `note ... && exec` ends where it fails.
 remove() {
-    noted='' tries=0
-    for file in "$1"/pid-*; do
-        { read -r pid birth < "$file" && noted="$noted $pid:$birth"; } 2> /dev/null
+    ending="$1.over" tries=0
+    mv "$1" "$ending" 2> /dev/null
+    for file in "$ending"/pid-*; do
+        { read -r pid birth < "$file"; } 2> /dev/null || continue
+        look_up "${pid#-}"
+        if [ -n "$born" ] && [ "$born" = "$birth" ]; then kill -s TERM -- "$pid" 2> /dev/null; fi
     done
     # The parcel of a pull that is over goes, too; one that broke off stays for the next pull. What was
     # half-written outside goes in any case.
-    { read -r parcel < "$1/over" && rm -f "$parcel"; } 2> /dev/null
-    { read -r part < "$1/part" && rm -f "$part"; } 2> /dev/null
+    { read -r parcel < "$ending/over" && rm -f "$parcel"; } 2> /dev/null
+    { read -r part < "$ending/part" && rm -f "$part"; } 2> /dev/null
     # What is still being written into the folder can make it fail.
-    until rm -rf "$1" 2> /dev/null || [ $tries -ge 50 ]; do tries=$((tries + 1)); sleep 0.1; done
-    for entry in $noted; do
-        pid=${entry%:*}
-        look_up "${pid#-}"
-        if [ "$born" = "${entry##*:}" ]; then kill -s TERM -- "$pid" 2> /dev/null; fi
-    done
+    until rm -rf "$1" "$ending" 2> /dev/null || [ $tries -ge 50 ]; do tries=$((tries + 1)); sleep 0.1; done
 }
 
 # Print the folders here whose owner is gone.

@@ -398,6 +398,20 @@ def test_what_is_half_written_goes_with_the_keys(host, filed):
     assert list(target.parent.iterdir()) == [] and not host.keys.exists()
 
 
+def test_nothing_starts_for_a_folder_whose_list_of_processes_was_read(host):
+    """Else the owner would wait for it for ever: a server that was noted just then (seen once)."""
+    ran = host.folder / "ran"
+    (host.keys / "over").write_text(f"{host.into}\n")
+    script = f"""
+        keys={host.keys}; . "$keys/owner.sh"
+        rm() {{ note late $$ && : > {ran}; command rm "$@"; }}
+        remove "$keys"
+    """
+    subprocess.run(["/bin/sh", "-c", script], check=True, capture_output=True)
+    assert not ran.exists()
+    assert not list(host.folder.glob("keys*")) and not host.into.exists()
+
+
 def test_a_parcel_of_one_file_is_read_from_any_byte():
     parcel = WholeFile(digest="sha256:" + 64 * "a", size=10)
     (piece,) = parcel.pieces(4)
