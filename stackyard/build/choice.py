@@ -7,16 +7,19 @@ It must not build or start anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stackyard.build import catalog, dockerfile
-from stackyard.build.builder import Built
 from stackyard.build.catalog import choose
 from stackyard.build.source import fork
 from stackyard.build.source.naming import require_labels
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Base
-from stackyard.system.engine import Engine
 from stackyard.system.errors import UsageError, gpus_missing, shown
+
+if TYPE_CHECKING:
+    from stackyard.build.builder import Built
+    from stackyard.system.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ def decide(
         raise gpus_missing(gpus_for, typed)
     there = None
     if image and image_here:
+        from stackyard.system.engine import Engine
+
         with Engine() as engine:
             there = held_image(project, engine, image, stack, base)
         stack, base = there.image.stack.name, there.image.base.name
@@ -105,6 +110,8 @@ def held_image(project: Project, engine: Engine, reference: str, stack: str, bas
     Raises:
         UsageError: there is none, or it is another's.
     """
+    from stackyard.build.builder import Built
+
     info = engine.image(reference)
     if info is None:
         raise UsageError(f"--image: the engine has no image {shown(reference)!r}",

@@ -45,9 +45,9 @@ def releases(terminal: Terminal, from_: Repository = "", signers: Signers = "") 
     Example:
         invoke releases --from registry.example:5000/team/stackyard
     """
-    from stackyard.cli.steps import release
+    from stackyard.cli.steps import published
 
-    return release.releases(terminal, from_, signers)
+    return published.releases(terminal, from_, signers)
 
 
 @command

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stackyard.report import certify, evidence, records
+from stackyard.report import evidence, records
 from stackyard.report.evidence import Envelope, Evidence, Signature
 from stackyard.report.shapes import EvidenceValue
 from stackyard.system import cleanup, signing
@@ -144,6 +144,8 @@ def words(found: Vouched) -> str:
 def path_of(value: Mapping[str, Any]) -> str:
     """Return the path of a report's evidence, which lies beside it."""
     if value["kind"] == "certify":
+        from stackyard.report import certify
+
         return certify.path_of(value["run"], evidence.SUFFIX)
     return records.path_of_report(value, evidence.SUFFIX)
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import shlex
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jinja2
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).resolve().parent.parent.parent / "templates"
 
 
 @cache
 def _environment(folder: Path) -> jinja2.Environment:
+    import jinja2  # most commands render nothing
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

@@ -12,7 +12,7 @@ from typing import Any
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.releases import EvidenceRequest
-from stackyard.cli.steps.release import SIGNERS, find_signers, open_registry, signer_name
+from stackyard.cli.steps.published import SIGNERS, find_signers, open_registry, signer_name
 from stackyard.definitions.project import load_project
 from stackyard.release import publish, verify
 from stackyard.release.registry import Registry, manifest_descriptor

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stackyard.cli.options.runs import CertifyRequest
-from stackyard.cli.steps.release import find_signers, open_registry
+from stackyard.cli.steps.published import find_signers, open_registry
 from stackyard.definitions.project import Project
 from stackyard.release import verify
 from stackyard.report import evidence, vouch

@@ -18,8 +18,8 @@ from stackyard.cli.options.releases import PullRequest
 from stackyard.cli.release_view import progress_text, seen_lines
 from stackyard.cli.steps import pull_file
 from stackyard.cli.steps.hosts import HOSTS_FILE, load_fleet
+from stackyard.cli.steps.published import find_signers, open_registry, seen_value
 from stackyard.cli.steps.pulled import lost, require_no_way_back, told
-from stackyard.cli.steps.release import find_signers, open_registry, seen_value
 from stackyard.cli.typed import typed
 from stackyard.definitions.document import nearest
 from stackyard.definitions.project import load_project

@@ -1,6 +1,6 @@
-"""Run `invoke publish`, `releases` and `bundle --images`, from their arguments to the output.
+"""Run `invoke publish` and `bundle --images`, from their arguments to the output.
 
-Owns the meaning of their arguments. `release.publish`, `verify` and `airgap` take the steps.
+Owns the meaning of their arguments. `release.publish` and `airgap` take the steps.
 """
 
 from __future__ import annotations
@@ -10,50 +10,27 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stackyard.build.choice import decide
 from stackyard.cli.answer import Answer
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.images import BundleRequest
 from stackyard.cli.options.releases import PublishRequest
-from stackyard.cli.release_view import refusal_lines, release_table
 from stackyard.cli.steps import audit
+from stackyard.cli.steps.published import SIGNERS, find_signers, open_registry, signer_name
 from stackyard.cli.typed import typed
-from stackyard.definitions.project import Project, load_project
+from stackyard.definitions.project import load_project
 from stackyard.release import airgap, candidate, verify
 from stackyard.release import statement as release
-from stackyard.release.credentials import find_login
 from stackyard.release.layer_source import LayerSource
 from stackyard.release.publish import Published, Publisher, PublishPlan, require_clean
-from stackyard.release.registry import Registry
 from stackyard.release.spool import Spool, cache_folder
 from stackyard.report import pages, vouch
-from stackyard.scan import oci
 from stackyard.scan.audit import Audit, require_fixed
 from stackyard.scan.sizes import size_lines
 from stackyard.system import plain_signing, signing
 from stackyard.system.engine import Engine
-from stackyard.system.errors import StackyardError, UsageError
-
-SIGNERS = "allowed_signers"
-
-
-def open_registry(project: Project, given: str, flag: str) -> Registry:
-    """Open the given repository, or the project's, with the user's login.
-
-    Raises:
-        UsageError: neither names one.
-    """
-    text = given or project.registry
-    if not text:
-        raise UsageError(
-            "no registry was named",
-            hint=f'{flag} registry.example:5000/team/stackyard, or registry = "..." in'
-            " stackyard.toml",
-        )
-    repository = oci.parse_repository(text)
-    return Registry(repository, find_login(repository.host))
+from stackyard.system.errors import UsageError
 
 
 def publish(terminal: Terminal, given: PublishRequest) -> Answer:
@@ -132,66 +109,6 @@ def _reservations(wanted: PublishPlan, audited: Audit, done: Published) -> Itera
             f"{', '.join(done.unsigned)}: without a signature of its own, which this key cannot"
             " make; the release's signature covers it (docs/howto/releases.md)"
         )
-
-
-def signer_name() -> str:
-    """Return the name of this user's key in its printed line."""
-    return f"{os.environ.get('USER') or 'publisher'}@{os.uname().nodename}"
-
-
-def find_signers(given: str) -> Path:
-    """Return the allowed-signers file: the given one, the project's, or the user's own."""
-    if given:
-        return Path(given)
-    own = Path.home() / ".config" / "stackyard" / SIGNERS
-    return Path(SIGNERS) if Path(SIGNERS).is_file() or not own.is_file() else own
-
-
-def releases(terminal: Terminal, from_: str, signers: str) -> Answer:
-    """Run `invoke releases --from REGISTRY/NAME`: list releases, and verify each."""
-    project = load_project()
-    allowed = find_signers(signers)
-    rows = []
-    with open_registry(project, from_, "--from") as registry:
-        tags = registry.tags()
-        for tag in sorted(tags):
-            if not release.is_release_tag(tag):
-                continue
-            terminal.say("releases", tag)
-            rows.append(_row(registry, tag, allowed))
-    if rows:
-        terminal.table(release_table(rows))
-        for line in refusal_lines(rows):
-            terminal.note(line)
-    else:
-        terminal.text(f"{registry.repository} holds no release")
-    return {"repository": str(registry.repository), "releases": rows}, 0
-
-
-def _row(registry: Registry, tag: str, signers: Path) -> dict[str, Any]:
-    try:
-        found = verify.verify_release(registry, tag, signers)
-        seen = seen_value(registry, found, signers)
-    except StackyardError as error:
-        why = "; ".join(filter(None, (error.what, error.why.strip(), error.hint)))
-        return {"name": tag, "believed": False, "why": why}
-    entry = found.release
-    return {
-        "name": tag, "believed": True, "signer": found.signer, "created": entry.created,
-        "proven": entry.proven, "digest": entry.digest, "bytes": entry.size, "why": "",
-        "attested": list(found.attested),
-        **seen,
-    }  # fmt: skip
-
-
-def seen_value(registry: Registry, found: verify.Verified, signers: Path) -> dict[str, Any]:
-    """Return the evidence of a release as JSON: what it needs, and what was verified."""
-    beside = verify.evidence_beside(registry, found, signers)
-    return {
-        "needs_gpus": found.release.needs_gpus,
-        "evidence": [one.value() for one in beside.believed],
-        "evidence_refused": list(beside.refused),
-    }
 
 
 def carry(terminal: Terminal, given: BundleRequest) -> Answer:

@@ -17,7 +17,7 @@ from stackyard.build.buildkit import find_client
 from stackyard.cli.console import Terminal
 from stackyard.cli.options.releases import VerifyRequest
 from stackyard.cli.release_view import seen_lines
-from stackyard.cli.steps.release import find_signers, open_registry, seen_value
+from stackyard.cli.steps.published import find_signers, open_registry, seen_value
 from stackyard.definitions.project import load_project
 from stackyard.release import rebuild
 from stackyard.release import verify as verifying

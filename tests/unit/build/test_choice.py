@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from stackyard.build import choice
 from stackyard.build.choice import decide
 from stackyard.definitions.project import Project, load_project
+from stackyard.system import engine
 from stackyard.system.errors import UsageError
 from tests.unit import samples
 
@@ -81,7 +81,7 @@ class Held:
 
 @pytest.fixture
 def toy(monkeypatch, tmp_path):
-    monkeypatch.setattr(choice, "Engine", Held)
+    monkeypatch.setattr(engine, "Engine", Held)
     return Project(root=tmp_path, definitions=samples.definitions(), default_base="gpu")
 
 

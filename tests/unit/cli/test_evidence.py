@@ -8,7 +8,7 @@ import pytest
 
 from stackyard.cli.options.releases import EvidenceRequest, PublishRequest, PullRequest
 from stackyard.cli.options.runs import CertifyRequest
-from stackyard.cli.steps import audit, fingerprints, release
+from stackyard.cli.steps import audit, fingerprints, published, release
 from stackyard.cli.steps import evidence as cli_evidence
 from stackyard.cli.steps import pull as cli_pull
 from stackyard.definitions.project import Project
@@ -85,9 +85,9 @@ class Site:
         subject = Subject(stack="toy", version="1.0", base_name="gpu", base_release="gpu")
         monkeypatch.setattr(publish, "SETTLE_SECONDS", 0)
         self.project = project
-        for module in (release, cli_evidence, cli_pull):
+        for module in (published, release, cli_evidence, cli_pull):
             monkeypatch.setattr(module, "load_project", lambda: project)
-        for module in (release, cli_evidence, cli_pull, fingerprints):
+        for module in (published, release, cli_evidence, cli_pull, fingerprints):
             monkeypatch.setattr(module, "open_registry", lambda *_: self.registry)
         for module in (release, cli_pull):
             monkeypatch.setattr(module, "Engine", Engine)
@@ -134,7 +134,7 @@ class Site:
         return self.run(cli_evidence.show, EvidenceRequest(file=file, **changes))
 
     def releases(self):
-        code = run(release.releases, "", "", as_json=True)
+        code = run(published.releases, "", "", as_json=True)
         assert code == 0
         out, _ = self.capsys.readouterr()
         assert refused("answers/releases", json.loads(out)) == []
@@ -448,7 +448,7 @@ def test_evidence_that_a_registry_loses_from_its_list_is_told(site):
 
 
 def table(site, capsys):
-    run(release.releases, "", "")
+    run(published.releases, "", "")
     return " ".join(capsys.readouterr().out.split())
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stackyard.cli.steps import pull, release, verify
+from stackyard.cli.steps import published, pull, release, verify
 from stackyard.definitions.project import Project
 from stackyard.release import connection
 from stackyard.release.registry import Registry
@@ -62,9 +62,9 @@ class Site:
         self.held.sign(digest, self.said, signing.sign(self.said, self.key))
         patience = connection.Patience(silent_seconds=0.6, tries=2, pause_seconds=0)
         project = Project(root=folder, definitions=samples.definitions(), default_base="cpu")
-        for step in (pull, release, verify):
+        for step in (published, pull, release, verify):
             monkeypatch.setattr(step, "load_project", lambda: project)
-        monkeypatch.setattr(release, "Registry", functools.partial(Registry, patience=patience))
+        monkeypatch.setattr(published, "Registry", functools.partial(Registry, patience=patience))
         # A publication's image: the registry is asked before anything of it is read.
         monkeypatch.setattr(release, "Engine", lambda: contextlib.nullcontext())
         monkeypatch.setattr(release.candidate, "candidate", lambda *given, **named: None)

@@ -85,11 +85,22 @@ print(*rooms())
 from stackyard.cli.steps import build
 print(*rooms(), "rich" if "rich" in sys.modules else "")
 """
+PULL = """
+import sys
+from stackyard.cli.steps import pull
+print(*sorted({"cyclonedx", "jinja2", "stackyard.build.builder", "stackyard.release.candidate"}
+      & set(sys.modules)))
+"""
 
 
 def test_a_command_does_not_wait_for_what_only_others_need(allow_processes):
-    words = [sys.executable, "-c", LIGHT]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    declared, build = done.stdout.splitlines()
+    def loaded(script):
+        words = [sys.executable, "-c", script]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True,
+                              timeout=60)  # fmt: skip
+        return done.stdout.splitlines()
+
+    declared, build = loaded(LIGHT)
     assert declared.split() == ["cli", "system"]
     assert build.split() == ["build", "cli", "definitions", "launch", "system"]
+    assert loaded(PULL) == [""]
