@@ -243,7 +243,7 @@ def hosts_table(answer: Mapping[str, Any]) -> tuple[Table, str]:
         and len({str(row[column]) for row in known}) == 1
         and not (column == "engine" and silent)
     ]
-    apart = [column for column in columns if column not in same]
+    apart = [c for c in columns if c not in same and any(row.get(c, "") != "" for row in rows)]
     for column in apart:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -109,7 +109,8 @@ def last_lines(
     stack = reports[0]["stack"]
     only = f"{stack} " if len(reports) == 1 else ""
     following = {
-        "cpu": f"invoke smoke {only}--gpus 2 (on a GPU host), or docs/tutorials/two-hosts.md",
+        "cpu": f"invoke smoke {only}--gpus 2 (on a GPU host), or docs/tutorials: "
+        "own-stack.md, two-hosts.md, publish-pull.md",
         "cuda": f"invoke publish {stack} --to REGISTRY/NAME",
     }[device]
     if activate:

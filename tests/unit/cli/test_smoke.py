@@ -61,7 +61,8 @@ def test_the_last_lines_say_the_verdict_the_page_and_what_to_type_next():
     verdict, following = ended("passed", "passed", seconds=59.6)
     assert verdict == "2 of 2 stacks passed in 1 min 0 s; page: reports/index.html"
     assert following == (
-        "next: invoke smoke --gpus 2 (on a GPU host), or docs/tutorials/two-hosts.md"
+        "next: invoke smoke --gpus 2 (on a GPU host), or docs/tutorials: own-stack.md,"
+        " two-hosts.md, publish-pull.md"
     )
     assert ended("passed", device="cuda")[1] == "next: invoke publish toy0 --to REGISTRY/NAME"
 
