@@ -36,6 +36,7 @@ for update, (x, y) in enumerate((batch for epoch in range(6) for batch in data),
     if one.is_main_process:
         print(f"update {update} loss {loss.item():.6f}", flush=True)
 kind = f"{one.distributed_type.value} in {one.mixed_precision}"
+kind += ", by dynamo" * hasattr(model, "_orig_mod")
 print(f"rank {one.process_index} of {one.num_processes} by {kind}", flush=True)
 one.end_training()
 """

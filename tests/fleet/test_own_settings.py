@@ -76,9 +76,9 @@ def config(two):
     return write
 
 
-def run(two, *words, **more):
+def run(two, *words, lighter=LIGHTER, **more):
     at = words.index("--")
-    return two.invoke("run", "accelerate", *words[:at], *LIGHTER, *words[at:], **more)
+    return two.invoke("run", "accelerate", *words[:at], *lighter, *words[at:], **more)
 
 
 def learned(said):
@@ -105,11 +105,16 @@ def test_accelerate_test_passes(two):
         pytest.param("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
                      "  deepspeed_multinode_launcher: standard\n", "DEEPSPEED", id="standard",
                      marks=pytest.mark.repeat),
+        pytest.param("distributed_type: MULTI_CPU\nuse_cpu: true\ndynamo_config:\n"
+                     "  dynamo_backend: EAGER\n", "MULTI_CPU", id="dynamo",
+                     marks=pytest.mark.repeat),
     ],
 )  # fmt: skip
 def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind):
-    done = run(two, *config(text), "--", "/shared/own.py")
+    compiled = "dynamo" in text
+    done = run(two, *config(text), "--", "/shared/own.py", lighter=() if compiled else LIGHTER)
     learned(done.stdout)
+    assert done.stdout.count(", by dynamo") == 2 * compiled
     assert done.stdout.count(f"of 2 by {kind}") == 2
     if "machine_rank" in text:
         assert "machine_rank: this run's own values are used" in done.stderr

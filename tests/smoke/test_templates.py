@@ -365,6 +365,28 @@ def test_a_template_trains_in_bf16(meshes, stack, name):
     assert len(found) >= 4 and found[-1] < 0.9 * found[0], found
 
 
+@pytest.mark.repeat  # of one template's own refusals
+def test_a_vocabulary_that_is_too_small_is_named_and_one_of_any_size_is_padded(meshes):
+    """With tensor parallelism: ranks could not share an odd number of rows."""
+    running = meshes("megatron")
+    few = TEMPLATES["megatron", "gpt2-345m-tp"][1]
+    with pytest.raises(AssertionError, match="holds token") as caught:
+        play(running, "megatron", "gpt2-345m-tp", "vocabulary=10", few)
+    enough = int(re.search(r"holds token \d+: --set vocabulary=(\d+)", str(caught.value))[1])
+    odd = enough + 1 - enough % 2
+    said, _ = play(running, "megatron", "gpt2-345m-tp", f"vocabulary={odd}", few)
+    assert losses(said)[-1] < 0.9 * losses(said)[0]
+
+
+@pytest.mark.repeat  # of one template's own refusals
+def test_what_arguments_and_deepspeeds_file_both_say_is_refused(meshes):
+    running = meshes("megatron")
+    for node in NODES:
+        put(running, node, {"/var/tmp/both.json": json.dumps({"train_batch_size": 8})})
+    with pytest.raises(AssertionError, match=r"both\.json: train_batch_size come from"):
+        play(running, "megatron", "gpt2-345m", words=("--ds-config=/var/tmp/both.json",))
+
+
 @pytest.mark.parametrize(
     "stack", [pytest.param(name, marks=pytest.mark.repeat) for name in ("accelerate", "megatron")]
 )

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 SEED = 1234
+# Of a larger corpus so many bytes are looked at before a training, in pieces from all parts of it.
+LOOKED_AT, PIECE = 2 << 30, 1 << 20
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -55,20 +58,31 @@ def global_batch(options: argparse.Namespace) -> int:
     return int(options.batch * options.accumulate * options.replicas)
 
 
+def parts(corpus: str) -> tuple[str, str | None, str | None]:
+    """Return the prefixes of a corpus for training, validation and test; None for a missing one.
+
+    Raises:
+        SystemExit: there is nothing to train on.
+    """
+    prefix = str(Path(corpus) / "train") if Path(corpus).is_dir() else corpus
+    for end in (".bin", ".idx"):
+        if not Path(prefix + end).is_file():
+            raise SystemExit(f"there is no {prefix}{end}: --set corpus=PREFIX of both, or a folder")
+    valid, test = (str(Path(corpus) / name) for name in ("valid", "test"))
+    return (
+        prefix,
+        valid if Path(f"{valid}.idx").is_file() else None,
+        test if Path(f"{test}.idx").is_file() else None,
+    )
+
+
 def build(options: argparse.Namespace) -> tuple[GPTDataset, GPTDataset | None]:
     """Build training and validation samples, shuffled the same way wherever it is called.
 
     Raises:
         SystemExit: the corpus is not there, or too small for its split.
     """
-    prefix = options.corpus
-    if Path(prefix).is_dir():
-        prefix = str(Path(prefix) / "train")
-    for end in (".bin", ".idx"):
-        if not Path(prefix + end).is_file():
-            raise SystemExit(f"there is no {prefix}{end}: --set corpus=PREFIX of both, or a folder")
-    others = [str(Path(options.corpus) / name) for name in ("valid", "test")]
-    apart = [other if Path(f"{other}.idx").is_file() else None for other in others]
+    prefix, *apart = parts(options.corpus)
     rounds = options.updates // options.eval_every if options.eval_every else 0
     batch = global_batch(options)
     config = GPTDatasetConfig(
@@ -115,6 +129,22 @@ def require_documents(
             )
 
 
+def require_vocabulary(prefix: str, vocabulary: int) -> None:
+    """Check that the numbers of a corpus are below the vocabulary's size, before anything trains.
+
+    Raises:
+        SystemExit: one is not.
+    """
+    if Path(f"{prefix}.bin").stat().st_size == 0:
+        return
+    numbers = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(prefix).index.dtype, mode="r")
+    step = PIECE * max(1, numbers.nbytes // LOOKED_AT)
+    pieces = (numbers[low : low + PIECE] for low in range(0, len(numbers), step))
+    top = max(int(piece.max()) for piece in pieces)
+    if top >= vocabulary:
+        raise SystemExit(f"{prefix} holds token {top}: --set vocabulary={top + 1}")
+
+
 def batches(
     dataset: GPTDataset, options: argparse.Namespace, *, first: int, replica: int
 ) -> Iterator[Sample]:
@@ -153,7 +183,11 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser)
-    train, valid = build(parser.parse_args())
+    options = parser.parse_args()
+    # Here, once on every node: the ranks, which build the samples too, need not read all again.
+    for prefix in filter(None, parts(options.corpus)):
+        require_vocabulary(prefix, options.vocabulary)
+    train, valid = build(options)
     print(f"{len(train)} samples to train on, {len(valid) if valid else 0} to validate with")
 
 
