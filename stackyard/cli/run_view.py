@@ -228,7 +228,8 @@ def _shown(value: float | None) -> str:
 def hosts_table(answer: Mapping[str, Any]) -> tuple[Table, str]:
     """Return the table of the findings of `doctor --hosts`, one row per host, and a line below it.
 
-    The line has the columns that are the same on all hosts that answer; empty where none is.
+    The line has the columns that are the same on all hosts that answer; empty where none is. A
+    column that no host has a value for is in neither.
     """
     table = Table(title="hosts", title_justify="left")
     columns, rows = answer["columns"], answer["hosts"]

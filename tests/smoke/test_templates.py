@@ -369,12 +369,12 @@ def test_a_template_trains_in_bf16(meshes, stack, name):
 def test_a_vocabulary_that_is_too_small_is_named_and_one_of_any_size_is_padded(meshes):
     """With tensor parallelism: ranks could not share an odd number of rows."""
     running = meshes("megatron")
-    few = TEMPLATES["megatron", "gpt2-345m-tp"][1]
+    ranks = TEMPLATES["megatron", "gpt2-345m-tp"][1]
     with pytest.raises(AssertionError, match="holds token") as caught:
-        play(running, "megatron", "gpt2-345m-tp", "vocabulary=10", few)
+        play(running, "megatron", "gpt2-345m-tp", "vocabulary=10", ranks)
     enough = int(re.search(r"holds token \d+: --set vocabulary=(\d+)", str(caught.value))[1])
     odd = enough + 1 - enough % 2
-    said, _ = play(running, "megatron", "gpt2-345m-tp", f"vocabulary={odd}", few)
+    said, _ = play(running, "megatron", "gpt2-345m-tp", f"vocabulary={odd}", ranks)
     assert losses(said)[-1] < 0.9 * losses(said)[0]
 
 

@@ -21,7 +21,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 SEED = 1234
-# Of a larger corpus so many bytes are looked at before a training, in pieces from all parts of it.
+# Of a larger corpus at most so many bytes are looked at before a training, in pieces of so many
+# numbers from all parts of it.
 LOOKED_AT, PIECE = 2 << 30, 1 << 20
 Sample = tuple[torch.Tensor, torch.Tensor]
 
@@ -132,13 +133,15 @@ def require_documents(
 def require_vocabulary(prefix: str, vocabulary: int) -> None:
     """Check that the numbers of a corpus are below the vocabulary's size, before anything trains.
 
+    Of what is not looked at, `take` finds a larger one when it comes.
+
     Raises:
         SystemExit: one is not.
     """
     if Path(f"{prefix}.bin").stat().st_size == 0:
         return
     numbers = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(prefix).index.dtype, mode="r")
-    step = PIECE * max(1, numbers.nbytes // LOOKED_AT)
+    step = PIECE * -(-numbers.nbytes // LOOKED_AT)
     pieces = (numbers[low : low + PIECE] for low in range(0, len(numbers), step))
     top = max(int(piece.max()) for piece in pieces)
     if top >= vocabulary:

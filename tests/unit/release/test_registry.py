@@ -160,7 +160,7 @@ def test_a_blob_that_breaks_off_is_forgotten_and_brought_from_its_start(held, as
     assert sum(words.startswith("DELETE /v2/upload/1") for words in held.asked) == 2
 
 
-#: What distribution 2.8 answers where its disk is full.
+# What distribution 2.8 answers where its disk is full.
 _DETAIL = {"DriverName": "filesystem", "Enclosed": {"Op": "write", "Path": "/data", "Err": 28}}
 FULL = json.dumps(
     {"errors": [{"code": "UNKNOWN", "message": "unknown error", "detail": _DETAIL}]}
