@@ -74,8 +74,10 @@ def _of_torch(file: str) -> bool:
 
 def explain(
     answers: Mapping[int, Mapping[str, object]], nodes: Mapping[int, str]
-) -> tuple[str, list[str]]:
-    """Return one sentence for the whole job, and one for each rank.
+) -> tuple[str, list[str], list[int]]:
+    """Return one sentence for the whole job, one for each rank, and who keeps others waiting.
+
+    A rank keeps others waiting if it is stopped, or in no collective while another rank is in one.
 
     Args:
         answers: of ranks that live, by number.
@@ -88,7 +90,13 @@ def explain(
     silent = [rank for rank in sorted(nodes) if rank not in places]
     if silent:
         what = f"{what}; {_names(silent, nodes)} did not answer"
-    return "; ".join([what, *ras[:3]]), lines
+    return "; ".join([what, *ras[:3]]), lines, _late(places)
+
+
+def _late(places: Mapping[int, At]) -> list[int]:
+    stopped = [rank for rank, one in places.items() if one.stopped]
+    away = [rank for rank, one in places.items() if not one.collective]
+    return stopped or (away if len(away) < len(places) else [])
 
 
 def _said(one: At) -> str:

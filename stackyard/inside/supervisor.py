@@ -376,10 +376,10 @@ class Supervisor:
                      if known["end"] is None}  # fmt: skip
             if not set(nodes.values()) <= set(answers):
                 return  # a node of it is lost, which ends it with that reason
-            job.hang, lines = hang.explain(found, nodes)
+            job.hang, lines, late = hang.explain(found, nodes)
             for text in (f"no update for {time.monotonic() - job.moved:.0f} s: {job.hang}", *lines):
                 self._note(job, self._me, {"rank": None, "text": f"hang: {text}"})
-            self._tell(event="hang", job=job.name, what=job.hang, ranks=lines)
+            self._tell(event="hang", job=job.name, what=job.hang, ranks=lines, late=late)
             if job.ending:
                 self._stop(job, f"{job.ending}; {job.hang}")
 

@@ -176,7 +176,9 @@ def _to_do(
     named = f"--hosts {shlex.quote(hosts)} " if hosts else ""
     for name in bad_places(found):
         fault = kinds.get(name)
-        if fault is not None and fault.kind == "link":
+        if fault is not None and fault.kind == "link" and ":" in name:
+            what = "look at what joins both: nvidia-smi topo -m; nvidia-smi nvlink --status"
+        elif fault is not None and fault.kind == "link":
             what = "look at cable, port and switch between both"
         elif fault is not None and fault.kind == "unexplained":
             what = "it came and went: certify again"

@@ -97,7 +97,10 @@ def _row(folder: Path, path: Path, kinds: Sequence[str]) -> dict[str, str] | Non
         if value["kind"] not in kinds:
             return None
         gpus = value.get("gpus") or {}
-        counts = Counter(gpu["name"] for gpu in gpus.get("devices", ()))
+        names = [gpu["name"] for gpu in gpus.get("devices", ())]
+        if value.get("device") == "cuda":  # a certification
+            names = [gpu["model"] for host in value["hosts"] for gpu in host["gpus"]]
+        counts = Counter(names)
         where = [f"{number} x {name}" for name, number in sorted(counts.items())] or ["CPU ranks"]
         return {
             "page": path.relative_to(folder).with_suffix(".html").as_posix(),

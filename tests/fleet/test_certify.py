@@ -112,6 +112,14 @@ def test_others_meet_their_fingerprint_and_who_corrupts_or_hangs_is_named(four, 
 
 
 @pytest.mark.repeat
+def test_of_two_hosts_the_one_that_hangs_is_named(four):
+    value, seconds = certify(planted(four.only("n00", "n01"), {"n01": "hang"}), code=1)
+    shown(value, seconds)
+    assert set(bad(value)) == {"n01"}
+    assert bad(value)["n01"].startswith("good alone; n00 waited for it")
+
+
+@pytest.mark.repeat
 def test_of_many_hosts_one_that_corrupts_and_one_that_hangs_are_named(many):
     value, seconds = certify(planted(many, {"n05": "corrupt", "n26": "hang"}), code=1)
     shown(value, seconds)

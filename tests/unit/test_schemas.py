@@ -177,7 +177,7 @@ def made_up():
 
 def test_every_committed_report_fits_its_schema():
     found = committed()
-    assert {"smoke", "bench", "template", "proofs", "curve"} == set(found.values())
+    assert {"smoke", "bench", "template", "certify", "proofs", "curve"} == set(found.values())
     said = {
         path.relative_to(ROOT).as_posix(): refused(f"reports/{kind}", json.loads(path.read_text()))
         for path, kind in found.items()

@@ -34,6 +34,7 @@ class GroupRun:
         places: of the ranks, in order.
         reason: why the supervisor ended it; empty where it ended by itself.
         hang: who waited where, as the supervisor's examination has it; empty without one.
+        late: places of the ranks that others waited for in it.
         tail: its last lines.
         nccl: what NCCL used between its ranks; None where they do not talk by NCCL.
     """
@@ -43,6 +44,7 @@ class GroupRun:
     code: int | None
     reason: str = ""
     hang: str = ""
+    late: tuple[Place, ...] = ()
     tail: str = ""
     seconds: float = 0.0
     nccl: NcclLog | None = None

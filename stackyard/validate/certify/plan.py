@@ -39,11 +39,13 @@ class Fault:
         kind: `host`, `gpu`, `link` or `unexplained`.
         names: the host, the GPU (`HOST:INDEX`), both ends of the link, or a group that was bad
             while its parts were good.
+        untried: ends of a link that were in no good group, for want of another partner.
     """
 
     kind: str
     names: tuple[str, ...]
     why: str
+    untried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +143,10 @@ class _Search:
             yield from found or [Fault(kind=kind, names=(name,), why=self.faulty[name])]
         why = "bad together, and each of them is good with others"
         for link in self.links:
-            alone = [name for name in self._sorted(link) if not self.seen.good_with[name]]
+            names = self._sorted(link)
+            alone = tuple(name for name in names if not self.seen.good_with[name])
             missing = f"; {' and '.join(alone)} had no other partner" if alone else ""
-            yield Fault(kind=LINK, names=self._sorted(link), why=f"{why}{missing}")
+            yield Fault(kind=LINK, names=names, why=f"{why}{missing}", untried=alone)
         for group in self.unexplained:
             why = "bad together, but all of its parts were good: not seen again"
             yield Fault(kind=UNEXPLAINED, names=self._sorted(group), why=why)

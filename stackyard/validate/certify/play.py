@@ -172,6 +172,7 @@ class Yard:
             if event["event"] == "log":
                 one.entries += event["lines"]
             elif event["event"] == "hang":
+                one.late = tuple(one.group.places[rank] for rank in event["late"])
                 self.talk.send("stop", job=name, reason=STOPPED)
             elif event["event"] == "ended":
                 open_.discard(name)
@@ -243,6 +244,7 @@ class _Waiting:
     group: Members
     since: float
     entries: list[Mapping[str, Any]] = field(default_factory=list)
+    late: tuple[Place, ...] = ()
 
     def result(self, job: Event) -> GroupRun:
         """Return the group's result, out of its job's record."""
@@ -255,6 +257,7 @@ class _Waiting:
             code=job["code"],
             reason="" if reason == STOPPED else reason,
             hang=hang,
+            late=self.late,
             tail=last_lines("\n".join(lines), 20),
             seconds=round(time.monotonic() - self.since, 2),
         )

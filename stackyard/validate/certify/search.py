@@ -19,7 +19,7 @@ from stackyard.validate.certify.compare import Compared
 from stackyard.validate.certify.group import GroupRun, Members, members_of
 from stackyard.validate.certify.judge import Bits, Wrong
 from stackyard.validate.certify.links import Carried, Links, transport_check
-from stackyard.validate.certify.plan import Fault, Group, isolate
+from stackyard.validate.certify.plan import GPU, HOST, Fault, Group, isolate
 from stackyard.validate.checks import FAILED, NOT_RUN, Check, at_most, check, not_run
 
 Say = Callable[[str], None]
@@ -177,11 +177,12 @@ def _in_groups(
     """Test groups, round by round, as the plan asks for them."""
     search = isolate(hosts)
     results: dict[Group, bool] | None = None
+    late: dict[Group, set[str]] = {}
     while True:
         try:
             groups = search.send(results) if results is not None else next(search)
         except StopIteration as ended:
-            found.faults = ended.value.faults
+            found.faults = tuple(_settled(fault, late, hosts) for fault in ended.value.faults)
             return
         say(f"round {len(found.rounds) + 1}: {_shown(groups)}")
         runs = yard.train([members_of(group, found.slots) for group in groups])
@@ -194,9 +195,21 @@ def _in_groups(
                 for group, run, why in zip(groups, runs, whys, strict=True)
             )
         )  # fmt: skip
-        for run in runs:
+        for group, run in zip(groups, runs, strict=True):
             found.compared += judge.group_speeds(run, baselines)
             found.carried.add(run)
+            late[group] = {p.host if p.host in group else p.name for p in run.late}
+
+
+def _settled(fault: Fault, late: Mapping[Group, set[str]], hosts: Mapping[str, object]) -> Fault:
+    """Name one end of a link whose ends had no other partner, if the other only waited for it."""
+    names = late.get(Group(fault.names), set())
+    if len(fault.untried) < 2 or len(names) != 1:
+        return fault
+    (name,) = names
+    (other,) = set(fault.names) - names
+    why = f"good alone; {other} waited for it, and neither had another partner"
+    return Fault(kind=HOST if name in hosts else GPU, names=(name,), why=why)
 
 
 def _shown(groups: Sequence[Group]) -> str:

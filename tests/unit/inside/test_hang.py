@@ -47,8 +47,23 @@ def test_who_waits_and_who_never_came_is_named(answers, what):
     assert hang.explain(dict(enumerate(answers)), NODES)[0] == what
 
 
+@pytest.mark.parametrize(
+    ("answers", "late"),
+    [
+        ((waits(), LOADS, waits()), [1]),
+        ((waits(), STOPPED, LOADS), [1]),  # the third waits for it, too, or comes later
+        ((waits(), waits("barrier"), waits()), []),
+        ((waits(), waits(), waits()), []),
+        ((LOADS, LOADS, LOADS), []),
+        ((), []),
+    ],
+)
+def test_who_keeps_others_waiting_is_told(answers, late):
+    assert hang.explain(dict(enumerate(answers)), NODES)[2] == late
+
+
 def test_each_rank_is_said_by_itself():
-    _, lines = hang.explain({0: waits(), 1: LOADS, 2: {"stack": []}}, NODES)
+    _, lines, _ = hang.explain({0: waits(), 1: LOADS, 2: {"stack": []}}, NODES)
     assert lines == [
         "rank 0 (study) waits in all_reduce, at main (train.py:7)",
         "rank 1 (train) waits in no collective, at load (data.py:33)",
@@ -61,7 +76,7 @@ def test_the_flight_recorder_tells_collectives_of_one_name_apart():
         entry = {"name": "nccl:all_reduce", "number": number, "state": "scheduled"}
         return {"stack": [["/code/train.py", 9, "main"]], "open": [entry]}
 
-    what, lines = hang.explain({0: open_(6), 1: open_(5)}, {0: "study", 1: "train"})
+    what, lines, _ = hang.explain({0: open_(6), 1: open_(5)}, {0: "study", 1: "train"})
     assert what == ("ranks wait in different collectives: rank 0 (study) in all_reduce #6;"
                     " rank 1 (train) in all_reduce #5")  # fmt: skip
     assert lines[0] == "rank 0 (study) waits in all_reduce #6, at main (train.py:9)"
@@ -70,7 +85,7 @@ def test_the_flight_recorder_tells_collectives_of_one_name_apart():
 def test_what_ras_says_of_different_counts_is_quoted():
     ras = ("NCCL version 2.28.9\n  Communicator ranks have different AllReduce operation counts\n"
            "    Rank 0 has launched up to operation 6\n  nothing else\n")  # fmt: skip
-    what, _ = hang.explain({0: {**waits(), "ras": ras}, 1: waits(), 2: waits()}, NODES)
+    what, _, _ = hang.explain({0: {**waits(), "ras": ras}, 1: waits(), 2: waits()}, NODES)
     assert what.endswith("; Communicator ranks have different AllReduce operation counts;"
                          " Rank 0 has launched up to operation 6")  # fmt: skip
 
@@ -78,7 +93,7 @@ def test_what_ras_says_of_different_counts_is_quoted():
 def test_of_many_ranks_a_few_are_named():
     nodes = dict.fromkeys(range(40), "h")
     answers = {rank: LOADS if rank == 7 else waits() for rank in nodes}
-    what, lines = hang.explain(answers, nodes)
+    what, lines, _ = hang.explain(answers, nodes)
     assert what.startswith("rank 7 (h) (at load") and what.endswith("rank 8 (h) and 31 more wait")
     assert len(lines) == 40
 

@@ -9,6 +9,7 @@ from stackyard.gpu.doctor import NOT_RUN, OK, WRONG, Finding
 from stackyard.report import certify as report
 from stackyard.system.errors import UsageError
 from stackyard.validate.certify import search
+from stackyard.validate.certify.plan import Fault
 from tests.schemas.published import refused
 from tests.unit.validate.certifying import Trainer, gpu, names
 
@@ -16,8 +17,9 @@ HEALTH = {"h00": (Finding(name="pcie", state=OK, what="its best"),)}
 IMAGE = "sha256:" + "1" * 64
 
 
-def record(trainer, health=HEALTH, unused=None, hosts="hosts.yml"):
+def record(trainer, health=HEALTH, unused=None, hosts="hosts.yml", faults=()):
     found = search.certify(trainer, (), {}, lambda text: None)
+    found.faults += tuple(faults)
     return report.certify_report(
         found, health, unused or {}, stack="accelerate", base="cuda", image=IMAGE,
         tag="stackyard/accelerate:cuda", run="certify", hosts=hosts,
@@ -86,6 +88,13 @@ def test_a_slow_link_is_marked_in_the_matrix():
     assert (value["faults"][0]["kind"], value["faults"][0]["names"]) == ("link", ["h01", "h02"])
     assert "cable, port and switch" in value["to_do"][0]
     assert report.render_page(value).count('<td class="bad">0.4</td>') == 2
+
+
+def test_two_gpus_of_one_host_are_joined_by_no_cable():
+    fault = Fault(kind="link", names=(gpu("h00", 0), gpu("h00", 1)), why="bad together")
+    value = record(Trainer(hosts(1)), faults=[fault])
+    assert value["to_do"][0].startswith("h00:0 - h00:1: look at what joins both: nvidia-smi topo")
+    assert "<h1>1 host " in report.render_page(value)
 
 
 def test_a_matrix_that_nobody_can_read_is_a_list_of_slow_links(monkeypatch):

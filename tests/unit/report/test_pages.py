@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stackyard import __version__
+from stackyard.definitions.project import ROOT
 from stackyard.report import pages
 from tests.unit import reports
 
@@ -56,5 +57,8 @@ def test_the_index_counts_the_gpus_of_a_report(tmp_path):
     devices = [{"name": name} for name in ("NVIDIA H200", "NVIDIA H100", "NVIDIA H200")]
     for name, gpus in (("gpus", {"devices": devices}), ("cpus", None)):
         (tmp_path / f"{name}.json").write_text(json.dumps({**reports.good(), "gpus": gpus}))
+    path = ROOT / "docs/reports/2x-h200/certify/held.json"
+    (tmp_path / "certified.json").write_text(path.read_text())
     index = pages.render_index(tmp_path)
     assert ">1 x NVIDIA H100, 2 x NVIDIA H200</td>" in index and ">CPU ranks</td>" in index
+    assert ">1 x NVIDIA H200</td>" in index

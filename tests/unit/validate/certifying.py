@@ -97,6 +97,7 @@ class Trainer:
         return GroupRun(
             places=places, ranks=read_records(entries), code=None if hung or dead else 0,
             hang=f"{hung[0]} never came to all_reduce" if hung else "",
+            late=tuple(place for place in places if place.host in hung),
             reason="rank 0 ended: killed" if dead else "",
             nccl=None if group.alone or len(places) < 2 else self.log(sorted(hosts)),
         )  # fmt: skip

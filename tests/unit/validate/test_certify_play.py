@@ -174,7 +174,8 @@ def test_hosts_with_fewer_gpus_decide_how_many_ranks_each_has():
 
 def test_a_hang_is_stopped_when_its_ranks_have_answered(yard):
     def hung(name, values, talk):
-        return [{"event": "hang", "job": name, "what": "rank 1 (b) never came", "ranks": []},
+        return [{"event": "hang", "job": name, "what": "rank 1 (b) never came", "ranks": [],
+                 "late": [1]},
                 {"event": "ended", "job": {"name": name, "code": None, "reason": play.STOPPED,
                                            "hang": "rank 1 (b) never came"}}]  # fmt: skip
 
@@ -182,6 +183,7 @@ def test_a_hang_is_stopped_when_its_ranks_have_answered(yard):
     (run,) = there.train([one("a", "b")])
     assert ("stop", {"job": "certify-0", "reason": play.STOPPED}) in there.talk.asked
     assert (run.hang, run.reason) == ("rank 1 (b) never came", "")
+    assert [place.name for place in run.late] == ["b:0"]
     assert [place.name for place in run.missing] == ["a:0", "b:0"]
 
 

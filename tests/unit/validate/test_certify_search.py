@@ -102,6 +102,21 @@ def test_a_host_that_hangs_in_groups_is_named_in_few_rounds(count):
     assert outcomes(found)["groups"] == "failed"
 
 
+def test_of_two_hosts_the_one_that_the_other_waited_for_is_named():
+    found = certified(Trainer(hosts(2), hangs=("h01",)))
+    (fault,) = found.faults
+    assert (fault.kind, fault.names) == ("host", ("h01",))
+    assert fault.why == "good alone; h00 waited for it, and neither had another partner"
+    assert "never came to all_reduce" in found.evidence(fault)
+
+
+def test_of_two_hosts_that_only_wait_for_each_other_the_link_is_named():
+    pair = ("h00", "h01")
+    found = certified(Trainer(hosts(2), cut=[pair]))
+    (fault,) = found.faults
+    assert (fault.kind, fault.names, fault.untried) == ("link", pair, pair)
+
+
 @pytest.mark.parametrize("how", ["links", "cut"])
 @pytest.mark.parametrize("count", [4, 8, 32])
 def test_a_slow_or_cut_link_is_named_in_few_rounds(count, how):
