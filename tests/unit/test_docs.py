@@ -406,8 +406,8 @@ def test_every_committed_report_has_a_page_and_a_line_in_the_index(tmp_path):
     runpy.run_path(str(ROOT / "scripts" / "report-pages"))["main"](tmp_path)
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
     linked = re.findall(r'<a href="([^"]+)">', index)
-    kinds = ("smoke", "bench", "template")
-    there = [path for kind in kinds for path in (DOCS / "reports").rglob(f"{kind}*.json")]
+    kinds = ("smoke*", "bench*", "template*", "certify/*")
+    there = [path for kind in kinds for path in (DOCS / "reports").rglob(f"{kind}.json")]
     names = [path.relative_to(DOCS / "reports").with_suffix(".html") for path in there]
     assert sorted(linked) == sorted(map(str, names))
     assert all("<h1" in (tmp_path / name).read_text(encoding="utf-8") for name in linked)
