@@ -15,6 +15,7 @@ from stackyard.definitions.spec import Baseline
 from stackyard.validate.certify.compare import Compared, Reading, compare
 from stackyard.validate.certify.group import GroupRun, Place
 from stackyard.validate.certify.links import BOUNDS, Links
+from stackyard.validate.certify.plan import GPU, HOST, Fault, Group
 from stackyard.validate.certify.record import RankRecord
 from stackyard.validate.checks import FAILED
 
@@ -216,3 +217,14 @@ def group_speeds(run: GroupRun, baselines: Sequence[Baseline]) -> list[Compared]
         for m in wanted
     ]  # fmt: skip
     return list(compare(readings, baselines))
+
+
+def settled(fault: Fault, late: Mapping[Group, set[str]], hosts: Mapping[str, object]) -> Fault:
+    """Name one end of a link whose ends had no other partner, if the other only waited for it."""
+    names = late.get(Group(fault.names), set())
+    if len(fault.untried) < 2 or len(names) != 1:
+        return fault
+    (name,) = names
+    (other,) = set(fault.names) - names
+    why = f"good alone; {other} waited for it, and neither had another partner"
+    return Fault(kind=HOST if name in hosts else GPU, names=(name,), why=why)

@@ -19,7 +19,7 @@ from stackyard.validate.certify.compare import Compared
 from stackyard.validate.certify.group import GroupRun, Members, members_of
 from stackyard.validate.certify.judge import Bits, Wrong
 from stackyard.validate.certify.links import Carried, Links, transport_check
-from stackyard.validate.certify.plan import GPU, HOST, Fault, Group, isolate
+from stackyard.validate.certify.plan import Fault, Group, isolate
 from stackyard.validate.checks import FAILED, NOT_RUN, Check, at_most, check, not_run
 
 Say = Callable[[str], None]
@@ -182,34 +182,21 @@ def _in_groups(
         try:
             groups = search.send(results) if results is not None else next(search)
         except StopIteration as ended:
-            found.faults = tuple(_settled(fault, late, hosts) for fault in ended.value.faults)
+            found.faults = tuple(judge.settled(one, late, hosts) for one in ended.value.faults)
             return
         say(f"round {len(found.rounds) + 1}: {_shown(groups)}")
         runs = yard.train([members_of(group, found.slots) for group in groups])
         whys = [judge.reasons_against(r, found.expected, found.links, baselines) for r in runs]
         results = {group: bool(why) for group, why in zip(groups, whys, strict=True)}
-        found.rounds.append(
-            tuple(
-                Tested(names=tuple(sorted(group)), why=tuple(why), seconds=run.seconds,
-                       tail=run.tail if why else "")
-                for group, run, why in zip(groups, runs, whys, strict=True)
-            )
-        )  # fmt: skip
-        for group, run in zip(groups, runs, strict=True):
+        tested = []
+        for group, run, why in zip(groups, runs, whys, strict=True):
+            tail = run.tail if why else ""
+            names = tuple(sorted(group))
+            tested.append(Tested(names=names, why=tuple(why), seconds=run.seconds, tail=tail))
             found.compared += judge.group_speeds(run, baselines)
             found.carried.add(run)
             late[group] = {p.host if p.host in group else p.name for p in run.late}
-
-
-def _settled(fault: Fault, late: Mapping[Group, set[str]], hosts: Mapping[str, object]) -> Fault:
-    """Name one end of a link whose ends had no other partner, if the other only waited for it."""
-    names = late.get(Group(fault.names), set())
-    if len(fault.untried) < 2 or len(names) != 1:
-        return fault
-    (name,) = names
-    (other,) = set(fault.names) - names
-    why = f"good alone; {other} waited for it, and neither had another partner"
-    return Fault(kind=HOST if name in hosts else GPU, names=(name,), why=why)
+        found.rounds.append(tuple(tested))
 
 
 def _shown(groups: Sequence[Group]) -> str:
