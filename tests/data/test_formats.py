@@ -55,9 +55,21 @@ def test_fairseqs_data_are_those_of_fairseq_preprocess(by_fairseq, make):
     assert (same, differ, errors) == (names, [], [])
 
 
-def test_megatrons_data_are_those_of_its_own_builder(box, make, material, place):
-    out = make("megatron", vocab="vocab.json", keep_blank=True, workers=3)
-    words = [str(material / "text.txt"), str(material / "vocab.json"), str(place / "notes")]
+@pytest.mark.parametrize(
+    ("vocab", "unk", "end", "how"),
+    [
+        pytest.param("vocab.json", "<unk>", ["<|endoftext|>"], {}, id="usual words"),
+        pytest.param("own.json", "[UNK]", ["[END]"], {"unk": "[UNK]", "eod": "[END]"},
+                     id="words of one's own", marks=pytest.mark.repeat),
+        pytest.param("own.json", "[UNK]", [], {"unk": "[UNK]", "append_eod": False}, id="no end",
+                     marks=pytest.mark.repeat),
+    ],
+)  # fmt: skip
+def test_megatrons_data_are_those_of_its_own_builder(
+    box, make, material, place, vocab, unk, end, how
+):
+    out = make("megatron", vocab=vocab, keep_blank=True, workers=3, **how)
+    words = [str(material / "text.txt"), str(material / vocab), str(place / "notes"), unk, *end]
     # Without torch's compiler, which Megatron would load on import, and nothing here uses.
     env = {"TORCHDYNAMO_DISABLE": "1"}
     box("megatron").said("python3", "/srv/test/line_by_line.py", *words, env=env)
@@ -65,7 +77,9 @@ def test_megatrons_data_are_those_of_its_own_builder(box, make, material, place)
         assert (out / f"train.{kind}").read_bytes() == (place / f"notes.{kind}").read_bytes()
     about = json.loads((out / "data.json").read_text(encoding="utf-8"))
     assert about["unknown tokens"] > 0
-    assert about["end"] == {"token": "<|endoftext|>", "number": 1}
+    table = json.loads((material / vocab).read_text(encoding="utf-8"))
+    token, number = (end[0], table[end[0]]) if end else ("", None)
+    assert about["end"] == {"token": token, "number": number}
 
 
 def test_bytes_do_not_depend_on_the_workers(make):

@@ -18,7 +18,7 @@ SAYS = """
 import os, pathlib, sys, time
 place = pathlib.Path(sys.argv[-1])  # deepspeed puts a word of its own before it
 own = place / os.environ["RANK"]
-names = ("ONE", "ALL", "NCCL_DEBUG", "MINE")
+names = ("ONE", "ALL", "NCCL_DEBUG", "MINE", "OMP_NUM_THREADS")
 hidden = place.parent / f"{place.name}-{own.name}"
 hidden.write_text(" ".join(os.environ.get(name, "-") for name in names))
 hidden.rename(own)
@@ -112,7 +112,8 @@ def test_accelerate_test_passes(two):
 )  # fmt: skip
 def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind):
     compiled = "dynamo" in text
-    done = run(two, *config(text), "--", "/shared/own.py", lighter=() if compiled else LIGHTER)
+    words = (*config(text), "--folder", "/shared", "--", "own.py")
+    done = run(two, *words, lighter=() if compiled else LIGHTER)
     learned(done.stdout)
     assert done.stdout.count(", by dynamo") == 2 * compiled
     assert done.stdout.count(f"of 2 by {kind}") == 2
@@ -129,7 +130,7 @@ def test_no_default_configuration_of_accelerate_is_read(two):
     for host in two.hosts.values():
         host.run("docker", "exec", f"stackyard-accelerate-{host.name}", "sh", "-c", write)
     try:
-        done = run(two, "--launcher", "accelerate", "--", "/shared/own.py")
+        done = run(two, "--launcher", "accelerate", "--folder", "/shared", "--", "own.py")
     finally:
         for host in two.hosts.values():
             host.run("docker", "exec", f"stackyard-accelerate-{host.name}", "rm", "-r", folder)
@@ -190,7 +191,7 @@ def test_an_hf_trainer_script(two, launcher, more):
 def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     two, launcher, monkeypatch
 ):
-    """And their values are on no command line of the hosts.
+    """And their values are on no command line of the hosts. A value of the image gives way.
 
     pdsh, ssh, shells, launchers and ranks are all looked at while they run.
     """
@@ -198,7 +199,8 @@ def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     secret, place = "nobody-else-sees-this", two.shared / f"said-{launcher}"
     place.mkdir()
     words = ("--detach", "--launcher", launcher, "--env", 'ALL=it\'s 5% "x"', "--env",
-             f"MINE={secret}", "--", "/shared/says.py", f"/shared/{place.name}")  # fmt: skip
+             f"MINE={secret}", "--env", "OMP_NUM_THREADS=3", "--", "/shared/says.py",
+             f"/shared/{place.name}")  # fmt: skip
     done = run(two, *words)
     try:
         until(lambda: len(list(place.iterdir())) == 2, 120)
@@ -207,7 +209,7 @@ def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     finally:
         two.invoke("stop", "--name", "accelerate")
     assert said == {
-        "0": f'study it\'s 5% "x" WARN {secret}', "1": f'all it\'s 5% "x" WARN {secret}',
+        "0": f'study it\'s 5% "x" WARN {secret} 3', "1": f'all it\'s 5% "x" WARN {secret} 3',
     }  # fmt: skip
     assert "from your environment, for every rank: NCCL_DEBUG" in done.stderr
 

@@ -45,6 +45,8 @@ LAUNCHERS = (
     launched("accelerate", "llama-zero3-standard", TWO, 2, repeat),
     launched("accelerate", "ddp-tcp", (), 3, repeat),  # init_method tcp://
     launched("accelerate", "ddp-file", TWO, 2),  # init_method file:// on the shared folder
+    # torchrun, two ranks of one host of the inventory
+    launched("megatron", "gpt2-345m", ("--include", "study", "--per-node", "2"), 2, repeat),
 )
 
 
@@ -52,6 +54,12 @@ def losses(text):
     """Losses that ranks printed, in order: of our programs, and of fairseq."""
     found = re.findall(r"update \d+(?:/\d+)? loss ([0-9.]+)|loss=([0-9.]+), ppl", text)
     return [float(ours or theirs) for ours, theirs in found]
+
+
+def every_line(done):
+    """The file that got every line of a run that was followed."""
+    path = re.search(r"every line is in (\S+\.log)", done.stderr)[1]
+    return (ROOT / path).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +90,11 @@ def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
     assert re.search(rf"is done: {ranks} ranks", done.stdout), done.stdout[-2000:]
     found = losses(done.stdout)
     assert len(found) >= 4 and found[-1] < 0.85 * found[0], found
-    # Lines say which node and rank they are from.
-    assert re.search(r"^(study|train|depot) 0 +\| ", done.stdout, re.MULTILINE)
+    # Lines say which node and rank they are from, shown and in the file that gets every line.
+    kept = every_line(done)
+    for said in (done.stdout, kept):
+        assert re.search(r"^(study|train|depot) 0 +\| ", said, re.MULTILINE), said[-2000:]
+    assert set(found) <= set(losses(kept))
     assert all(host.ranks() == [] for host in meshes.hosts.values())
     # Where ranks end without a word to torch, it leaves the file by which they met behind.
     assert [*(meshes.folder / "shared").glob("*.meeting")] == []
@@ -160,6 +171,10 @@ def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes):
     assert {f"rank {n} of 3" for n in range(3)} <= {
         line.partition("| ")[2] for line in said.splitlines()
     }
+    kept = re.findall(r"^(\w+) (\d) +\| (rank \d of 3)$", every_line(done), re.MULTILINE)
+    assert sorted(kept, key=lambda line: line[1]) == [
+        (host, str(n), f"rank {n} of 3") for n, host in enumerate(meshes.hosts)
+    ]
     bars = [int(found) for found in re.findall(r"(\d+)%\|####", said)]
     assert any(bar < 39 for bar in bars), bars
 

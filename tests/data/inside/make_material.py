@@ -69,6 +69,10 @@ rows = (range(first, first + 20) for first in range(60_000, 249_900, 900))
 words = sorted({word for line in lines[:1500] for word in line.split()})
 vocabulary = {word: n for n, word in enumerate(["<unk>", "<|endoftext|>", *words])}
 (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
+# The same words, others for what is unknown and for the end, where nobody would guess them; the
+# usual ones are there, too, as words like any other.
+own = {word: n for n, word in enumerate([*vocabulary, "[END]", "[UNK]"])}
+(folder / "own.json").write_text(json.dumps(own, ensure_ascii=False), "utf-8")
 
 # What Megatron's example reads: characters, with its own special tokens.
 spelled = [" ".join("▁".join(line.split())) for line in lines]
