@@ -246,6 +246,7 @@ def failing(*lines):
     ("why", "failures", "tried"),
     [
         ("failed to compute cache key: flightcontrol: exceeded retry timeout", 1, 2),
+        ("#12 ERROR: rpc error: code = Internal desc = unexpected EOF", 1, 2),
         ("#5 DONE 0.0s\nno active sessions", 2, 3),
         ("#5 DONE 0.0s\nno active sessions", 3, 3),
         ("no such file", 3, 1),
