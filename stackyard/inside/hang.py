@@ -77,7 +77,8 @@ def explain(
 ) -> tuple[str, list[str], list[int]]:
     """Return one sentence for the whole job, one for each rank, and who keeps others waiting.
 
-    A rank keeps others waiting if it is stopped, or in no collective while another rank is in one.
+    A rank keeps others waiting if it is stopped, or known to be in no collective while another
+    rank is in one.
 
     Args:
         answers: of ranks that live, by number.
@@ -95,8 +96,9 @@ def explain(
 
 def _late(places: Mapping[int, At]) -> list[int]:
     stopped = [rank for rank, one in places.items() if one.stopped]
-    away = [rank for rank, one in places.items() if not one.collective]
-    return stopped or (away if len(away) < len(places) else [])
+    waiting = any(one.collective for one in places.values())
+    away = [rank for rank, one in places.items() if one.place and not one.collective]
+    return stopped or (away if waiting else [])
 
 
 def _said(one: At) -> str:

@@ -52,6 +52,7 @@ def test_who_waits_and_who_never_came_is_named(answers, what):
     [
         ((waits(), LOADS, waits()), [1]),
         ((waits(), STOPPED, LOADS), [1]),  # the third waits for it, too, or comes later
+        ((waits(), {"stack": []}), []),  # nobody knows where the second one is
         ((waits(), waits("barrier"), waits()), []),
         ((waits(), waits(), waits()), []),
         ((LOADS, LOADS, LOADS), []),
