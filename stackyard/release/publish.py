@@ -10,6 +10,7 @@ Over 300 lines: one publication, whose steps share what was sent.
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ CLAIM = "application/vnd.stackyard.claim.v1"
 UPLOADS = 4
 CLAIMS = 20
 SETTLE_SECONDS = 0.2
+MOST_DOUBLINGS = 5
 Say = Callable[[str], None]
 
 
@@ -334,12 +336,13 @@ class Publisher:
         """Claim a free revision number by a tag that names no image, and return the number.
 
         Two publishers that want the same number see each other's claims (each puts its own before
-        it looks), and both try the next one.
+        it looks), and both try the next one. Each waits a random time before it does, so that they
+        do not meet at every number.
         """
         data = oci.artifact_manifest(
             CLAIM, [oci.described(oci.EMPTY, oci.EMPTY_CONTENT)], image, {}
         )
-        for _ in range(CLAIMS):
+        for clashes in range(CLAIMS):
             found = statement.revisions(subject, self._registry.tags())
             number = statement.next_revision(found, image.digest)
             self._registry.put_manifest(statement.claim_tag(subject, number, image.digest), data)
@@ -348,6 +351,7 @@ class Publisher:
             taken = self._registry.manifest(statement.revision_tag(subject, number)) is not None
             if len(claims) == 1 and not taken:
                 return number
+            time.sleep(random.uniform(0, SETTLE_SECONDS * 2 ** min(clashes, MOST_DOUBLINGS)))
         raise RegistryError(
             f"{self._registry.repository}: no revision of {subject.prefix} is free",
             why="other publishers take them at the same time",

@@ -1,10 +1,14 @@
 """Publications: whole in the registry, read back and signed before anything has a name."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from stackyard.release import publish, statement, verify
 from stackyard.release.publish import Publisher, PublishPlan, require_clean
 from stackyard.release.recipe_record import PACKAGES
+from stackyard.release.registry import manifest_descriptor
 from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
 from stackyard.release.statement import LOCK, REPORT, SBOM, Attached
 from stackyard.report import evidence, vouch
@@ -328,6 +332,49 @@ def test_of_two_publishers_with_one_number_both_go_on_to_the_next(site):
 
     site.held.before = before
     assert site.publish().name == "toy-1.0-cpu-r2"
+
+
+class Clock:
+    """Time that passes only while every publisher sleeps; the one due first is woken."""
+
+    def __init__(self, sleepers):
+        self._now, self._due, self._sleepers = 0.0, {}, sleepers
+        self._changed = threading.Condition()
+
+    def sleep(self, seconds):
+        with self._changed:
+            own = threading.get_ident()
+            self._due[own] = (self._now + seconds, own)
+            self._changed.notify_all()
+            due = self._due[own]
+            assert self._changed.wait_for(
+                lambda: len(self._due) == self._sleepers and min(self._due.values()) == due, 30
+            )
+            self._now = self._due.pop(own)[0]
+
+    def leave(self):
+        with self._changed:
+            self._sleepers -= 1
+            self._changed.notify_all()
+
+
+def test_two_publishers_that_do_the_same_at_the_same_moments_take_different_numbers(
+    tmp_path, monkeypatch
+):
+    site, clock = Site(tmp_path, monkeypatch), Clock(2)
+    monkeypatch.setattr(publish.time, "sleep", clock.sleep)
+    # Each request takes both the same time.
+    site.held.before = lambda request: clock.sleep(0.01)
+    publishers = [Publisher(site.registry, site.spool, site.said.append) for _ in range(2)]
+
+    def claim(publisher, found):
+        try:
+            return publisher._claim(SUBJECT, manifest_descriptor(found.manifest))
+        finally:
+            clock.leave()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(claim, publishers, (ONE, TWO)))) == 2
 
 
 def test_where_every_number_is_taken_a_publisher_gives_up(site):
