@@ -160,7 +160,8 @@ class Host:
         self.over.set()
         self.process.kill()
         for line in self.processes():
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended since
+                os.kill(int(line.split()[0]), signal.SIGKILL)
         for folder in self.folders():
             shutil.rmtree(folder)
         self.process.wait()
@@ -173,15 +174,14 @@ class Host:
 @pytest.fixture
 def start(tmp_path):
     """Start hosts; what a failed test left of them is removed."""
-    hosts: list[Host] = []
+    with contextlib.ExitStack() as hosts:
 
-    def started(*words, **how):
-        hosts.append(Host(tmp_path, *words, **how))
-        return hosts[-1]
+        def started(*words, **how):
+            host = Host(tmp_path, *words, **how)
+            hosts.callback(host.close)
+            return host
 
-    yield started
-    for host in hosts:
-        host.close()
+        yield started
 
 
 CUTS = [
