@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--first-variant",
         action="store_true",
-        help="run each test with the first of its parameters only",
+        help="run each test with the first of its parameters, and none that starts programs",
     )
 
 
@@ -52,8 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def first_variants(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The first of each test's variants that is no repetition, and all others."""
-    once = [item for item in items if not item.get_closest_marker("repeat")]
+    """The first of each test's variants that is no repetition and starts no program; all others."""
+    once = [
+        item for item in items
+        if not item.get_closest_marker("repeat") and "allow_processes" not in item.fixturenames
+    ]  # fmt: skip
     first = {item.nodeid.partition("[")[0]: item for item in reversed(once)}
     chosen = set(first.values())
     return [i for i in items if i in chosen], [i for i in items if i not in chosen]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.programs import DEEPSPEED, LORA, OWN_ACCELERATE, TRAINER
+from tests.fleet.programs import DEEPSPEED, LORA, OWN_ACCELERATE, TRAINER, ZERO_INIT
 from tests.shared import until
 
 # Nothing is compiled on CPU ranks, and importing the compiler takes seconds.
@@ -36,7 +36,7 @@ def two(three):
     path.write_text(text)
     programs = {
         "own.py": OWN_ACCELERATE, "ds.py": DEEPSPEED, "hf.py": TRAINER, "says.py": SAYS,
-        "lora.py": LORA,
+        "lora.py": LORA, "init.py": ZERO_INIT,
         "ds.json": json.dumps({
             "train_batch_size": 4, "gradient_accumulation_steps": 1,
             "zero_optimization": {"stage": 2, "overlap_comm": False},
@@ -99,9 +99,6 @@ def test_accelerate_test_passes(two):
     [
         pytest.param("distributed_type: MULTI_CPU\nuse_cpu: true\nmachine_rank: 0\n", "MULTI_CPU",
                      id="data parallel"),
-        pytest.param("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
-                     "  zero3_init_flag: true\n", "DEEPSPEED", id="zero.Init",
-                     marks=pytest.mark.repeat),
         pytest.param("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
                      "  deepspeed_multinode_launcher: standard\n", "DEEPSPEED", id="standard",
                      marks=pytest.mark.repeat),
@@ -119,6 +116,18 @@ def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind
     assert done.stdout.count(f"of 2 by {kind}") == 2
     if "machine_rank" in text:
         assert "machine_rank: this run's own values are used" in done.stderr
+
+
+@pytest.mark.repeat  # the user's own is read above
+@pytest.mark.parametrize("flag", [True, False])
+def test_zero_init_cuts_a_model_while_it_is_made(two, config, flag):
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
+    words = config(f"{text}  zero3_init_flag: {str(flag).lower()}\n")
+    done = run(two, *words, "--folder", "/shared", "--", "init.py")
+    learned(done.stdout)
+    # A parameter that is cut has no element of its own before it is gathered.
+    assert done.stdout.count(f"cut before it was prepared: {flag}") == 2, done.stdout[-3000:]
+    assert done.stdout.count("cut afterwards: True") == 2
 
 
 @pytest.mark.repeat  # the user's own is read above
@@ -165,6 +174,12 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
     [
         pytest.param(
             "torchrun", ("--deepspeed", "/shared/trainer.json"), id="zero", marks=pytest.mark.repeat
+        ),
+        pytest.param(
+            "deepspeed",
+            ("--deepspeed", "/shared/trainer.json"),
+            id="deepspeed",
+            marks=pytest.mark.repeat,
         ),
         pytest.param("torchrun", (), id="ddp", marks=pytest.mark.repeat),
         pytest.param("accelerate", (), id="accelerate", marks=pytest.mark.repeat),

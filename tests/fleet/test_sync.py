@@ -93,7 +93,13 @@ def test_what_is_on_one_host_only_is_warned_of_before_a_run(mesh, tree):
         "echo '# other' >> /data/code/say.py",
     )
     done = mesh.invoke("run", "fairseq", "--name", "copies", "--", "/data/code/say.py")
-    assert "train differs from study in /data/code/say.py; invoke sync brings" in done.stderr
+    differs = "train differs from study in /data/code/say.py; invoke sync brings"
+    assert differs in done.stderr
+    # The folder that it works in counts, too.
+    done = mesh.invoke(
+        "run", "fairseq", "--name", "copies", "--folder", "/data/code", "--", "say.py"
+    )
+    assert differs in done.stderr
 
 
 def test_files_come_back_from_each_host_into_a_folder_of_its_own(mesh, tmp_path):

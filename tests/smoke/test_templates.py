@@ -454,6 +454,46 @@ def test_the_mt5_of_the_full_size_is_the_published_one(meshes):
     assert done.output.splitlines()[-1] == "582401280", done.output
 
 
+# GPT-2 of megatron's templates in one process: how often its layers run for one update with
+# `recompute` and without, and the largest difference of the gradients.
+RECOMPUTED = """
+import torch, gpt2
+from megatron.core import parallel_state, tensor_parallel
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+parallel_state.initialize_model_parallel(1, 1)
+runs, run = [], gpt2.Layer._run
+gpt2.Layer._run = lambda layer, hidden: runs.append(layer) or run(layer, hidden)
+counts, gradients = [], []
+for recompute in (True, False):
+    shape = gpt2.Shape(layers=2, hidden=64, heads=4, sequence=32, vocabulary=128, dropout=0.1,
+                       recompute=recompute, fusions=False)
+    model = gpt2.Whole(shape, torch.float32)
+    torch.manual_seed(7)
+    tensor_parallel.model_parallel_cuda_manual_seed(7, inference_rng_tracker=True)
+    runs.clear()
+    text = torch.arange(4 * 32).reshape(4, 32) % 128
+    model(text, text).backward()
+    counts.append(len(runs))
+    gradients.append([parameter.grad for parameter in model.parameters()])
+print(*counts, max((a - b).abs().max().item() for a, b in zip(*gradients)))
+"""
+
+
+@pytest.mark.repeat  # of one setting of one stack's templates
+def test_recomputed_layers_run_twice_with_the_same_dropout(meshes):
+    running = meshes("megatron")
+    example = load_example(ROOT, "megatron", "gpt2-345m")
+    put(running, NODES[0], {f"/var/tmp{path}": text for path, text
+                            in example_files(ROOT, example).items()})  # fmt: skip
+    words = ["env", "PYTHONPATH=/var/tmp/srv/templates", "TORCHDYNAMO_DISABLE=1", "python3", "-c",
+             RECOMPUTED]  # fmt: skip
+    done = running.engine.exec(running.first, words, seconds=120)
+    with_it, without, difference = done.output.splitlines()[-1].split()
+    assert (with_it, without) == ("4", "2"), done.output
+    assert float(difference) < 1e-7
+
+
 @pytest.mark.repeat  # of one mistake in a corpus
 def test_a_corpus_with_an_empty_part_is_named_and_not_searched_for_ever(meshes):
     running = meshes("megatron")

@@ -146,4 +146,7 @@ def test_templates_have_the_sizes_and_rates_of_the_notes():
         "--keep-interval-updates={keep_saves}", "--keep-last-epochs={keep_epochs}",
     } <= set(fairseq.program)  # fmt: skip
     assert "--arch=transformer_lm_gpt2_small" in fairseq.sizes["full"].args
+    first = load_example(ROOT, "fairseq", "lm-fsdp")
+    assert first.values.items() >= {"batch": "8", "updates": "10", "lr": "0.0001"}.items()
+    assert {"--ddp-backend=fully_sharded", "--arch=transformer_lm"} <= set(first.program)
     assert set(fairseq.devices["cuda"].args) >= {"--fp16", "--fp16-init-scale=4"}

@@ -286,14 +286,16 @@ def test_the_oldest_is_run_first_and_all_others_later(tree):
 
 def test_of_a_test_with_parameters_the_first_that_is_no_repetition_is_run():
     class Item:
-        def __init__(self, nodeid, *marks):
+        def __init__(self, nodeid, *marks, uses=()):
             self.nodeid, self.get_closest_marker = nodeid, marks.__contains__
+            self.fixturenames = uses
 
     items = [Item("a.py::x[1]", "repeat"), Item("a.py::x[2]"), Item("a.py::y"), Item("a.py::x[3]"),
-             Item("b.py::x[1]"), Item("b.py::z[1]", "repeat")]  # fmt: skip
+             Item("b.py::x[1]"), Item("b.py::z[1]", "repeat"),
+             Item("b.py::y", uses=("tmp_path", "allow_processes"))]  # fmt: skip
     chosen, others = first_variants(items)
     assert chosen == [items[1], items[2], items[4]]
-    assert others == [items[0], items[3], items[5]]
+    assert others == [items[0], items[3], *items[5:]]
 
 
 def test_the_parts_together_run_what_stands_in_once(tree):

@@ -1,6 +1,7 @@
 """Node 1 of a mesh without a mesh: how trainings start, end, and what controllers are told."""
 
 import json
+import socket
 import sys
 
 import pytest
@@ -1243,6 +1244,9 @@ def test_without_any_node_a_question_is_answered_at_once(mesh):
 def test_a_free_port_is_told(mesh):
     (found,) = mesh.ask("port", address="127.0.0.1")
     assert 1024 <= found["port"] < 65536
+    with socket.create_server(("127.0.0.1", found["port"])):
+        (other,) = mesh.ask("port", address="127.0.0.1")
+    assert other["port"] != found["port"]
 
 
 def test_a_mesh_that_is_about_to_be_removed_rests(mesh, monkeypatch):
