@@ -167,10 +167,17 @@ def kept(name: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def machine() -> dict[str, Any]:
-    """Return what a report says of this machine."""
+def passed(name: str) -> set[str]:
+    """Return the cells of a kill matrix that have passed."""
+    cells = kept(name).get("cells", {})
+    return {target for target, cell in cells.items() if cell["wrong"] == []}
+
+
+def machine(numbers: Sequence[int]) -> dict[str, Any]:
+    """Return what a report says of this machine and of those of its GPUs that the hosts have."""
     host = gpus.read_host()
-    return {"gpus": [gpu.name for gpu in host.gpus], "driver": host.driver, "cuda": host.cuda}
+    names = [gpu.name for gpu in host.gpus if gpu.index in numbers]
+    return {"gpus": names, "driver": host.driver, "cuda": host.cuda}
 
 
 class GpuMemory:
@@ -196,31 +203,35 @@ class GpuMemory:
 
 
 def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bool:
-    """Play the cells of one stack that have not passed yet; return whether all have."""
+    """Play the cells of one stack that have not passed yet; return whether all have.
+
+    Other hosts of this machine may play cells of the same stack meanwhile.
+    """
     own = [number for name in TWO for number in gpus_of(yard.folder)[name]]
     two, name = yard.only(*TWO), f"kill-matrix-{stack}.json"
-    report = {"schema": "stackyard.test.kill-matrix/1", "stack": stack, "base": base,
-              "lease_seconds": matrix.LEASE_SECONDS, "allowed_seconds": matrix.ALLOWED_SECONDS,
-              "cells": kept(name).get("cells", {})}  # fmt: skip
+    report = {
+        "schema": "stackyard.test.kill-matrix/1", "stack": stack, "base": base,
+        "lease_seconds": matrix.LEASE_SECONDS, "allowed_seconds": matrix.ALLOWED_SECONDS,
+    }  # fmt: skip
     # A run that was killed with an earlier command is over when its lease is.
     two.until_gone(90)
     ranks = matrix.CPU
     if own:
-        report["machine"] = machine()
+        report["machine"] = machine(own)
         chosen = [gpu for gpu in gpus.read_host().gpus if gpu.index in own]
         memory = GpuMemory(chosen)
         ranks = matrix.Ranks(words=("--base", base), values=REDUCED, memory=memory)
     for target in targets:
-        if report["cells"].get(target, {}).get("wrong") == []:
+        if target in passed(name):
             continue
         cell = matrix.play(two, stack, target, ranks)
         value = {**dataclasses.asdict(cell), "wrong": cell.wrong}
-        report["cells"][target] = value
-        keep(name, report)
+        with exclusive(name, lambda: None):
+            keep(name, {**report, "cells": {**kept(name).get("cells", {}), target: value}})
         print(f"{stack}, {target}: {'; '.join(cell.wrong) or 'passed'}", flush=True)
         print(f"  nothing left after {cell.seconds} s, held {cell.held}, then {cell.held_after}",
               flush=True)  # fmt: skip
-    return all(report["cells"][target]["wrong"] == [] for target in targets)
+    return set(targets) <= passed(name)
 
 
 def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
@@ -228,12 +239,12 @@ def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
     two = yard.only(*TWO)
     images = json.loads((yard.folder / STATE).read_text())["images"]
     chosen = [one for one in chosen if f"stackyard/{LAUNCHED[one][0]}:{base}" in images]
-    gpu = bool(gpus_of(yard.folder)[TWO[0]])
-    where = ("--base", base) if gpu else ("--gpus", "0")
+    own = [number for name in TWO for number in gpus_of(yard.folder)[name]]
+    where = ("--base", base) if own else ("--gpus", "0")
     report = {"schema": "stackyard.test.launchers/1", "base": base,
               "launchers": kept("launchers.json").get("launchers", {})}  # fmt: skip
-    if gpu:
-        report["machine"] = machine()
+    if own:
+        report["machine"] = machine(own)
     for launcher in chosen:
         stack, example = LAUNCHED[launcher]
         if report["launchers"].get(launcher, {}).get("code") == 0:
