@@ -359,7 +359,9 @@ def transport_of(
     log = nccl_log(hosts, run, names, job)
     if not log.taken:
         return [], []
-    found = muster(hosts.links, hosts.failed, hosts.fleet)
+    asked = {run.plan.node(name).host for name in names}
+    links = {name: link for name, link in hosts.links.items() if name in asked}
+    found = muster(links, hosts.failed, hosts.fleet)
     offer = offer_of(run.plan, found.facts)
     return [path.value() for path in transport.paths(log, offer)], transport.warnings(log, offer)
 

@@ -27,12 +27,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from stackyard.build import recipe
 from stackyard.definitions.project import ROOT
 from stackyard.gpu import access, gpus
 from stackyard.gpu.placement import Gpu
+from stackyard.system.engine import Engine
 from stackyard.system.lockfile import exclusive
 from tests.fleet import emulated, matrix
 from tests.fleet.emulated import Yard
@@ -180,6 +183,23 @@ def machine(numbers: Sequence[int]) -> dict[str, Any]:
     return {"gpus": names, "driver": host.driver, "cuda": host.cuda}
 
 
+def began() -> str:
+    """Return now, as reports give it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def image_of(stack: str, base: str) -> dict[str, Any]:
+    """Return the image of a stack that the hosts have, as other reports give it."""
+    with Engine() as engine:
+        info = engine.image(f"stackyard/{stack}:{base}")
+    assert info is not None, f"there is no image of {stack} on {base}"
+    labels = {"digest": recipe.BASE_LABEL, "packages": recipe.PACKAGES_LABEL}
+    return {
+        "id": info.id, "tags": list(info.tags), "recipe": info.labels["stackyard.recipe"],
+        "base": {name: info.labels[label] for name, label in labels.items()},
+    }  # fmt: skip
+
+
 class GpuMemory:
     """Look at the memory of some GPUs from this machine, where every program's counts."""
 
@@ -210,14 +230,15 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
     own = [number for name in TWO for number in gpus_of(yard.folder)[name]]
     two, name = yard.only(*TWO), f"kill-matrix-{stack}.json"
     report = {
-        "schema": "stackyard.test.kill-matrix/1", "stack": stack, "base": base,
+        "schema": "stackyard.test.kill-matrix/1", "kind": "kill matrix", "stack": stack,
+        "base": base, "started": began(),
         "lease_seconds": matrix.LEASE_SECONDS, "allowed_seconds": matrix.ALLOWED_SECONDS,
     }  # fmt: skip
     # A run that was killed with an earlier command is over when its lease is.
     two.until_gone(90)
     ranks = matrix.CPU
     if own:
-        report["machine"] = machine(own)
+        report |= {"machine": machine(own), "image": image_of(stack, base)}
         chosen = [gpu for gpu in gpus.read_host().gpus if gpu.index in own]
         memory = GpuMemory(chosen)
         ranks = matrix.Ranks(words=("--base", base), values=REDUCED, memory=memory)
@@ -226,6 +247,8 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
             continue
         cell = matrix.play(two, stack, target, ranks)
         value = {**dataclasses.asdict(cell), "wrong": cell.wrong}
+        if not cell.wrong:
+            del value["said"]
         with exclusive(name, lambda: None):
             keep(name, {**report, "cells": {**kept(name).get("cells", {}), target: value}})
         print(f"{stack}, {target}: {'; '.join(cell.wrong) or 'passed'}", flush=True)
@@ -241,7 +264,7 @@ def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
     chosen = [one for one in chosen if f"stackyard/{LAUNCHED[one][0]}:{base}" in images]
     own = [number for name in TWO for number in gpus_of(yard.folder)[name]]
     where = ("--base", base) if own else ("--gpus", "0")
-    report = {"schema": "stackyard.test.launchers/1", "base": base,
+    report = {"schema": "stackyard.test.launchers/1", "base": base, "started": began(),
               "launchers": kept("launchers.json").get("launchers", {})}  # fmt: skip
     if own:
         report["machine"] = machine(own)
@@ -258,6 +281,7 @@ def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
         left = two.until_gone(20)[1]
         report["launchers"][launcher] = {
             "stack": stack, "example": example, "name": name, "up": ups, "down": downs,
+            "image": image_of(stack, base),
             "code": code or ups or downs or int(bool(left)), "left": left,
             "seconds": round(time.monotonic() - started, 1), "answer": json.loads(out or "null"),
         }  # fmt: skip

@@ -108,8 +108,9 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
         _require_mesh(mesh, asked, wanted, hosts)
         looked_at = hosts.links if asked.device == "cuda" and not wanted.detach else {}
         before = host_health.read_all(looked_at)
-        ended = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
-        health = host_health.appeared(before, host_health.read_all(looked_at))
+        ended, away = _attempts(project, hosts, mesh, asked, example, wanted, terminal, own)
+        answering = {name: link for name, link in looked_at.items() if name not in away}
+        health = host_health.appeared(before, host_health.read_all(answering))
     value, code = _conclude(ended, wanted, terminal, health)
     if not wanted.detach:
         kept = f"{RUNS}/{asked.run}/{value['name']}"
@@ -155,9 +156,13 @@ def _attempts(
     wanted: RunRequest,
     terminal: Terminal,
     own: Own,
-) -> Ended:
-    """Run the job; after a failure, start it again while restarts are left and it may help."""
-    lost, failures, shards = set[str](), list[again.Failure](), None
+) -> tuple[Ended, set[str]]:
+    """Run the job; after a failure, start it again while restarts are left and it may help.
+
+    Returns the last end, and the hosts that did not answer when their nodes were removed.
+    """
+    lost, away = set[str](), set[str]()
+    failures, shards = list[again.Failure](), None
 
     def check(plan: StandingPlan) -> None:
         chosen(plan, example, wanted, lost, own)
@@ -181,6 +186,7 @@ def _attempts(
         finally:
             if up_already is None:
                 for host, error in runs.down(hosts, mesh, lost=silent)[1].items():
+                    away.add(host)
                     terminal.note(f"{host}: its node ends by itself: {error.what}")
         if ended.passed or attempt == wanted.restarts:
             break
@@ -193,14 +199,14 @@ def _attempts(
         if why:
             terminal.note(f"not started again: {why}")
             break
-        away = [host.name for host in hosts.fleet.hosts if host.name not in names]
-        lost |= {node for node in gone if mesh.plan.node(node).host in away}
+        without = [host.name for host in hosts.fleet.hosts if host.name not in names]
+        lost |= {node for node in gone if mesh.plan.node(node).host in without}
         if up_already is None:
-            hosts = hosts.without(away)
+            hosts = hosts.without(without)
         what = f"{', '.join(gone)} lost" if gone else "it failed"
         terminal.note(f"{what}: starting again on {', '.join(names)}"
                       f" ({attempt + 1} of {wanted.restarts} restarts)")  # fmt: skip
-    return ended
+    return ended, away
 
 
 def _left(
@@ -273,7 +279,9 @@ def _run(
                 _save(follower, wanted.grace, terminal)
                 raise
         if job.device == "cuda" and not ended.lost:
-            taken, warned = runs.transport_of(hosts, mesh, selection.nodes, job.name)
+            # A lost node is not asked: the others would wait for its host before they are removed.
+            heard = [node for node in selection.nodes if node not in ended.lost_nodes]
+            taken, warned = runs.transport_of(hosts, mesh, heard, job.name)
             ended = replace(ended, transport=tuple(taken), warnings=tuple(warned))
         return ended
     except BaseException:

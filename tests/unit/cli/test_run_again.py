@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from stackyard.cli import command
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps import run as steps
+from stackyard.mesh.link import HostError
 from stackyard.mesh.runs import Ended, Reached
 from stackyard.mesh.standing import Standing
 from tests.unit.machines import fleet, node, plan
@@ -38,7 +40,9 @@ class Notes:
 def attempts(monkeypatch):
     """Run a job that ends like this, start by start; the last end, each start's hosts, notes."""
 
-    def play(*ends, restarts=5, standing=None, shards=None, answers=True, save="/shared/x"):
+    def play(
+        *ends, restarts=5, standing=None, shards=None, answers=True, save="/shared/x", silent=()
+    ):
         terminal, started, left = Notes(), [], list(ends)
         link = SimpleNamespace(answers=lambda: answers)
         links = dict.fromkeys(("study", "train"), link)
@@ -52,17 +56,25 @@ def attempts(monkeypatch):
         monkeypatch.setattr(steps, "_run", one)
         monkeypatch.setattr(steps, "_shards", lambda *_: shards)
         monkeypatch.setattr(steps.runs, "up", lambda *_, **__: (MESH, []))
-        monkeypatch.setattr(steps.runs, "down", lambda *_, **__: ([], {}))
+        errors = {host: HostError(host, "no answer") for host in silent}
+        monkeypatch.setattr(steps.runs, "down", lambda *_, **__: ([], errors))
         monkeypatch.setattr(steps.runs, "lost_nodes", lambda hosts, run, ended: ended.lost_nodes)
         wanted = RunRequest(stack="toy", restarts=restarts, save=save)
         asked = SimpleNamespace(run="toy", lease=60.0)
-        ended = steps._attempts(None, hosts, standing, asked, None, wanted, terminal, None)
+        ended, away = steps._attempts(None, hosts, standing, asked, None, wanted, terminal, None)
+        assert away == set(silent)
         return ended, started, terminal.said
 
     return play
 
 
 BOTH, ONE = ["study", "train"], ["study"]
+
+
+def test_a_host_that_does_not_answer_is_told(attempts):
+    """Its health is not asked for either: that takes until ssh gives up."""
+    _, _, said = attempts(LOST, restarts=0, silent=("train",))
+    assert said == ["train: its node ends by itself: train: no answer"]
 
 
 def test_a_job_that_fails_is_started_again_as_often_as_was_said(attempts):
@@ -106,6 +118,35 @@ def test_without_its_first_node_a_mesh_that_is_up_runs_nothing(attempts):
     gone = Ended(job={"code": None, "reason": "x"}, lost_nodes=("study",))
     _, started, said = attempts(gone, standing=MESH)
     assert started == [BOTH] and said[0].startswith("not started again: study, the first node")
+
+
+def test_a_node_that_is_lost_is_not_asked_what_carried_its_data(monkeypatch):
+    """Its host may be cut off: what the others hold would wait until ssh gives up."""
+    selection = SimpleNamespace(nodes=("study", "train"), slots={"study": (0,), "train": (0,)})
+    job = SimpleNamespace(name="j", device="cuda", launcher="torchrun")
+    asked_of = []
+
+    def transport_of(hosts, mesh, names, name):
+        asked_of.extend(names)
+        return [], []
+
+    monkeypatch.setattr(steps, "chosen", lambda *given: (job, selection))
+    monkeypatch.setattr(steps.runs, "require_valid", lambda *given: None)
+    talk = SimpleNamespace(send=lambda *given: None, close=lambda: None)
+    monkeypatch.setattr(steps.standing, "connect", lambda *given: talk)
+    monkeypatch.setattr(steps.mount, "lay", lambda *given: job)
+    monkeypatch.setattr(steps.runs, "remarks", lambda *given: [])
+    monkeypatch.setattr(steps.runs, "begin", lambda *given: None)
+    monkeypatch.setattr(steps, "RunView", lambda *given, **more: nullcontext(SimpleNamespace(
+        line=None, bar=None, note=None, step=None)))  # fmt: skip
+    monkeypatch.setattr(steps, "Follower", lambda **given: SimpleNamespace(
+        follow=lambda: LOST, talk=talk))  # fmt: skip
+    monkeypatch.setattr(steps.runs, "transport_of", transport_of)
+    terminal = SimpleNamespace(note=None, done=lambda *given: None)
+    hosts = Reached(fleet=fleet("study", "train"), links={}, failed={})
+    wanted, asked = RunRequest(stack="toy"), SimpleNamespace(run="toy", lease=60.0, mounts=())
+    ended = steps._run(None, hosts, MESH, None, wanted, asked, terminal, (), None, stays=True)
+    assert (ended, asked_of) == (LOST, ["study"])
 
 
 UP = "the mesh is still up (invoke down removes it)"

@@ -150,11 +150,14 @@ def test_what_nccl_used_is_read_on_every_node_and_held_against_their_ports(monke
     port = Port(device="mlx5_0", number=1, state="ACTIVE", rate=400, layer="InfiniBand")
     fabric = SimpleNamespace(ports={"a": (port,), "b": (port,)})
     facts = SimpleNamespace(facts={"a": None, "b": None})
-    monkeypatch.setattr(runs, "muster", lambda *_: facts)
+    asked = []
+    monkeypatch.setattr(runs, "muster", lambda links, *_: asked.append(set(links)) or facts)
     monkeypatch.setattr(runs, "fabric_of", lambda *_: fabric)
     found, warned = runs.transport_of(there, RUN, ("a", "b"), "demo-1")
     assert found == [{"kind": "sockets", "hosts": ["a", "b"], "through": ["eth0"]}]
     assert len(warned) == 1 and "which have a mlx5_0:1 InfiniBand 400 Gbit/s active" in warned[0]
+    runs.transport_of(there, RUN, ("a",), "demo-1")
+    assert asked == [{"a", "b"}, {"a"}]
 
 
 @pytest.mark.parametrize("lost", [True, False])
