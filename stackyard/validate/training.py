@@ -80,6 +80,17 @@ def nccl_lines(mesh: Mesh, plan: TrainingPlan) -> list[str]:
     return found
 
 
+def with_nccl(said: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Return what ranks said, with NCCL's log: only that may explain a hang.
+
+    Its warnings are the last word. Without any, what the ranks said last is.
+    """
+    warned = [line for line in lines if " NCCL WARN " in line]
+    if warned:
+        return [*said, *warned[-NCCL_LINES:]]
+    return [*lines[-NCCL_LINES:], *said]
+
+
 def prepare(mesh: Mesh, smoke: Smoke, seconds: float = 180) -> None:
     """Make the data on node 1, with the stack's own tools.
 
@@ -164,9 +175,8 @@ class _Running:
         if self.smoke.device != "cpu" and not mesh.lost:
             lines = nccl_lines(mesh, self.plan)
             log = nccl.read_log(lines)
-            if self.failed and not self.killed:  # only NCCL may explain a hang
-                warned = [line for line in lines if " NCCL WARN " in line]
-                said = [*said, *(warned or lines)[-NCCL_LINES:]]
+            if self.failed and not self.killed:
+                said = with_nccl(said, lines)
         # A launcher that ended by itself has a code; the supervisor's reason only explains it.
         code = self.ended["code"]
         return Training(

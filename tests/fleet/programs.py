@@ -1,4 +1,6 @@
-"""Programs that tests start in place of a training."""
+"""Programs that tests start in place of a training, and files that users write beside theirs."""
+
+import json
 
 # Takes no processor, for tests that are about its run; one line an update from the first rank.
 LIGHT = """
@@ -60,6 +62,21 @@ ranks = torch.distributed.get_world_size()
 stage = engine.zero_optimization_stage()
 print(f"rank {engine.global_rank}: stage {stage} of {ranks} ranks", flush=True)
 """
+DEEPSPEED_JSON = json.dumps({
+    "train_batch_size": 4, "gradient_accumulation_steps": 1,
+    "zero_optimization": {"stage": 2, "overlap_comm": False},
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
+})  # fmt: skip
+TRAINER_JSON = json.dumps({
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {"stage": 2, "overlap_comm": False},
+})  # fmt: skip
+TRAINER_WORDS = (
+    "--output_dir", "/tmp/out", "--max_steps", "10", "--logging_steps", "2",
+    "--per_device_train_batch_size", "2", "--learning_rate", "0.01",
+    "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true",
+)  # fmt: skip
 TRAINER = """
 import pathlib, sys, torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments

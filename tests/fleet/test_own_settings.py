@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.programs import DEEPSPEED, LORA, OWN_ACCELERATE, TRAINER, ZERO_INIT
+from tests.fleet.programs import (
+    DEEPSPEED,
+    DEEPSPEED_JSON,
+    LORA,
+    OWN_ACCELERATE,
+    TRAINER,
+    TRAINER_JSON,
+    TRAINER_WORDS,
+    ZERO_INIT,
+)
 from tests.shared import until
 
 # Nothing is compiled on CPU ranks, and importing the compiler takes seconds.
@@ -37,16 +46,7 @@ def two(three):
     programs = {
         "own.py": OWN_ACCELERATE, "ds.py": DEEPSPEED, "hf.py": TRAINER, "says.py": SAYS,
         "lora.py": LORA, "init.py": ZERO_INIT,
-        "ds.json": json.dumps({
-            "train_batch_size": 4, "gradient_accumulation_steps": 1,
-            "zero_optimization": {"stage": 2, "overlap_comm": False},
-            "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
-        }),
-        "trainer.json": json.dumps({
-            "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "zero_optimization": {"stage": 2, "overlap_comm": False},
-        }),
+        "ds.json": DEEPSPEED_JSON, "trainer.json": TRAINER_JSON,
         "odd.json": json.dumps({"train_batch_size": 3}),
         "lora.json": json.dumps({
             "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1,
@@ -186,12 +186,8 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
     ],
 )
 def test_an_hf_trainer_script(two, launcher, more):
-    words = (
-        "/shared/hf.py", "--output_dir", "/tmp/out", "--max_steps", "10", "--logging_steps", "2",
-        "--per_device_train_batch_size", "2", "--learning_rate", "0.01",
-        "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true",
-    )  # fmt: skip
-    done = run(two, "--launcher", launcher, "--", *words, *more)
+    words = ("/shared/hf.py", *TRAINER_WORDS, *more)
+    done = run(two, "--launcher", launcher, "--", *words)
     learned(done.stdout)
     assert done.stdout.count(f"of 2 deepspeed {bool(more)}") == 2
 

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.hosts start FOLDER study=0 train=1 both=0,1 [--images TAG,TAG]
     python -m tests.gpu.hosts inventory FOLDER study train     the path of a hosts.yml of these
-    python -m tests.gpu.hosts launchers FOLDER --base BASE     every launcher once: up, run, down
+    python -m tests.gpu.hosts launchers FOLDER --base BASE     every launcher, users' programs
     python -m tests.gpu.hosts matrix FOLDER STACK --base BASE  the kill matrix, with GPU memory
     python -m tests.gpu.hosts certify FOLDER CASE --base BASE  one case of CASES
     python -m tests.gpu.hosts stop FOLDER
@@ -37,7 +37,7 @@ from stackyard.gpu import access, gpus
 from stackyard.gpu.placement import Gpu
 from stackyard.system.engine import Engine
 from stackyard.system.lockfile import exclusive
-from tests.fleet import emulated, matrix
+from tests.fleet import emulated, matrix, programs
 from tests.fleet.emulated import Yard
 from tests.fleet.planted import planted, with_variables
 
@@ -49,13 +49,51 @@ DEFAULTS = """  env:
     NVSHMEM_DISABLE_NVLS: "1"
 """
 TWO = ("study", "train")
-# By launcher: a stack, and a small example that it starts.
+# A configuration of one's own, below the hosts' folder.
+OWN_YAML = "own.yaml"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launched:
+    """Hold a short training over two hosts.
+
+    Attributes:
+        words: of `invoke run STACK`.
+        said: how often its ranks say what; empty for an example.
+    """
+
+    stack: str
+    words: Sequence[str]
+    said: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+# By launcher a small example, then users' own programs and files (tests/fleet/programs.py), which
+# are in /shared on all hosts.
 LAUNCHED = {
-    "torchrun": ("fairseq", "lm-ddp"),
-    "deepspeed": ("megatron", "gpt-tp"),
-    "accelerate": ("accelerate", "llama-zero2"),
-    "plain": ("accelerate", "ddp-tcp"),
-}
+    "torchrun": Launched(stack="fairseq", words=("--example", "lm-ddp")),
+    "deepspeed": Launched(stack="megatron", words=("--example", "gpt-tp")),
+    "accelerate": Launched(stack="accelerate", words=("--example", "llama-zero2")),
+    "plain": Launched(stack="accelerate", words=("--example", "ddp-tcp")),
+    "own-test": Launched(
+        stack="accelerate", said={"Num processes: 2": 1},
+        words=("--launcher", "accelerate", "--folder", "/shared", "--", "accelerate", "test"),
+    ),
+    "own-accelerate": Launched(
+        stack="accelerate", said={"of 2 by MULTI_": 2},
+        words=("--launcher", "accelerate", "--accelerate-config", OWN_YAML, "--folder", "/shared",
+               "--", "own.py"),
+    ),
+    "own-deepspeed": Launched(
+        stack="accelerate", said={"stage 2 of 2 ranks": 2},
+        words=("--launcher", "deepspeed", "--", "/shared/ds.py", "--deepspeed",
+               "--deepspeed_config", "/shared/ds.json"),
+    ),
+    "own-trainer": Launched(
+        stack="accelerate", said={"of 2 deepspeed True": 2},
+        words=("--launcher", "torchrun", "--", "/shared/hf.py", *programs.TRAINER_WORDS,
+               "--deepspeed", "/shared/trainer.json"),
+    ),
+}  # fmt: skip
 # Examples of the full size would spend a cell on saving and loading gigabytes.
 REDUCED = {"fairseq": "size=reduced"}
 FREE_SECONDS = 10.0
@@ -148,7 +186,7 @@ def invoke(*words: str, seconds: float) -> tuple[int, str]:
     """Run a command of invoke, which prints as it goes; return its code and its JSON."""
     print(f"== invoke {' '.join(words)}", flush=True)
     done = subprocess.run(
-        [ROOT / ".venv/bin/invoke", *words, "--json"], cwd=ROOT, text=True,
+        [ROOT / ".venv/bin/invoke", words[0], "--json", *words[1:]], cwd=ROOT, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=seconds, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -258,36 +296,60 @@ def play_matrix(yard: Yard, stack: str, base: str, targets: Sequence[str]) -> bo
 
 
 def play_launchers(yard: Yard, base: str, chosen: Sequence[str]) -> bool:
-    """Run every launcher once that has not passed yet; return whether all have."""
+    """Run everything of LAUNCHED once that has not passed yet; return whether all has."""
     two = yard.only(*TWO)
     images = json.loads((yard.folder / STATE).read_text())["images"]
-    chosen = [one for one in chosen if f"stackyard/{LAUNCHED[one][0]}:{base}" in images]
+    chosen = [one for one in chosen if f"stackyard/{LAUNCHED[one].stack}:{base}" in images]
     own = [number for name in TWO for number in gpus_of(yard.folder)[name]]
     where = ("--base", base) if own else ("--gpus", "0")
     report = {"schema": "stackyard.test.launchers/1", "base": base, "started": began(),
               "launchers": kept("launchers.json").get("launchers", {})}  # fmt: skip
     if own:
         report["machine"] = machine(own)
+    bring(yard.folder, gpu=bool(own))
     for launcher in chosen:
-        stack, example = LAUNCHED[launcher]
         if report["launchers"].get(launcher, {}).get("code") == 0:
             continue
-        name = f"by-{launcher}"
+        one, name = LAUNCHED[launcher], f"by-{launcher}"
         hosts = ("--hosts", two.inventory, "--name", name)
+        words = [str(yard.folder / word) if word == OWN_YAML else word for word in one.words]
         started = time.monotonic()
-        ups = invoke("up", stack, *hosts, *where, seconds=150)[0]
-        code, out = invoke("run", stack, *hosts, "--example", example, seconds=240)
+        ups = invoke("up", one.stack, *hosts, *where, seconds=150)[0]
+        code, out = invoke("run", one.stack, *hosts, *words, seconds=240)
         downs = invoke("down", *hosts, seconds=60)[0]
-        left = two.until_gone(20)[1]
+        left, answer = two.until_gone(20)[1], json.loads(out or "null")
+        unsaid = missing(one, name, answer)
         report["launchers"][launcher] = {
-            "stack": stack, "example": example, "name": name, "up": ups, "down": downs,
-            "image": image_of(stack, base),
-            "code": code or ups or downs or int(bool(left)), "left": left,
-            "seconds": round(time.monotonic() - started, 1), "answer": json.loads(out or "null"),
+            "stack": one.stack, "words": one.words, "name": name, "up": ups, "down": downs,
+            "image": image_of(one.stack, base), "unsaid": unsaid,
+            "code": code or ups or downs or int(bool(left or unsaid)), "left": left,
+            "seconds": round(time.monotonic() - started, 1), "answer": answer,
         }  # fmt: skip
         keep("launchers.json", report)
-        print(f"{launcher}: exit codes {ups}, {code}, {downs}, left {left}", flush=True)
+        print(f"{launcher}: exit codes {ups}, {code}, {downs}, left {left}, unsaid {unsaid}",
+              flush=True)  # fmt: skip
     return all(report["launchers"][launcher]["code"] == 0 for launcher in chosen)
+
+
+def bring(folder: Path, *, gpu: bool) -> None:
+    """Write users' own programs to the hosts' shared folder, and a configuration beside it."""
+    files = {
+        "own.py": programs.OWN_ACCELERATE, "ds.py": programs.DEEPSPEED, "hf.py": programs.TRAINER,
+        "ds.json": programs.DEEPSPEED_JSON, "trainer.json": programs.TRAINER_JSON,
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / "shared" / name).write_text(text)
+    kind = "MULTI_GPU" if gpu else "MULTI_CPU"
+    text = f"distributed_type: {kind}\nuse_cpu: {str(not gpu).lower()}\nmachine_rank: 0\n"
+    (folder / OWN_YAML).write_text(text)
+
+
+def missing(one: Launched, name: str, answer: Mapping[str, Any] | None) -> list[str]:
+    """Return what the log of a run does not say as often as it should."""
+    if answer is None:
+        return list(one.said)
+    log = (ROOT / "reports" / "runs" / name / f"{answer['name']}.log").read_text()
+    return [text for text, times in one.said.items() if log.count(text) < times]
 
 
 # ------------------------------------------------------------------------------------- certify

@@ -386,12 +386,19 @@ def test_a_vocabulary_that_is_too_small_is_named_and_one_of_any_size_is_padded(m
 
 
 @pytest.mark.repeat  # of one template's own refusals
-def test_what_arguments_and_deepspeeds_file_both_say_is_refused(meshes):
+@pytest.mark.parametrize(
+    ("settings", "file", "said"),
+    [
+        ("", "/var/tmp/both.json", r"both\.json: train_batch_size come from"),
+        ("precision=bf16", "/srv/templates/zero-0.json", "in bf16 without ZeRO DeepSpeed cannot"),
+    ],
+)
+def test_what_deepspeeds_file_cannot_be_with_arguments_is_refused(meshes, settings, file, said):
     running = meshes("megatron")
     for node in NODES:
         put(running, node, {"/var/tmp/both.json": json.dumps({"train_batch_size": 8})})
-    with pytest.raises(AssertionError, match=r"both\.json: train_batch_size come from"):
-        play(running, "megatron", "gpt2-345m", words=("--ds-config=/var/tmp/both.json",))
+    with pytest.raises(AssertionError, match=said):
+        play(running, "megatron", "gpt2-345m", settings, words=(f"--ds-config={file}",))
 
 
 @pytest.mark.parametrize(
@@ -540,13 +547,14 @@ def test_every_template_of_the_notes_is_tried():
 
 @pytest.mark.repeat  # of each stack: how a template is killed, resumed and recorded
 @pytest.mark.parametrize(
-    ("stack", "name"),
-    [("fairseq", "gpt2-fsdp"), ("megatron", "gpt2-345m"), ("accelerate", "mt5-zero-3")],
-)
-def test_a_benched_template_is_killed_resumed_and_judged(stack_images, stack, name):
+    ("stack", "name", "more"),
+    [("fairseq", "gpt2-fsdp", ()), ("accelerate", "mt5-zero-3", ()),
+     ("megatron", "gpt2-345m", ("--set", "precision=bf16"))],  # as on GPUs
+)  # fmt: skip
+def test_a_benched_template_is_killed_resumed_and_judged(stack_images, stack, name, more):
     """The way of the full size, in the reduced one; what is not for CPU ranks is `not run`."""
     done = invoke("bench", stack, "--example", name, "--gpus", "0", "--updates", "40", "--json",
-                  timeout=300)  # fmt: skip
+                  *more, timeout=300)  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     (report,) = json.loads(done.stdout)["reports"]
     plain = {"fairseq": []}.get(stack, ["plain"])

@@ -89,3 +89,15 @@ def test_memory_beyond_idle_is_held_until_it_is_free(monkeypatch):
     monkeypatch.setattr(hosts.gpus, "used_bytes", lambda chosen: {"a": 2**31})
     with pytest.raises(AssertionError, match="somebody holds GPUs before anything starts"):
         hosts.GpuMemory([])
+
+
+def test_what_a_users_program_should_say_is_looked_for_in_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "ROOT", tmp_path)
+    one = hosts.LAUNCHED["own-deepspeed"]
+    (text,) = one.said
+    log = tmp_path / "reports/runs/by-x/run-1.log"
+    log.parent.mkdir(parents=True)
+    for times, wrong in ((2, []), (1, [text])):
+        log.write_text(f"rank 0: {text}\n" * times)
+        assert hosts.missing(one, "by-x", {"name": "run-1"}) == wrong
+    assert hosts.missing(one, "by-x", None) == [text]

@@ -1,5 +1,6 @@
 """`scripts/prove-on-gpus`: real bash, with stand-ins for Python, its packages and `invoke`."""
 
+import fcntl
 import gzip
 import hashlib
 import io
@@ -244,6 +245,18 @@ def test_only_what_has_not_passed_is_run_again(machine):
     assert ["-m", "tests.gpu.hosts", "start"] in calls and len(calls) == 5
     assert machine.run()[0] == 0
     assert machine.calls() == []
+
+
+def test_a_step_that_another_run_plays_is_left_to_it(machine):
+    assert machine.run("install")[0] == 0
+    machine.calls()
+    with (machine.work / "said/fairseq-smoke.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert machine.run("smoke")[0] == 0
+    smoked = [line.split()[2] for line in machine.calls() if line.startswith("invoke smoke")]
+    assert smoked == ["accelerate", "megatron"]
+    assert machine.run("smoke")[0] == 0
+    assert [line.split()[2] for line in machine.calls() if "smoke" in line] == ["fairseq"]
 
 
 HOSTS = "python -m tests.gpu.hosts"

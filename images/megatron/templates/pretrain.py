@@ -106,10 +106,16 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
     """Build the model in DeepSpeed's engine.
 
     Raises:
-        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism, which DeepSpeed lacks.
+        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism, which DeepSpeed lacks;
+            bf16 without ZeRO, whose checkpoints DeepSpeed cannot load.
     """
     config = configuration(options)
     stage = config.get("zero_optimization", {}).get("stage", 0)
+    if stage == 0 and options.precision == "bf16" and options.save_every:
+        raise SystemExit(
+            "in bf16 without ZeRO DeepSpeed cannot load what it saves:"
+            " --ds-config=/srv/templates/zero-1.json, or --save-every=0"
+        )
     if stage > 1 and options.tp * options.pp > 1:
         raise SystemExit(f"ZeRO-{stage} goes with --tp=1 --pp=1; ZeRO-1 with any")
     shape = shape_of(options)

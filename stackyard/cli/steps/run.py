@@ -28,6 +28,7 @@ from stackyard.definitions.examples import Example
 from stackyard.definitions.job_source import load_example, require_work
 from stackyard.definitions.project import ROOT, Project, load_project
 from stackyard.gpu import fused, transport
+from stackyard.launch.job import Job
 from stackyard.mesh import again, host_health, runs, standing
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.mounts import require_there, together, with_mounts
@@ -278,12 +279,7 @@ def _run(
             except Terminated:
                 _save(follower, wanted.grace, terminal)
                 raise
-        if job.device == "cuda" and not ended.lost:
-            # A lost node is not asked: the others would wait for its host before they are removed.
-            heard = [node for node in selection.nodes if node not in ended.lost_nodes]
-            taken, warned = runs.transport_of(hosts, mesh, heard, job.name)
-            ended = replace(ended, transport=tuple(taken), warnings=tuple(warned))
-        return ended
+        return _with_transport(hosts, mesh, selection.nodes, job, ended)
     except BaseException:
         record = runs.end_job(follower.talk if follower else talk, job.name)
         if stays:
@@ -293,6 +289,20 @@ def _run(
         raise
     finally:
         (follower.talk if follower else talk).close()
+
+
+def _with_transport(
+    hosts: Reached, mesh: Standing, nodes: Sequence[str], job: Job, ended: Ended
+) -> Ended:
+    """Add to the end of a job on GPUs what carried data between them.
+
+    A lost node is not asked: the others would wait for its host before they are removed.
+    """
+    if job.device != "cuda" or ended.lost:
+        return ended
+    heard = [node for node in nodes if node not in ended.lost_nodes]
+    taken, warned = runs.transport_of(hosts, mesh, heard, job.name)
+    return replace(ended, transport=tuple(taken), warnings=tuple(warned))
 
 
 def _save(follower: Follower, grace: float, terminal: Terminal) -> None:

@@ -123,10 +123,16 @@ def validated(plan: TemplatePlan, seen: TemplateSeen) -> Check:
 
 
 def resumed(plan: TemplatePlan, seen: TemplateSeen) -> Check:
-    """Check that the second launch goes on from the checkpoint, with the losses of the first."""
+    """Check that the second launch goes on from the checkpoint, with the losses of the first.
+
+    The checkpoint is that of `save_at`, or a later one that all ranks completed before they were
+    killed: fairseq also saves at the end of an epoch.
+    """
+    ranks = seen.killed.ranks.values() if seen.killed else ()
+    start = max(plan.save_at, min((max(r.saved, default=0) for r in ranks), default=0))
     expected = {
-        "resumed_from": plan.save_at,
-        "updates": plan.kill_after - plan.save_at,
+        "resumed_from": start,
+        "updates": plan.kill_after - start,
         "largest_difference": at_most(GAP),
         "mean_difference": at_most(MEAN_GAP),
     }
@@ -134,19 +140,19 @@ def resumed(plan: TemplatePlan, seen: TemplateSeen) -> Check:
         return not_run("resumed", expected, seen.broken or "it was not resumed")
     wrong: list[str] = []
     loaded = sorted({step for r in seen.resumed.ranks.values() for step in r.loaded})
-    if loaded != [plan.save_at]:
-        wrong.append(f"resumed from {loaded or 'nothing'}, not from update {plan.save_at}")
-    early = [step for step in seen.resumed.losses if step <= plan.save_at]
+    if loaded != [start]:
+        wrong.append(f"resumed from {loaded or 'nothing'}, not from update {start}")
+    early = [step for step in seen.resumed.losses if step <= start]
     if early:
         wrong.append(f"update {min(early)} was trained again")
-    found = gaps(seen.killed.losses, seen.resumed.losses, after=plan.save_at, last=plan.kill_after)
+    found = gaps(seen.killed.losses, seen.resumed.losses, after=start, last=plan.kill_after)
     worst, where = largest_gap(found)
     shared = sorted(found)
     mean = 0.0
     if shared:
         one, other = (t.losses for t in (seen.killed, seen.resumed))
         mean = abs(statistics.fmean(other[at] - one[at] for at in shared))
-    if len(shared) < plan.kill_after - plan.save_at:
+    if len(shared) < plan.kill_after - start:
         wrong.append(f"only {len(shared)} updates can be compared")
     if not worst <= GAP:
         wrong.append(f"the loss differs by {worst:.3g} at update {where}")

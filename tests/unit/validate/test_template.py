@@ -287,12 +287,12 @@ def test_it_is_prepared_killed_resumed_and_looked_at(monkeypatch):
 def test_what_a_plain_loop_is_faster_by_is_looked_for_once(monkeypatch):
     """Without a cost the template stops after the loop's updates, and saves nothing."""
     seen, plans = played(monkeypatch, FakeMesh(), good().killed, beside(0.94))
-    assert [(label, at) for label, at, _ in plans[3:]] == [("without-optimizer", 20)]
+    assert [(label, at) for label, at, _ in plans[3:]] == [("without-zero", 20)]
     (cost,) = report(seen)["costs"]
-    assert (cost["label"], cost["of_plain"]) == ("without-optimizer", 0.94)
-    one = job(PLAN, {}, "without-optimizer", "/shared")
-    assert one.program[-1] == "--ds-config=/srv/templates/zero-1.json"
-    assert "--save=/shared/without-optimizer" in one.program and as_smoke(PLAN, one).save_at == 0
+    assert (cost["label"], cost["of_plain"]) == ("without-zero", 0.94)
+    one = job(PLAN, {}, "without-zero", "/shared")
+    assert one.program[-2:] == ("--ds-config=/srv/templates/zero-0.json", "--save-every=0")
+    assert "--save=/shared/without-zero" in one.program and as_smoke(PLAN, one).save_at == 0
     _, plans = played(monkeypatch, FakeMesh(), good().killed, beside(0.951))
     assert len(plans) == 3
 
@@ -324,11 +324,11 @@ def test_without_tensor_parallelism_an_update_has_more_tokens():
         ("cpu", beside(1.0, last=19), {}, "only 19 updates can be compared"),
         ("cuda", beside(0.951), {}, ""),
         ("cuda", beside(0.949), {}, "0.949 of its speed, no part was tried"),
-        ("cuda", beside(0.9), {"without-optimizer": beside(0.9 / 0.951)}, ""),
+        ("cuda", beside(0.9), {"without-zero": beside(0.9 / 0.951)}, ""),
         (
             "cuda",
             beside(0.9),
-            {"without-optimizer": beside(0.9 / 0.949)},
+            {"without-zero": beside(0.9 / 0.949)},
             "0.900 of its speed, at most 0.949 by leaving out one part",
         ),
     ],
@@ -338,6 +338,26 @@ def test_a_plain_loop_has_the_same_losses_and_is_hardly_faster(device, loop, cos
     seen = dataclasses.replace(good(), plain=loop, costs=costs)
     found = outcome("plain", seen, plan)
     assert why in found.why and found.outcome == ("failed" if why else "passed")
+
+
+def test_a_later_checkpoint_of_all_ranks_is_gone_on_from():
+    """fairseq also saves at the end of an epoch."""
+
+    def changed(training, **more):
+        ranks = {n: dataclasses.replace(r, **more) for n, r in training.ranks.items()}
+        return dataclasses.replace(training, ranks=ranks)
+
+    seen = good()
+    seen = dataclasses.replace(seen, killed=changed(seen.killed, saved=[20, 25]))
+    assert "resumed from [20], not from update 25" in outcome("resumed", seen).why
+    losses = {at: loss for at, loss in seen.resumed.losses.items() if at > 25}
+    later = changed(seen.resumed, loaded=[25], losses=losses)
+    found = outcome("resumed", dataclasses.replace(seen, resumed=later))
+    assert (found.outcome, found.measured["updates"]) == ("passed", 5)
+    # A part that not all ranks completed is no checkpoint.
+    one = {0: seen.killed.ranks[0], 1: dataclasses.replace(seen.killed.ranks[1], saved=[20])}
+    half = dataclasses.replace(seen, killed=dataclasses.replace(seen.killed, ranks=one))
+    assert outcome("resumed", half).outcome == "passed"
 
 
 def test_a_launch_that_failed_is_not_resumed(monkeypatch):

@@ -92,3 +92,11 @@ def test_other_events_of_an_update_do_not_tell_its_loss_again():
     found.take({"rank": 0, "record": '{"event": "step", "step": 1, "loss": 1.5}'})
     found.take({"rank": 0, "record": '{"event": "saved", "step": 1}'})
     assert told == [("two", 1, 1.5)]
+
+
+def test_what_ranks_said_last_is_shown_last_unless_nccl_warns():
+    said, quiet = ["update 1", "KeyError: 0"], ["a:1:1 [0] NCCL INFO Connected all rings"]
+    assert training.with_nccl(said, quiet) == [*quiet, *said]
+    loud = [*quiet, "a:1:1 [0] x.cc:1 NCCL WARN no memory"]
+    assert training.with_nccl(said, loud) == [*said, loud[1]]
+    assert len(training.with_nccl(said, quiet * 500)) == 2 + training.NCCL_LINES

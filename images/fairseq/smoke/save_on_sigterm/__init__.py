@@ -85,10 +85,12 @@ def _recorded(
         cfg, trainer, task, epoch_itr, subsets, end_of_epoch
     )
     if "STACKYARD_LOGS" in os.environ:
-        updates, every = trainer.get_num_updates(), cfg.checkpoint.save_interval_updates
+        updates, rules = trainer.get_num_updates(), cfg.checkpoint
         if found[0] and found[0][0] is not None:
             _recorder().valid(updates, float(found[0][0]))
-        if every and updates % every == 0 and not cfg.checkpoint.no_save:
+        epochs = end_of_epoch and epoch_itr.epoch % rules.save_interval == 0
+        every = rules.save_interval_updates
+        if (epochs or (every and updates % every == 0)) and not rules.no_save:
             _recorder().saved(updates)
         if updates == cfg.optimization.max_update:
             _recorder().end(updates)
