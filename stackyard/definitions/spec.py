@@ -8,9 +8,13 @@ Over 300 lines: values only, all that is declared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.utils import canonicalize_name
+
+# How many GPUs a smoke can have: each gets an equal part of every batch of 8 or 16 samples.
+SMOKE_GPUS = (2, 4, 8)
+SMOKE_GPUS_WORDS = "2, 4 or 8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +271,7 @@ class Layout:
 
     Attributes:
         ranks: number of training processes (one a GPU), spread evenly over the nodes.
+        grows: whether it takes all GPUs where there are more, a multiple of `ranks`.
         args: arguments of the program in this layout, after the smoke's.
         launcher: what starts its ranks; the smoke's by default.
         options: the launcher's own options, such as `zero_stage`.
@@ -281,6 +286,7 @@ class Layout:
     options: Mapping[str, str]
     tolerance: float | None = None
     fused: tuple[str, ...] | None = None
+    grows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,8 +299,10 @@ class Smoke:
         prepare: a command that is run once, on the first node, before all trainings.
         program: a Python file or a console script, and its arguments. Braces become folders that
             all nodes share (`{text}`, `{data}`, `{save}`, `{record}`) or numbers (`{updates}`,
-            `{save_at}`, `{horizon}`, which is never reached, and `{ranks}`).
-        layouts: ways of spreading the training over ranks, by name.
+            `{save_at}`, `{horizon}`, which is never reached, `{ranks}`, and `{gpus}`, the ranks
+            of the largest layout, with `{gpus/2}`).
+        layouts: ways of spreading the training over ranks, by name; `{ranks}` in a name becomes
+            their number.
         updates: optimizer updates that are judged; at least 40, the default.
         save_at: the update whose checkpoint the killed run is resumed from; 20 by default.
         reference: the layout of one process that parity compares the others with.
@@ -332,6 +340,22 @@ class Smoke:
     def layout(self, name: str) -> Layout:
         """Return the layout of a name; the loader has checked that it exists."""
         return next(layout for layout in self.layouts if layout.name == name)
+
+    def over(self, gpus: int) -> Smoke:
+        """Return the training on so many GPUs: layouts that grow take all of them."""
+        counts = {
+            layout.name: gpus if layout.grows else layout.ranks
+            for layout in self.layouts
+            if gpus >= layout.ranks and not (layout.grows and gpus % layout.ranks)
+        }
+        names = {name: name.replace("{ranks}", str(count)) for name, count in counts.items()}
+        layouts = tuple(
+            replace(layout, name=names[layout.name], ranks=counts[layout.name])
+            for layout in self.layouts
+            if layout.name in counts
+        )
+        reference, resume = names[self.reference], names[self.resume]
+        return replace(self, layouts=layouts, reference=reference, resume=resume)
 
     def tolerance_of(self, name: str) -> float:
         """Return the largest allowed absolute difference of a logged loss in a layout."""
@@ -374,9 +398,15 @@ class Stack:
     smoke: Smoke
     gpu_smoke: Smoke | None = None
 
-    def smoke_on(self, device: str) -> Smoke | None:
-        """Return the training that judges this stack on a kind of device."""
-        return self.smoke if device == "cpu" else self.gpu_smoke
+    def smoke_on(self, device: str, gpus: int = 0) -> Smoke | None:
+        """Return the training that judges this stack on a kind of device.
+
+        Args:
+            gpus: how many GPUs it gets; 0 for two.
+        """
+        if device == "cpu":
+            return self.smoke
+        return self.gpu_smoke.over(gpus or SMOKE_GPUS[0]) if self.gpu_smoke else None
 
 
 @dataclass(frozen=True, kw_only=True)

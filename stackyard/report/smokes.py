@@ -18,7 +18,7 @@ from typing import Any
 
 from stackyard.build.builder import Built
 from stackyard.definitions.project import Project
-from stackyard.definitions.spec import Smoke
+from stackyard.definitions.spec import SMOKE_GPUS, Smoke
 from stackyard.gpu.infiniband import Fabric
 from stackyard.mesh import certificates, nodes
 from stackyard.mesh.hosts import node_names
@@ -115,7 +115,7 @@ def smoke_one(
     image = built.image
     started = datetime.datetime.now(datetime.timezone.utc)
     clock = time.monotonic()
-    declared = image.stack.smoke_on("cuda" if plan else "cpu")
+    declared = image.stack.smoke_on("cuda" if plan else "cpu", len(plan.chosen) if plan else 0)
     assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / image.stack.name / "smoke"
     env = built.info.environment
@@ -131,7 +131,7 @@ def smoke_one(
         image_env=env,
         watcher=watcher,
         gpu=gpu,
-        recorded=recorded_curve(project.root, image.stack.name) if gpu else None,
+        recorded=recorded_curve(project.root, image.stack.name, declared),
     )
     value = records.smoke_report(
         image,
@@ -164,7 +164,7 @@ def smoke_on_hosts(
         nodes=names,
         environment={**built.info.environment, **spread.settings.env},
         pairs=certificates.pairs(names),
-        recorded=recorded_curve(project.root, plan.stack) if on_gpus else {},
+        recorded=recorded_curve(project.root, plan.stack, declared),
     )
     host = next(iter(spread.hosts.links.values())).engine.facts()
     outcome = smoke.smoke_in(
@@ -209,7 +209,7 @@ def smoke_on_slurm(
     seen = Observation(
         nodes=(),
         environment={**built.info.environment, **follower.asked.env(declared)},
-        recorded=recorded_curve(project.root, follower.asked.stack) if device != "cpu" else {},
+        recorded=recorded_curve(project.root, follower.asked.stack, declared),
         installed=installed,
     )
     outcome, placed = slurm_smoke.run(follower, declared, seen, watcher), follower.nodes
@@ -275,11 +275,14 @@ def _keep(project: Project, value: SmokeReport, built: Built, watcher: smoke.Smo
     watcher.over(value["outcome"], value["seconds"])
 
 
-def recorded_curve(root: Path, stack: str) -> dict[int, float]:
-    """Return the losses of a stack's reference layout on CPU ranks; empty if none are recorded.
+def recorded_curve(root: Path, stack: str, declared: Smoke) -> dict[int, float]:
+    """Return the losses of a stack's reference layout on CPU ranks, for a smoke on two GPUs.
 
+    Empty if none are recorded; on more GPUs an update may have other samples.
     `scripts/record-curve STACK` writes them from a passed smoke.
     """
+    if declared.device == "cpu" or max(one.ranks for one in declared.layouts) > SMOKE_GPUS[0]:
+        return {}
     try:
         text = (root / "images" / stack / "curve.json").read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -70,7 +70,14 @@ def placeholders(smoke: Smoke, plan: TrainingPlan) -> dict[str, object]:
         "horizon": smoke.horizon,
         "save_at": smoke.save_at,
         "ranks": plan.layout.ranks,
+        **gpus_of(smoke),
     }
+
+
+def gpus_of(smoke: Smoke) -> dict[str, object]:
+    """Return the placeholders for the ranks of the largest layout."""
+    most = max(layout.ranks for layout in smoke.layouts)
+    return {"gpus": most, "gpus/2": most // 2}
 
 
 def program_words(smoke: Smoke, plan: TrainingPlan) -> tuple[str, ...]:
@@ -82,4 +89,5 @@ def prepare_words(smoke: Smoke, shared: str) -> tuple[str, ...]:
     """Return the command that makes the data, in the folder that the nodes of a run share."""
     values = {"text": TEXT, "data": data_in(shared), "updates": smoke.updates,
               "horizon": smoke.horizon}  # fmt: skip
-    return fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2})
+    return fill(smoke.prepare, {**values, "save": "", "record": "", "save_at": "", "ranks": 2,
+                                 **gpus_of(smoke)})  # fmt: skip

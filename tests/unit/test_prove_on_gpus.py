@@ -247,6 +247,32 @@ def test_only_what_has_not_passed_is_run_again(machine):
     assert machine.calls() == []
 
 
+def test_on_four_gpus_all_of_them_are_trained_on(machine):
+    assert machine.run("--gpus", "4", "smoke", "nodes", "bench", "hosts", "certify")[0] == 0
+    calls = [line.replace(str(machine.work), "WORK") for line in machine.calls()]
+    stacks, image = ("accelerate", "fairseq", "megatron"), "--image stackyard/{}:cuda"
+    two = "WORK/hosts/only-study-train/hosts.yml"
+    wanted = [
+        f"{words} {image}{more}".format(stack, stack)
+        for words, more in (
+            ("smoke {} --gpus 4", ""),
+            ("smoke {} --gpus 4", " --nodes 2"),
+            ("smoke {} --gpus 4", " --nodes 4"),
+            ("bench {} --gpus 4 --rounds 1", ""),
+            (f"smoke {{}} --gpus 4 --hosts {two} --base cuda", ""),
+        )
+        for stack in stacks
+    ]
+    told = [line.removeprefix("invoke ") for line in calls if line.startswith("invoke")]
+    assert [line for line in told if not line.startswith("doctor")] == wanted
+    of_hosts = [line.removeprefix(f"{HOSTS} ") for line in calls if line.startswith(HOSTS)]
+    assert [line.split()[:3] for line in of_hosts] == [
+        ["start", "WORK/hosts", "study=0,1"], ["certify", "WORK/hosts", "good"],
+    ]  # fmt: skip
+    assert "train=2,3 both=0,1" in of_hosts[0]
+    assert machine.run("--gpus", "4", "smoke", "nodes")[0] == 0 and machine.calls() == []
+
+
 def test_a_step_that_another_run_plays_is_left_to_it(machine):
     assert machine.run("install")[0] == 0
     machine.calls()

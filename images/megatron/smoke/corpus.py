@@ -31,6 +31,11 @@ _SEED = 1234
 Batch = tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def micro_batch(dp_size: int) -> int:
+    """Return the samples of a micro-batch: a replica's whole share where that is less."""
+    return min(MICRO_BATCH, GLOBAL_BATCH // dp_size)
+
+
 def write_indexed_dataset(tokenizer: CharacterTokenizer, data: Path) -> None:
     """Write every line of `data`/text.txt as one document of text.bin and text.idx, if missing.
 
@@ -84,11 +89,11 @@ def micro_batches(
     Update k holds samples k * GLOBAL_BATCH onwards in every layout, so the position in the data
     follows from the number of updates done and a checkpoint needs no more than that.
     """
-    share = GLOBAL_BATCH // dp_size
+    share, micro = GLOBAL_BATCH // dp_size, micro_batch(dp_size)
     for update in range(first_update, updates):
         start = update * GLOBAL_BATCH + dp_rank * share
-        for low in range(start, start + share, MICRO_BATCH):
-            samples = [dataset[index] for index in range(low, low + MICRO_BATCH)]
+        for low in range(start, start + share, micro):
+            samples = [dataset[index] for index in range(low, low + micro)]
             tokens, positions, labels = (
                 _stacked(samples, field) for field in ("tokens", "position_ids", "labels")
             )

@@ -27,11 +27,14 @@ HASH_EVERY = 10
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; the product of the three sizes is the number of ranks."""
+    """Read the command line; the product of the three sizes is the number of ranks.
+
+    Without `--dp` it follows from the others and the ranks that the launcher started.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")
     parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel size")
-    parser.add_argument("--dp", type=int, default=1, help="data-parallel size")
+    parser.add_argument("--dp", type=int, default=0, help="data-parallel size")
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--save", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--record", required=True, help="record folder of this launch")
@@ -41,7 +44,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-at", type=int, required=True, help="update to save after")
     parser.add_argument("--bf16", action="store_true", help="train in bf16 (on GPUs)")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.dp = options.dp or int(os.environ.get("WORLD_SIZE", "1")) // (options.tp * options.pp)
+    return options
 
 
 def stand_alone(ranks: int) -> None:
@@ -87,8 +92,8 @@ def build_engine(pipeline: PipelineModule, dp: int, *, bf16: bool) -> PipelineEn
     """Build an engine; gradients accumulate over the micro-batches of a replica's share."""
     config = {
         "train_batch_size": corpus.GLOBAL_BATCH,
-        "train_micro_batch_size_per_gpu": corpus.MICRO_BATCH,
-        "gradient_accumulation_steps": corpus.GLOBAL_BATCH // corpus.MICRO_BATCH // dp,
+        "train_micro_batch_size_per_gpu": corpus.micro_batch(dp),
+        "gradient_accumulation_steps": corpus.GLOBAL_BATCH // corpus.micro_batch(dp) // dp,
         "optimizer": {
             "type": "AdamW",
             # A rate at which rounding, which differs between layouts, does not grow in 40 updates.

@@ -62,7 +62,7 @@ def earlier_reports(
     kind = f"smoke-{records.CPU_RANKS}" if cpu_ranks else "smoke"
     found = {stack: read_report(path, stack=stack, base=base, kind=kind) for stack in stacks}
     for stack, value in found.items():
-        declared = project.definitions.stacks[stack].smoke_on(device)
+        declared = project.definitions.stacks[stack].smoke_on(device, gpus)
         layouts = {layout.name for layout in declared.layouts} if declared else set()
         if not layouts & set(value["curves"]):
             raise UsageError(

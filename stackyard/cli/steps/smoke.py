@@ -22,6 +22,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.options.trainings import SmokeRequest
 from stackyard.cli.steps import compare, diagnose, smoke_hosts, smoke_slurm
 from stackyard.definitions.project import Project, load_project
+from stackyard.definitions.spec import SMOKE_GPUS, SMOKE_GPUS_WORDS
 from stackyard.gpu import access
 from stackyard.mesh import nodes
 from stackyard.report import junit, pages, records, smokes, vouch
@@ -32,7 +33,6 @@ from stackyard.validate import gpu_run
 from stackyard.validate.gpu_run import GpuPlan
 from stackyard.validate.smoke import SmokeWatcher
 
-GPU_RANKS = 2
 _BUSY = (
     "other programs took this machine's CPUs ({}): if nothing else explains the failure,"
     " smoke again when they have ended"
@@ -56,7 +56,7 @@ def smoke(terminal: Terminal, asked: SmokeRequest) -> Answer:
     if gpus and not asked.hosts and not asked.on:
         host.require_gpus(gpus, typed)
     names, base = list(chosen.stacks), chosen.base.name
-    require_smokes(project, names, chosen.device)
+    require_smokes(project, names, chosen.device, gpus)
     earlier = compare.earlier_reports(asked.against, project, names, base, gpus)
     if asked.junit:
         junit.require_place(Path(asked.junit))
@@ -115,17 +115,14 @@ def last_lines(
     }[device]
     if activate:
         following = f". {os.path.relpath(activate)}, then {following}"
+    caused = failed and any(found["kind"] == "cause" for found in failed["diagnoses"])
     unknown = sum(value["outcome"] == "not run" for value in reports)
     return [
         f"{len(passed)} of {len(reports)} {'stacks' if len(reports) > 1 else 'stack'} passed"
         f"{f', {unknown} not run,' if unknown else ''} in {time}; page: {page}",
         *([f"next: {following}"] if len(passed) == len(reports) else []),
-        *([_BUSY.format(busy)] if failed and busy and not _has_cause(failed) else []),
+        *([_BUSY.format(busy)] if failed and busy and not caused else []),
     ]
-
-
-def _has_cause(report: SmokeReport) -> bool:
-    return any(found["kind"] == "cause" for found in report["diagnoses"])
 
 
 def _smoke_here(
@@ -178,27 +175,34 @@ def node_count(gpus: int, nodes_: int | None, placement: str, typed: str) -> int
         if placement:
             raise UsageError("--placement is about GPUs", hint=f"{typed} --gpus 2 --nodes 2")
         return 2
-    if gpus != GPU_RANKS:
+    if gpus not in SMOKE_GPUS:
+        less = max((count for count in SMOKE_GPUS if count < gpus), default=SMOKE_GPUS[0])
         raise UsageError(
-            f"a smoke runs on {GPU_RANKS} GPUs, not on {gpus}",
-            why="its layouts compare 1 rank with 2: that is what one verdict can hold together",
-            hint=f"{typed} --gpus {GPU_RANKS}",
+            f"a smoke runs on {SMOKE_GPUS_WORDS} GPUs, not on {gpus}",
+            why="it compares 1 rank with so many, each of which gets an equal part of every batch",
+            hint=f"{typed} --gpus {less}",
         )
     return nodes_ or 1
 
 
-def require_smokes(project: Project, names: list[str], device: str) -> None:
+def require_smokes(project: Project, names: list[str], device: str, gpus: int = 0) -> None:
     """Check that each stack has a smoke on ranks of this device, with the files that it names.
 
     Raises:
-        UsageError: a stack has none, or a file is missing.
+        UsageError: a stack has none, or none on so many GPUs; a file is missing.
     """
     for name in names:
-        declared = project.definitions.stacks[name].smoke_on(device)
+        declared = project.definitions.stacks[name].smoke_on(device, gpus)
         if declared is None:
             raise UsageError(
                 f"{name} has no smoke on {'GPUs' if device == 'cuda' else 'CPU ranks'}",
                 hint=f"images/{name}/stack.yml, smoke.gpus, says what it trains there",
+            )
+        most = max(layout.ranks for layout in declared.layouts)
+        if gpus > most:
+            what = f"the smoke of {name} runs on {most} GPUs, not on {gpus}: no layout grows"
+            raise UsageError(
+                what, hint=f"images/{name}/stack.yml, a layout of smoke.gpus: grows: yes"
             )
         folder = project.root / "images" / name / "smoke"
         for word in (*declared.prepare, *declared.program):
@@ -268,8 +272,7 @@ def _coming(
 
 def _watcher(built: Built, device: str, terminal: Terminal) -> SmokeWatcher:
     name = built.image.stack.name
-    declared = built.image.stack.smoke_on(device)
-    total = declared.updates if declared else 0
+    total = getattr(built.image.stack.smoke_on(device), "updates", 0)
     return SmokeWatcher(
         phase=lambda text: terminal.say(name, text),
         loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),

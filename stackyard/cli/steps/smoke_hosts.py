@@ -109,7 +109,7 @@ def _smoke_one(
 ) -> SmokeReport:
     wanted = request_of(project, chosen, stack, device)
     built = image_of(project, hosts, wanted)
-    declared = project.definitions.stacks[stack].smoke_on(device)
+    declared = project.definitions.stacks[stack].smoke_on(device, chosen.gpus or 0)
     assert declared is not None, "the command line asked for a smoke that is not declared"
     folder = project.root / "images" / stack / "smoke"
     made = spread_of(hosts, wanted, built, declared, smoking.workload_files(folder), terminal)

@@ -99,7 +99,7 @@ def smoke_each(
         )
 
     def parts(stack: str, folder: Path) -> Parts:
-        declared = project.definitions.stacks[stack].smoke_on(chosen.device)
+        declared = project.definitions.stacks[stack].smoke_on(chosen.device, chosen.gpus or 0)
         assert declared is not None, "the command line asked for a smoke that is not declared"
         return Parts(
             smoke=declared,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import string
 
 from stackyard.definitions.document import Mapping, nearest
-from stackyard.definitions.spec import Layout, Smoke
+from stackyard.definitions.spec import SMOKE_GPUS, SMOKE_GPUS_WORDS, Layout, Smoke
 from stackyard.launch import LAUNCHERS, OPTIONS
 
-PLACEHOLDERS = ("text", "data", "save", "record", "updates", "horizon", "save_at", "ranks")
+PLACEHOLDERS = ("text", "data", "save", "record", "updates", "horizon", "save_at", "ranks",
+                "gpus", "gpus/2")  # fmt: skip
 RANKS = 2
 MODEL_PARALLEL = (
     "fairseq's --model-parallel-size needs a Megatron submodule of 2020 that its package does not"
@@ -88,12 +89,15 @@ def _layout(entry: Mapping, name: str, launcher: str, device: str) -> Layout:
         options=entry.table("options", {}),
         tolerance=entry.number("tolerance") if entry.has("tolerance") else None,
         fused=entry.texts("fused", ()) if device == "cuda" and entry.has("fused") else None,
+        grows=entry.flag("grows", False) if device == "cuda" else False,
     )
     wanted = OPTIONS.get(layout.launcher, ()) if layout.ranks > 1 else ()
     if set(layout.options) != set(wanted):
         say = f"exactly {', '.join(wanted)}" if wanted else "none"
         entry.problem(f"{layout.launcher} with {layout.ranks} ranks takes {say}", key="options")
-    if not 1 <= layout.ranks <= RANKS:
+    if layout.grows and layout.ranks not in SMOKE_GPUS:
+        entry.problem(f"must be {SMOKE_GPUS_WORDS}, as it grows", key="ranks")
+    elif not layout.grows and not 1 <= layout.ranks <= RANKS:
         entry.problem("must be 1 or 2", key="ranks")
     if layout.launcher == "alone" and layout.ranks != 1:
         entry.problem("`alone` starts one process: the layout must have 1 rank", key="launcher")
@@ -112,6 +116,8 @@ def _check_smoke(entry: Mapping, smoke: Smoke) -> None:
     for layout in smoke.layouts:
         if layout.name == smoke.reference and layout.ranks != 1:
             entry.problem(f"{layout.name!r} must have 1 rank", key="reference")
+        if layout.name == smoke.resume and layout.ranks > RANKS:
+            entry.problem(f"{layout.name!r} must fit {RANKS} ranks", key="resume")
     if smoke.updates < 40:
         entry.problem("a smoke has at least 40 updates", key="updates")
     if not 0 < smoke.save_at < smoke.updates:

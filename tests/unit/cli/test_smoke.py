@@ -176,8 +176,8 @@ def test_a_smoke_on_cpu_ranks_may_begin():
     ("gpus", "nodes", "placement", "what"),
     [
         (0, None, "isolated", "--placement is about GPUs"),
-        (4, None, "", "a smoke runs on 2 GPUs, not on 4"),
-        (1, None, "", "a smoke runs on 2 GPUs, not on 1"),
+        (6, None, "", "a smoke runs on 2, 4 or 8 GPUs, not on 6"),
+        (1, None, "", "a smoke runs on 2, 4 or 8 GPUs, not on 1"),
     ],
 )
 def test_numbers_that_fit_no_smoke_are_refused(gpus, nodes, placement, what):
@@ -187,7 +187,7 @@ def test_numbers_that_fit_no_smoke_are_refused(gpus, nodes, placement, what):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "nodes", "count"), [(2, None, 1), (2, 1, 1), (2, 2, 2), (0, 2, 2)]
+    ("gpus", "nodes", "count"), [(2, None, 1), (2, 1, 1), (2, 2, 2), (0, 2, 2), (8, 4, 4)]
 )
 def test_a_smoke_on_gpus_has_one_container_unless_told_otherwise(gpus, nodes, count):
     assert smoke.node_count(gpus, nodes, "", "invoke smoke") == count
@@ -200,6 +200,19 @@ def test_a_stack_without_a_smoke_on_gpus_is_named():
     project = dataclasses.replace(project, definitions=definitions)
     with pytest.raises(UsageError, match="fairseq has no smoke on GPUs"):
         smoke.require_smokes(project, ["fairseq"], "cuda")
+
+
+def test_a_stack_whose_layouts_do_not_grow_is_named():
+    project = load_project(locks_required=False)
+    stack = project.definitions.stacks["fairseq"]
+    layouts = tuple(dataclasses.replace(one, grows=False) for one in stack.gpu_smoke.layouts)
+    fixed = dataclasses.replace(stack.gpu_smoke, layouts=layouts)
+    stack = dataclasses.replace(stack, gpu_smoke=fixed)
+    definitions = dataclasses.replace(project.definitions, stacks={"fairseq": stack})
+    project = dataclasses.replace(project, definitions=definitions)
+    smoke.require_smokes(project, ["fairseq"], "cuda", 2)
+    with pytest.raises(UsageError, match="the smoke of fairseq runs on 2 GPUs, not on 4"):
+        smoke.require_smokes(project, ["fairseq"], "cuda", 4)
 
 
 def test_a_smoke_whose_program_is_missing_is_refused_before_the_build(tmp_path):

@@ -52,7 +52,7 @@ WRONG = [
      "invoke smoke -h"),
     ("smoke", "say how many GPUs the smoke is to use", "--gpus is missing",
      "invoke smoke --gpus 0"),
-    ("smoke fairseq --gpus 3", "a smoke runs on 2 GPUs, not on 3", "compare 1 rank with 2",
+    ("smoke fairseq --gpus 3", "a smoke runs on 2, 4 or 8 GPUs, not on 3", "compares 1 rank with",
      "invoke smoke fairseq --gpus 2"),
     ("smoke --gpus 0 --nodes 3", "a CPU smoke runs on 2 nodes, not on 3", "",
      "invoke smoke --gpus 0"),

@@ -311,8 +311,8 @@ STACK = [
     ("--data={data}", "--data={dta}", "smoke.program: unknown {dta}; did you mean 'data'?"),
     ("--data={data}", "--data={data", "smoke.program: '--data={data': expected '}' before end of"
      " string"),
-    ("--data={data}", "{0}", "smoke.program: unknown {0}; known: data, horizon, ranks, record,"
-     " save, save_at, text, updates"),
+    ("--data={data}", "{0}", "smoke.program: unknown {0}; known: data, gpus, gpus/2, horizon,"
+     " ranks, record, save, save_at, text, updates"),
     ("two: {ranks: 2}", "two: {ranks: 2, args: ['{sav}']}",
      "smoke.layouts.two.args: unknown {sav}; did you mean 'save'?"),
 ]  # fmt: skip
@@ -343,6 +343,45 @@ def test_a_layout_on_gpus_may_require_other_fused_parts():
     on_cpus = ("two: {ranks: 2}", "two: {ranks: 2, fused: [a]}")
     said = "smoke.layouts.two.fused: unknown key; known: args, launcher, options, ranks, tolerance"
     assert problems("images/toy/stack.yml", on_cpus) == [said]
+
+
+def test_layouts_on_gpus_may_grow_with_their_number():
+    layouts = "{one: {ranks: 1}, all-{ranks}: {ranks: 2, grows: yes, args: ['-b={gpus}']},"
+    layouts += " two: {ranks: 2}, four: {ranks: 4, grows: yes}}"
+    gpus = f"  gpus: {{env: {{}}, resume: 'all-{{ranks}}', layouts: {layouts}}}\n  reference:"
+    gpus = gpus.replace("all-{ranks}:", "'all-{ranks}':")
+    value, found = look("images/toy/stack.yml", ("  reference:", gpus))
+    assert found == []
+    ranks = {
+        gpus: {layout.name: layout.ranks for layout in value.smoke_on("cuda", gpus).layouts}
+        for gpus in (0, 2, 4, 8)
+    }
+    assert ranks[0] == ranks[2] == {"one": 1, "all-2": 2, "two": 2}
+    assert ranks[4] == {"one": 1, "all-4": 4, "two": 2, "four": 4}
+    assert ranks[8] == {"one": 1, "all-8": 8, "two": 2, "four": 8}
+    assert value.smoke_on("cuda", 8).resume == "all-8"
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("{ranks: 3, grows: yes}", "ranks: must be 2, 4 or 8, as it grows"),
+        ("{ranks: 4}", "ranks: must be 1 or 2"),
+    ],
+)
+def test_a_layout_that_cannot_grow_so_is_refused(layout, said):
+    gpus = f"  gpus: {{env: {{}}, layouts: {{one: {{ranks: 1}}, two: {{ranks: 2}}, x: {layout}}}}}"
+    assert problems("images/toy/stack.yml", ("  reference:", f"{gpus}\n  reference:")) == [
+        f"smoke.gpus.layouts.x.{said}"
+    ]
+
+
+def test_what_is_resumed_must_be_there_on_two_gpus():
+    layouts = "{one: {ranks: 1}, two: {ranks: 4, grows: yes}}"
+    gpus = f"  gpus: {{env: {{}}, layouts: {layouts}}}\n  reference:"
+    assert problems("images/toy/stack.yml", ("  reference:", gpus)) == [
+        "smoke.gpus.resume: 'two' must fit 2 ranks"
+    ]
 
 
 def test_layouts_of_accelerate_take_their_own_option():
