@@ -34,6 +34,7 @@ def job(stack, folder, updates=None, **changes):
         "horizon": wanted.horizon,
         "save_at": wanted.save_at,
         "ranks": layout.ranks,
+        **launches.gpus_of(wanted),
     }
     files = smoke.workload_files(ROOT / "images" / stack / "smoke")
     files["stackyard_record.py"] = (INSIDE / "stackyard_record.py").read_bytes()
