@@ -201,9 +201,7 @@ def require_smokes(project: Project, names: list[str], device: str, gpus: int = 
         most = max(layout.ranks for layout in declared.layouts)
         if gpus > most:
             what = f"the smoke of {name} runs on {most} GPUs, not on {gpus}: no layout grows"
-            raise UsageError(
-                what, hint=f"images/{name}/stack.yml, a layout of smoke.gpus: grows: yes"
-            )
+            raise UsageError(what, hint=f"grows: yes in smoke.gpus of images/{name}/stack.yml")
         folder = project.root / "images" / name / "smoke"
         for word in (*declared.prepare, *declared.program):
             file = word.removeprefix(f"{nodes.SMOKE_FOLDER}/")
@@ -272,7 +270,8 @@ def _coming(
 
 def _watcher(built: Built, device: str, terminal: Terminal) -> SmokeWatcher:
     name = built.image.stack.name
-    total = getattr(built.image.stack.smoke_on(device), "updates", 0)
+    declared = built.image.stack.smoke_on(device)
+    total = declared.updates if declared else 0
     return SmokeWatcher(
         phase=lambda text: terminal.say(name, text),
         loss=lambda label, step, loss: terminal.loss(name, label, step, total, loss),
