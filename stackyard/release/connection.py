@@ -320,7 +320,7 @@ class Connection:
         error = RegistryError(
             f"registry {host} refused {doing}: {code} {answer.reason}", why=text, hint=hint
         )
-        error.passing = code in _PASSING and not full
+        error.status, error.passing = code, code in _PASSING and not full
         if doing.startswith("PUT") and "MANIFEST_BLOB_UNKNOWN" in text:
             # distribution 2.8 writes a repository's link to a blob in place: who puts a manifest
             # while another publisher uploads the same blob may be told that there is none.

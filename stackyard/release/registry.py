@@ -68,8 +68,17 @@ class Registry(Connection):
         self._ask("PUT", path, {200, 201, 202}, headers=headers, data=data)
 
     def has(self, digest: str) -> bool:
-        """Return whether the repository holds a blob."""
-        return self._ask("HEAD", f"/blobs/{digest}", {200, 404}).status == 200
+        """Return whether the repository holds a blob that can be read.
+
+        distribution 2.8 leaves its link to a blob empty when its disk is full, and answers 500 to
+        every question about that blob from then on. Uploading the blob again writes the link.
+        """
+        try:
+            return self._ask("HEAD", f"/blobs/{digest}", {200, 404}).status == 200
+        except RegistryError as error:
+            if error.status != 500:
+                raise
+            return False
 
     def blob_size(self, digest: str) -> int | None:
         """Return the size of a blob in bytes; None where there is no such blob."""

@@ -110,10 +110,12 @@ class RegistryError(StackyardError):
 
     Attributes:
         passing: whether the same request may succeed later.
+        status: the HTTP status of a refusal; 0 for every other failure.
     """
 
     step = "registry"
     passing = False
+    status = 0
 
 
 class ReleaseError(StackyardError):

@@ -146,9 +146,9 @@ class RealRegistry:
             assert time.monotonic() < end, docker("logs", self.container)
             time.sleep(0.1)
 
-    def files(self, pattern: str) -> list[str]:
-        """Files of its store."""
-        script = f"find /var/lib/registry -path '{pattern}' -type f"
+    def files(self, pattern: str, *tests: str) -> list[str]:
+        """Files of its store for which `tests` of find hold."""
+        script = f"find /var/lib/registry -path '{pattern}' -type f {' '.join(tests)}"
         return docker("exec", self.container, "sh", "-c", script, check=False).split()
 
 

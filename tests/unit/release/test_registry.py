@@ -223,6 +223,13 @@ def test_where_nothing_may_be_taken_from_a_repository_the_blob_is_brought(beside
     assert mount(asked, "team/other") == (True, 3)
 
 
+def test_a_blob_whose_link_was_left_empty_is_brought_again(held, asked):
+    only(held, "HEAD", "/blobs/", lambda: reply(500))
+    assert mount(asked, "") == (True, 3)
+    only(held, "HEAD", "/blobs/", lambda: reply(503))
+    refused(lambda: mount(asked, ""), "503", passing=True)
+
+
 def test_a_manifest_lies_under_its_name(held, asked):
     asked.put_manifest("name", b"{}")
     assert held.manifests["name"] == b"{}"
