@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from stackyard.gpu.access import Access
 from stackyard.mesh import standing
 from stackyard.mesh.hosts import Host
 from stackyard.mesh.nodes import NodeSettings
 from stackyard.mesh.standing import Standing, connect
 from stackyard.system.errors import EngineError, MeshError
-from tests.unit.machines import NOW, fleet, plan
+from tests.unit.machines import NOW, fleet, gpu_facts, node, plan
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,22 @@ def test_nodes_of_a_smoke_get_the_variables_of_their_host_less_those_that_it_set
     # A job in a mesh that stays gets them by itself.
     standing.start(links, named, {}, wanted)
     assert given == {"a": {}, "b": {}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ipc"),
+    [
+        ((node("a", "h", gpus=(0,)), node("b", "h", gpus=(1,))), "host"),
+        ((node("a", "h", gpus=(0, 1)), node("b", "other", gpus=(0,))), "private"),
+        ((node("a", "h"), node("b", "h")), "private"),
+    ],
+)
+def test_gpu_nodes_of_one_host_share_its_ipc(nodes, ipc, monkeypatch):
+    """NCCL's shared memory between containers needs that; nobody else is let into it."""
+    monkeypatch.setattr(standing, "access_of", lambda *given: Access(how="none"))
+    known = {"h": gpu_facts("h"), "other": gpu_facts("other", 2)}
+    spec = standing._spec(plan(*nodes), nodes[0], fleet("h", "other"), known, None, {}, {})
+    assert spec.ipc == ipc
 
 
 def test_the_removal_goes_on_where_the_first_node_is_paused(monkeypatch):
