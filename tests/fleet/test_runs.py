@@ -20,6 +20,8 @@ from tests.fleet.programs import LIGHT
 # ssh gives a connection up after three silent looks; the lease of a detached run is a minute.
 CUT_SECONDS = 3 * ALIVE_SECONDS + 3
 TWO = ("--include", "study@train")
+# Where the launcher is not what a test is about: torchrun loads torch once more on every host.
+PLAIN = ("--launcher", "plain")
 
 
 def launched(stack, example, more, ranks, *marks):
@@ -166,7 +168,7 @@ def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes):
     )
     path = meshes.folder / "shared" / "bar.py"
     path.write_text(program)
-    done = meshes.invoke("run", "fairseq", "--", "/shared/bar.py")
+    done = meshes.invoke("run", "fairseq", *PLAIN, "--", "/shared/bar.py")
     said = done.stdout
     assert {f"rank {n} of 3" for n in range(3)} <= {
         line.partition("| ")[2] for line in said.splitlines()
@@ -195,7 +197,7 @@ def test_a_program_that_fails_is_named_with_its_rank_and_host(meshes):
 
 
 def test_a_detached_run_survives_its_controller_and_a_cut_that_outlasts_ssh(meshes):
-    words = ("run", "fairseq", "--detach", "--json", "--", "/shared/light.py")
+    words = ("run", "fairseq", *PLAIN, "--detach", "--json", "--", "/shared/light.py")
     job = json.loads(meshes.invoke(*words).stdout)["name"]
     _until_it_trains(meshes, "fairseq")
     before = sorted(pid for host in meshes.hosts.values() for pid in host.ranks())

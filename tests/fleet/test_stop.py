@@ -119,7 +119,8 @@ def test_the_same_failure_is_not_tried_a_third_time(two):
     path.write_text("import os\nraise RuntimeError(f'batch 3 is empty, seen by {os.getpid()}')\n")
     name = f"stop-{secrets.token_hex(3)}"
     words = ("run", "fairseq", "--gpus", "0", "--name", name, "--restarts", "5")
-    done = two.invoke(*words, "--", "/shared/fails.py", check=False)
+    program = ("--launcher", "plain", "--", "/shared/fails.py")
+    done = two.invoke(*words, *program, check=False)
     assert done.returncode == 1
     assert done.stderr.count("it failed: starting again on study, train") == 1
     assert "not started again: it failed twice for the same reason" in done.stderr

@@ -41,15 +41,15 @@ def python3(*gpus):
 
 @pytest.fixture
 def trains(yard):
-    """A mesh over two hosts, a training of fairseq in it, and two GPUs on each host."""
+    """A mesh over two hosts, a training in it, and two GPUs on each host."""
     two, name = yard.only("study", "train"), f"watch-{secrets.token_hex(3)}"
     for host, gpus in (("study", (COMPUTES, COMPUTES)), ("train", (COMPUTES, WAITS))):
         place = "cat > /usr/local/bin/python3; chmod +x /usr/local/bin/python3"
         subprocess.run(["docker", "exec", "-i", two.hosts[host].container, "sh", "-c", place],
                        input=python3(*gpus), text=True, check=True)  # fmt: skip
-    two.invoke("up", "fairseq", "--gpus", "0", "--name", name)
-    more = ("--example", "lm-ddp", "--set", f"updates={UPDATES},log_every=1", "--detach")
-    two.invoke("run", "fairseq", "--gpus", "0", "--name", name, *more)
+    two.invoke("up", "accelerate", "--gpus", "0", "--name", name)
+    more = ("--example", "ddp-tcp", "--set", f"updates={UPDATES}", "--detach")
+    two.invoke("run", "accelerate", "--gpus", "0", "--name", name, *more)
     yield two, name
     two.invoke("down", "--name", name)
     for host in two.hosts.values():
@@ -81,7 +81,8 @@ def watched(two, name, until):
         except OSError:
             pass  # the terminal's other end is closed
     os.close(ours)
-    return said.decode(), child.returncode
+    # Ctrl-C may cut the drawing of a table in the middle of a character.
+    return said.decode(errors="replace"), child.returncode
 
 
 def test_a_training_over_two_hosts_is_watched_with_the_gpus_of_both(trains):
@@ -92,9 +93,10 @@ def test_a_training_over_two_hosts_is_watched_with_the_gpus_of_both(trains):
             break
     assert job["updates_per_second"] > 0, two.invoke("logs", "--name", name).stdout[-3000:]
     assert (job["shown"]["updates"], unfit("answers/status", value)) == (UPDATES, [])
-    # fairseq prints four digits of what its plugin records.
-    printed = re.findall(r" loss=([0-9.]+),", two.invoke("logs", "--name", name).stdout)
-    assert f"{job['loss']:.4g}" in {f"{float(one):.4g}" for one in printed}
+    # Every tenth loss is printed.
+    said = two.invoke("logs", "--name", name).stdout
+    printed = [float(one) for one in re.findall(r"update \d+/\d+ loss ([0-9.]+)", said)]
+    assert min(printed) - 0.2 < job["loss"] < max(printed)
     marks = {one["host"]: [gpu["waits"] for gpu in one["gpus"]] for one in value["gpus"]}
     assert marks == {"study": [False, False], "train": [False, True]}
 
@@ -105,4 +107,4 @@ def test_a_training_over_two_hosts_is_watched_with_the_gpus_of_both(trains):
 
     two.invoke("stop", "--now", "--name", name)
     ended = two.invoke("status", "--watch", "--name", name).stdout
-    assert ended.count("failed: it was stopped") == 1
+    assert ended.count("failed: it was") == 1, ended
