@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 # How many GPUs a smoke can have: each gets an equal part of every batch of 8 or 16 samples.
 SMOKE_GPUS = (2, 4, 8)
-SMOKE_GPUS_WORDS = "2, 4 or 8"
+SMOKE_GPUS_WORDS = f"{', '.join(map(str, SMOKE_GPUS[:-1]))} or {SMOKE_GPUS[-1]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,11 +186,31 @@ def image_value(
     }
 
 
+def certified_image(image_id: str, tag: str, info: ImageInfo | None) -> shapes.CertifiedImage:
+    """Return the image of a certification as data.
+
+    Args:
+        info: what a host says about the image; None where no host can be asked any more.
+    """
+    found: shapes.CertifiedImage = {"id": image_id, "tag": tag}
+    if info is not None:
+        found["recipe"] = info.labels.get("stackyard.recipe", "")
+        if base := _base(info):
+            found["base"] = base
+    return found
+
+
+def _base(info: ImageInfo) -> shapes.BaseValue | None:
+    digest = info.labels.get(BASE_LABEL)
+    packages = info.labels.get(PACKAGES_LABEL, "")
+    return {"digest": digest, "packages": packages} if digest else None
+
+
 def _image_parts(info: ImageInfo, installed: Mapping[str, Mapping[str, str]]) -> shapes.ImageParts:
     """Return what was found in an image, and the sources and left-out fixes of users' own code."""
     found: shapes.ImageParts = {}
-    if digest := info.labels.get(BASE_LABEL):
-        found["base"] = {"digest": digest, "packages": info.labels.get(PACKAGES_LABEL, "")}
+    if base := _base(info):
+        found["base"] = base
     if installed:
         found["installed"] = {kind: dict(installed[kind]) for kind in installed}
     if sources := sources_of(info.labels):

@@ -806,8 +806,20 @@ class FaultValue(TypedDict):
     evidence: str
 
 
-class CertifiedImage(TypedDict):
-    """Hold the image that all hosts had."""
+class _CertifiedImageParts(TypedDict, total=False):
+    """Hold what older certifications lack, and those that no host took part in.
+
+    Attributes:
+        recipe: hash of everything that decides the content.
+        base: what the recipe counts of it.
+    """
+
+    recipe: str
+    base: BaseValue
+
+
+class CertifiedImage(_CertifiedImageParts):
+    """Hold the image that all hosts had; its id is empty where no host took part."""
 
     id: str
     tag: str

@@ -29,8 +29,8 @@ OLDER = {
 def stale(report):
     """What is wrong with the image of a report; empty where this tree builds it."""
     image = report["image"]
-    if report.get("kind") == "certify":
-        # It holds the image's id alone: what that is, another report says.
+    if report.get("kind") == "certify" and "recipe" not in image:
+        # Older ones hold the image's id alone: what that is, another report says.
         others = [one for one in committed().values() if one["kind"] != "certify"]
         same = [stale(one) for one in others if one["image"]["id"] == image["id"]]
         return min(same, default="is of an image that no report describes")

@@ -31,9 +31,10 @@ from stackyard.mesh.node_plan import MeshRequest, usable_gpus
 from stackyard.mesh.preflight import Muster, muster
 from stackyard.mesh.runs import Reached, reached
 from stackyard.report import certify as report
-from stackyard.report import junit, pages, vouch
+from stackyard.report import junit, pages, records, vouch
 from stackyard.report.shapes import CertifyReport
 from stackyard.system.errors import ReleaseError, StackyardError
+from stackyard.system.image import ImageInfo
 from stackyard.validate.certify.play import Yard
 from stackyard.validate.certify.search import Certified, nothing
 from stackyard.validate.certify.search import certify as search
@@ -66,10 +67,11 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     started, clock = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     with reached(fleet) as hosts:
         seen = _on_hosts(terminal, asked, project, hosts, wanted, earlier)
-        layers = _layers(hosts, seen.image)
+        info = _image(hosts, seen.image)
     value = report.certify_report(
         seen.found, seen.health, seen.unused, stack=wanted.stack, base=wanted.base,
-        image=seen.image, tag=wanted.tag, run=wanted.run, hosts=asked.hosts,
+        image=records.certified_image(seen.image, wanted.tag, info), run=wanted.run,
+        hosts=asked.hosts,
         started=started.isoformat(timespec="seconds"), seconds=time.monotonic() - clock,
     )  # fmt: skip
     value["made"] = pages.made_by(project.root)
@@ -78,8 +80,8 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     if asked.junit:
         junit.write(Path(asked.junit), [value])
     _show(terminal, value, report.path_of(wanted.run, "html"))
-    if layers:
-        vouch.write(project.root, value, layers, Path.home())
+    if info:
+        vouch.write(project.root, value, info.layers, Path.home())
         try:
             terminal.text(vouch.told(project.root, value))
         except ReleaseError as error:  # so many hosts that it is too long
@@ -87,13 +89,13 @@ def certify(terminal: Terminal, asked: CertifyRequest) -> tuple[CertifyReport, i
     return value, EXIT_CODES[value["outcome"]]
 
 
-def _layers(hosts: Reached, image: str) -> tuple[str, ...]:
-    """Return the digests of an image's layers; none where no host can be asked any more."""
+def _image(hosts: Reached, image: str) -> ImageInfo | None:
+    """Return what a host says about an image; None where no host can be asked any more."""
     for link in hosts.links.values():
         with suppress(StackyardError):
             if image and (info := link.engine.image(image)) is not None:
-                return info.layers
-    return ()
+                return info
+    return None
 
 
 def _on_hosts(

@@ -15,6 +15,7 @@ from stackyard.mesh.link import HostError
 from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import Standing
 from stackyard.report import certify as report
+from stackyard.report import records
 from stackyard.validate.certify.search import nothing
 from tests.schemas.published import refused
 from tests.unit.machines import fleet, gpu, gpu_facts, node, plan, wanted
@@ -116,8 +117,9 @@ def test_where_all_gpus_are_held_there_is_a_report_that_fails(hosts, step):
     found, asked = step(hosts("a"), a=gpu_facts(gpus=(HELD,)))
     assert asked.fleet is None
     value = report.certify_report(
-        found.found, {}, found.unused, stack="accelerate", base="cuda", image=found.image,
-        tag="t", run="certify", hosts="hosts.yml", started="2030-01-02T03:04:05+00:00", seconds=1,
+        found.found, {}, found.unused, stack="accelerate", base="cuda",
+        image=records.certified_image(found.image, "t", None), run="certify",
+        hosts="hosts.yml", started="2030-01-02T03:04:05+00:00", seconds=1,
     )  # fmt: skip
     assert refused("reports/certify", value) == []
     assert (value["outcome"], value["hosts"], set(value["unused"])) == ("failed", [], {"a:0"})

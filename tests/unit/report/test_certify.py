@@ -5,9 +5,12 @@ import re
 
 import pytest
 
+from stackyard.build.recipe import BASE_LABEL, PACKAGES_LABEL
 from stackyard.gpu.doctor import NOT_RUN, OK, WRONG, Finding
 from stackyard.report import certify as report
+from stackyard.report import records
 from stackyard.system.errors import UsageError
+from stackyard.system.image import ImageInfo
 from stackyard.validate.certify import search
 from stackyard.validate.certify.plan import Fault
 from tests.schemas.published import refused
@@ -15,14 +18,19 @@ from tests.unit.validate.certifying import Trainer, gpu, names
 
 HEALTH = {"h00": (Finding(name="pcie", state=OK, what="its best"),)}
 IMAGE = "sha256:" + "1" * 64
+TAG = "stackyard/accelerate:cuda"
+INFO = ImageInfo(
+    id=IMAGE, tags=(TAG,), env=(), size=1, layers=(),
+    labels={"stackyard.recipe": "sha256:2", BASE_LABEL: "sha256:3", PACKAGES_LABEL: "sha256:4"},
+)  # fmt: skip
 
 
 def record(trainer, health=HEALTH, unused=None, hosts="hosts.yml", faults=()):
     found = search.certify(trainer, (), {}, lambda text: None)
     found.faults += tuple(faults)
     return report.certify_report(
-        found, health, unused or {}, stack="accelerate", base="cuda", image=IMAGE,
-        tag="stackyard/accelerate:cuda", run="certify", hosts=hosts,
+        found, health, unused or {}, stack="accelerate", base="cuda", run="certify", hosts=hosts,
+        image=records.certified_image(IMAGE, TAG, INFO),
         started="2030-01-02T03:04:05+00:00", seconds=1.234,
     )  # fmt: skip
 
@@ -57,6 +65,14 @@ def test_a_record_with_another_key_or_without_one_is_refused():
     assert refused("reports/certify", {**value, "unknwon": 1})
     for key in value:
         assert refused("reports/certify", {k: v for k, v in value.items() if k != key}), key
+
+
+def test_the_recipe_is_in_the_record():
+    """By it a test finds reports of images that this tree does not build any more."""
+    assert record(KINDS["good"])["image"] == {
+        "id": IMAGE, "tag": TAG, "recipe": "sha256:2",
+        "base": {"digest": "sha256:3", "packages": "sha256:4"},
+    }  # fmt: skip
 
 
 def test_good_hosts_pass_and_there_is_nothing_to_do():
