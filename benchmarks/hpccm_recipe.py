@@ -67,8 +67,7 @@ def recipe(stack: Mapping[str, Any]) -> Stage:
         f" --mount=type=bind,source={stack['fixes']},target=/tmp/fixes.json",
         commands=[f"python3 /tmp/apply_fixes.py /tmp/fixes.json --stage installed --root {SITE}"],
     )
-    nodes = [f"{INSIDE}/{name}.py" for name in ("node", "strays", "lease")]
-    made += copy(src=nodes, dest="/usr/local/lib/stackyard/")
+    made += copy(src=f"{INSIDE}/node.py", dest="/usr/local/lib/stackyard/")
     made += copy(src=[f"{INSIDE}/sshd_config", f"{INSIDE}/ssh_config"], dest="/etc/ssh/")
     made += environment(variables=stack["env"])
     made += workdir(directory="/root")

@@ -347,6 +347,7 @@ class ExaminedHosts(TypedDict):
     Attributes:
         hosts: rows, by column.
         pairs: by host and other host.
+        health: findings of each host that answers.
     """
 
     columns: list[str]
@@ -354,6 +355,7 @@ class ExaminedHosts(TypedDict):
     remarks: list[str]
     ready: bool
     pairs: dict[str, dict[str, Route]]
+    health: dict[str, list[Finding]]
 
 
 class Up(TypedDict):

@@ -1,8 +1,12 @@
 """The pure half of the benchmark of sizes: the other sides' Dockerfiles, and what is concluded."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from benchmarks import hand_build, image_size
+from stackyard.build import recipe
 from stackyard.definitions.project import load_project
 from stackyard.system.errors import StackyardError
 
@@ -44,6 +48,14 @@ def test_the_one_step_has_every_command_of_the_hand_written_file(stack):
         word = line.strip().removesuffix("\\").removeprefix("&& ").strip()
         if word.startswith(("pip ", "apt-get ", "rm ", "python3 ")):
             assert word in run
+
+
+def test_the_recipe_takes_only_files_that_a_build_is_given():
+    """HPCCM is in the benchmarks' own environment, so its recipe is read as text."""
+    text = (Path(hand_build.__file__).parent / "hpccm_recipe.py").read_text(encoding="utf-8")
+    names = re.findall(r"\{INSIDE\}/([^\"',]+)", text)
+    assert "node.py" in names
+    assert {f"stackyard/inside/{name}" for name in names} <= set(recipe.INSIDE)
 
 
 def test_every_step_is_given_the_callers_settings():

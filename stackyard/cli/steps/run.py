@@ -95,6 +95,12 @@ def wanted_of(project: Project, arguments: UpRequest, fleet: Fleet) -> MeshReque
 
 def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     """Run `invoke run STACK --example NAME` or `-- COMMAND`."""
+    if wanted.detach and wanted.restarts:
+        raise UsageError(
+            "--restarts does not go with --detach",
+            why="this command starts the training again, so it has to stay",
+            hint="leave one of them out",
+        )
     project = load_project()
     own = own_of(wanted, os.environ)
     if own.caller:

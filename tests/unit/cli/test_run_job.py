@@ -47,6 +47,13 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, content):
         own_of(asked(config=path), {})
 
 
+def test_who_leaves_cannot_start_it_again():
+    """It took the running job for a failed one, and ended with an error beside it."""
+    given = RunRequest(stack="fairseq", gpus=0, detach=True, restarts=1, example="lm-ddp")
+    with pytest.raises(UsageError, match="--restarts does not go with --detach"):
+        steps.run(None, given)
+
+
 def test_a_training_without_a_controller_needs_a_mesh_which_the_hint_starts_as_asked():
     hosts = Reached(fleet=fleet("a"), links={}, failed={})
     given = RunRequest(stack="fairseq", gpus=0, hosts="a,b", detach=True, example="lm-ddp")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stackyard.gpu.doctor import OK, Finding
 from stackyard.mesh import host_table
 from stackyard.mesh import preflight as module
 from stackyard.mesh.hosts import Folder, Host
@@ -14,6 +15,7 @@ from stackyard.mesh.runs import Reached
 from stackyard.mesh.standing import PLAN_LABEL, find
 from stackyard.mesh.survey import FolderFacts
 from stackyard.system.errors import CommandError, EngineError
+from tests.schemas.published import refused as unfit
 from tests.unit.machines import IMAGE, fleet, plan, wanted
 from tests.unit.mesh.test_survey import CPU
 
@@ -185,6 +187,17 @@ def healthy(monkeypatch):
 def examined(links, found, hosts=HOSTS, **changes):
     there = Reached(fleet=hosts, links=links, failed={})
     return host_table.inspect(there, found, wanted(run="", images={}, **changes))
+
+
+def test_the_answer_of_doctor_fits_its_schema(monkeypatch):
+    finding = Finding(name="pcie", state=OK, what="its best", gpu=0)
+    monkeypatch.setattr(
+        host_table.host_health, "examine", lambda links, facts: dict.fromkeys(facts, (finding,))
+    )
+    links, found = mustered(*three())
+    answer = examined(links, found)
+    assert set(answer["health"]) == set(answer["pairs"]) == {"a", "b", "c"}
+    assert unfit("answers/doctor", answer) == []
 
 
 def test_doctor_names_what_up_would_refuse_in_the_same_words(healthy):
