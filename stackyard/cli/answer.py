@@ -5,6 +5,7 @@ Owns the exit codes and the form of errors on both streams. It must not run a co
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -35,8 +36,9 @@ def error_value(what: str, why: str = "", hint: str = "") -> dict[str, Any]:
 
 
 def say_json(value: Any) -> None:
-    """Print the JSON of a command to standard output."""
-    print(json.dumps(value, indent=1, ensure_ascii=False), flush=True)
+    """Print the JSON of a command to standard output; escaped where its encoding is not UTF-8."""
+    utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    print(json.dumps(value, indent=1, ensure_ascii=not utf8), flush=True)
 
 
 def typed_json(words: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import signal
 import sys
 import types
@@ -166,6 +167,9 @@ def run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool 
 def _run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool) -> int:
     from stackyard.system import cleanup, process
 
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A character that the terminal's encoding lacks must not end a training.
+        sys.stdout.reconfigure(errors="backslashreplace")
     previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     terminal = Terminal(json=as_json, verbose=verbose)
     try:

@@ -155,6 +155,10 @@ def _patched_tasks(program: Any) -> None:
         if task.name in COUNTED and task.args["gpus"].value is None:
             error = gpus_missing(task.name, f"invoke ... {task.name}")
             raise refused(error.what, why=error.why, hint=error.hint)
+    for word in remainder():
+        # Bytes that are no text come as surrogates, which no record and no log can hold.
+        if any("\ud800" <= one <= "\udfff" for one in word):
+            raise refused(f"{shown(word)} is not UTF-8", hint="give the file another name")
     takes = [getattr(program.collection[name], "takes_words", True) for name in names]
     if names and remainder() and not any(takes) and not program.args.help.value:
         words = " ".join(remainder())

@@ -6,6 +6,7 @@ rank's is shown, redrawn in place in a terminal and printed every ten seconds el
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -78,19 +79,44 @@ class RunView:
         if self._live is not None:
             self._live.stop()
         if self._file is not None:
+            self._keep("")
+        if self._file is not None:
             self._file.close()
+
+    def _keep(self, text: str) -> None:
+        """Write to the log; where that fails, say so once and go on without it."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(text)
+            if not text:
+                self._file.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+            with contextlib.suppress(OSError):
+                self._terminal.note(f"{self._log} cannot be written any more: {error.strerror}")
+
+    def _print(self, text: str) -> None:
+        """Print a line; a full disk behind the output does not end the training."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # `| head`: who reads no more ends the command
+            raise
+        except OSError:
+            pass
 
     def line(self, entry: Mapping[str, Any]) -> None:
         """Show one line of a rank, or of a launcher."""
         again = not self._everything and self._repeats(entry)
         self.kept = [*self.kept[-KEPT:], entry]
-        if self._file is not None:
-            self._file.write(f"{self._label(entry)} {entry['text']}\n")
+        self._keep(f"{self._label(entry)} {entry['text']}\n")
         self._terminal.tail = "\n".join(str(e["text"]) for e in self.kept[-200:])
         if self._terminal.json or again:
             return
         if self._live is None:
-            print(f"{self._label(entry)} {entry['text']}", flush=True)
+            self._print(f"{self._label(entry)} {entry['text']}")
             return
         colour = self._colour.get(str(entry["node"]), "white")
         label, text = escape(self._label(entry)), escape(str(entry["text"]))
@@ -122,7 +148,7 @@ class RunView:
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._told >= BAR_SECONDS:
             self._told = time.monotonic()
-            print(text, flush=True)
+            self._print(text)
 
     def step(self, what: str) -> None:
         """Show that the job has begun another of its steps."""

@@ -60,7 +60,8 @@ class Client:
 
     def say(self, **event: object) -> None:
         """Send an event, now or as soon as the other end takes it."""
-        self._out += json.dumps(event, ensure_ascii=False).encode() + b"\n"
+        # What programs wrote may hold half a character, which has no bytes.
+        self._out += json.dumps(event, ensure_ascii=False).encode(errors="replace") + b"\n"
         self.flush()
 
     def flush(self) -> None:

@@ -127,7 +127,7 @@ class Job:
     def note(self, entry: Value) -> None:
         """Append a line to the log."""
         with self.log.open("ab") as file:
-            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n")
 
     def value(self) -> Value:
         """Return the job's record as JSON values."""

@@ -41,6 +41,8 @@ END_SECONDS = 20.0
 # Why a job ended whose command got Ctrl-C.
 INTERRUPTED = "it was interrupted"
 SILENT_SECONDS = 5.0
+# Where no log ends: nothing of it is wanted.
+PAST_THE_LOG = 2**40
 Say = Callable[[str], None]
 
 
@@ -164,7 +166,7 @@ def end_job(
     seconds: float = 0.0,
     *,
     line: Callable[[Event], None] = lambda entry: None,
-    start: int = 0,
+    start: int = PAST_THE_LOG,
 ) -> Event | None:
     """End a job, wait until none of its processes runs, and return its record.
 
@@ -172,7 +174,8 @@ def end_job(
 
     Args:
         seconds: ranks that catch SIGTERM get it and may save for this long; 0: they are killed.
-        line: called with each line of its log from `start` on.
+        line: called with each line of its log from `start` on; the whole log of a long job would
+            take longer to come than whoever sent the signal waits.
     """
     try:
         talk.send("stop", job=job, reason=reason, seconds=seconds)
@@ -193,12 +196,14 @@ def end_job(
 def lost_nodes(hosts: Reached, run: Standing, ended: Ended) -> list[str]:
     """Return the nodes that a job lost, by its supervisor or by silence of their hosts.
 
-    If contact with node 1 was lost, return node 1.
+    If contact with node 1 was lost, return node 1. Nodes that took no part do not count.
     """
     if ended.lost:
         return [run.plan.names[0]]
-    found = [name for name in ended.lost_nodes if name in run.plan.names]
-    silent = [node.name for node in run.plan.nodes if not hosts.links[node.host].answers()]
+    took_part = ended.nodes or run.plan.names
+    found = [name for name in ended.lost_nodes if name in took_part]
+    links = {name: hosts.links.get(run.plan.node(name).host) for name in took_part}
+    silent = [name for name, link in links.items() if link is None or not link.answers()]
     return list(dict.fromkeys([*found, *silent]))
 
 
@@ -259,18 +264,36 @@ def _deepspeed(hosts: Reached, run: Standing, job: Job, selection: Selection) ->
     return deepspeed_config.examine(job, ranks, read)
 
 
-def require_valid(run: Standing, now: float) -> None:
-    """Require that a mesh's certificates are still valid.
+def require_valid(hosts: Reached, run: Standing, names: Collection[str], now: float) -> None:
+    """Require that a mesh's certificates are still valid, and that nodes of it can be reached.
 
     Raises:
-        MeshError: they have expired.
+        MeshError: they have expired, or a node is gone or its host does not answer.
     """
+    silent = {name for name in names if run.plan.node(name).host not in hosts.links}
+    gone = [name for name in names if name not in run.containers or name in silent]
+    if gone:
+        why = [f"{name}: {_state(hosts, run, name, silent)}" for name in gone]
+        raise MeshError(
+            f"{', '.join(gone)} of run {run.plan.run} cannot take part",
+            why="\n".join(why),
+            hint=f"--exclude {'@'.join(gone)}, or: invoke down --name {run.plan.run}, then up",
+        )
     if run.plan.until < now:
         raise MeshError(
             f"the certificates of run {run.plan.run} have ended",
             why=time.strftime("they were valid until %d %b %H:%M", time.localtime(run.plan.until)),
             hint=f"invoke down --name {run.plan.run}, then invoke up again (--days says how long)",
         )
+
+
+def _state(hosts: Reached, run: Standing, name: str, silent: Collection[str]) -> str:
+    """Describe why a node cannot take part."""
+    host = run.plan.node(name).host
+    if name not in silent:
+        return f"its container is {run.states.get(name) or 'gone'}"
+    error = hosts.failed.get(host)
+    return error.what if error else f"host {host} is not in this inventory"
 
 
 def deliver(
@@ -383,6 +406,7 @@ class Ended:
     Attributes:
         lost: why contact was lost before the job's end; empty if it was not.
         lost_nodes: nodes that were lost while it ran.
+        nodes: those that took part; empty where that is not known.
         transport: what carried data between its GPUs; empty on CPU ranks and for a lone GPU.
         warnings: where it used less than its hosts offer.
     """
@@ -390,6 +414,7 @@ class Ended:
     job: Event
     lost: str = ""
     lost_nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     transport: tuple[PathValue, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -518,7 +543,10 @@ class Follower:
     def _watch_engines(self) -> None:
         """End an attached job when a host's engine is gone, as nothing controls its node then."""
         silent: dict[str, float] = {}
-        others = [node for node in self.run.plan.nodes[1:] if node.name in self.run.containers]
+        others = [
+            node for node in self.run.plan.nodes[1:]
+            if node.name in self.run.containers and node.host in self.hosts.links
+        ]  # fmt: skip
         while not self._stop.wait(2.0):
             for node in others:
                 link = self.hosts.links[node.host]

@@ -105,12 +105,20 @@ class Spread:
 
     def _remove(self, run: Standing, mesh: Mesh | None) -> None:
         if mesh is not None:
-            if not mesh.lost:
+            if mesh.lost:
+                self._tell_left(run)
+            else:
                 with contextlib.suppress(StackyardError):
                     mesh.exec(mesh.head, ["rm", "-rf", mesh.shared], seconds=120)
             mesh.close()
         for host, error in standing.remove(self.hosts.links, run.plan.run)[1].items():
             self.say(f"{host}: its node ends by itself: {error.what}")
+
+    def _tell_left(self, run: Standing) -> None:
+        """Name what a mesh that lost a node leaves: its nodes are killed, so none removes it."""
+        folder = self.hosts.fleet.folders.get(nodes.SHARED)
+        place = f"{folder.source if folder else nodes.SHARED}/stackyard-{run.plan.run}"
+        self.say(f"data and checkpoints stay, as a node was lost; on a host: sudo rm -r {place}")
 
     @property
     def fabric(self) -> Fabric | None:

@@ -42,7 +42,9 @@ class Conversation:
 
     def _read(self, on_line: Callable[[str], None]) -> None:
         with contextlib.suppress(OSError, ValueError):
-            _gather(_frames(_reader(self._wrapped)), on_line)
+            # A conversation may last for weeks: nothing of it is kept.
+            for line in _lines(_frames(_reader(self._wrapped))):
+                on_line(line)
         self.over.set()
 
     def send(self, line: str) -> bool:
@@ -69,21 +71,23 @@ def _close(wrapped: Any, raw: Any) -> None:
             part.close()
 
 
-def _gather(chunks: Iterator[bytes], on_line: Callable[[str], None] | None) -> str:
-    whole: list[str] = []
+def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:
         rest += chunk
         *lines, rest = rest.split(b"\n")
         for raw in lines:
-            line = raw.decode("utf-8", errors="replace").rstrip("\r")
-            whole.append(line)
-            if on_line:
-                on_line(line)
+            yield raw.decode("utf-8", errors="replace").rstrip("\r")
     if rest:
-        whole.append(rest.decode("utf-8", errors="replace"))
+        yield rest.decode("utf-8", errors="replace")
+
+
+def _gather(chunks: Iterator[bytes], on_line: Callable[[str], None] | None) -> str:
+    whole: list[str] = []
+    for line in _lines(chunks):
+        whole.append(line)
         if on_line:
-            on_line(whole[-1])
+            on_line(line)
     return "\n".join(whole)
 
 

@@ -67,10 +67,6 @@ def lay(
             raise UsageError("--despite belongs to --overlay, and no tree is mounted",
                              hint="leave it out, or --overlay [PACKAGE=]PATH")  # fmt: skip
         return job
-    gone = [name for name in nodes if name not in run.containers]
-    if gone:
-        raise MeshError(f"{', '.join(gone)} of run {run.plan.run} is gone",
-                        hint=f"invoke status --name {run.plan.run}")  # fmt: skip
     folder = f"{JOBS}/{job.name}"
     fixes = _fixes(project, hosts, run, nodes[0])
     named = {fix.id: fix.package for fix in fixes}

@@ -254,7 +254,7 @@ def _run(
     """Run one job in a mesh, which `stays` or is removed afterwards."""
     plan, lease = mesh.plan, asked.lease
     job, selection = chosen(plan, example, wanted, lost, own)
-    runs.require_valid(mesh, time.time())
+    runs.require_valid(hosts, mesh, selection.nodes, time.time())
     talk = standing.connect(hosts.links, mesh)
     follower = None
     try:
@@ -281,7 +281,7 @@ def _run(
                 hosts=hosts, run=mesh, talk=talk, job=job.name, lease=lease, watcher=watcher
             )
             try:
-                ended = follower.follow()
+                ended = replace(follower.follow(), nodes=selection.nodes)
             except Terminated:
                 _save(follower, wanted.grace, terminal)
                 raise

@@ -127,7 +127,10 @@ def chosen(
         UsageError: the job does not fit them.
     """
     gone = [] if wanted.include else [name for name in plan.names if name in lost]
-    left_out = "@".join(filter(None, [wanted.exclude, *gone]))
+    # A lost node is in the plan of a standing mesh alone.
+    away = {*lost} - {*plan.names}
+    excluded = [one for one in wanted.exclude.split("@") if one.partition(":")[0] not in away]
+    left_out = "@".join(filter(None, [*excluded, *gone]))
     selection = select(plan, wanted.per_node, wanted.include, left_out)
     per_node = max(len(slots) for slots in selection.slots.values())
     job = make_job(plan, example, wanted, len(selection.nodes), per_node)

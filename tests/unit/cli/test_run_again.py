@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -146,7 +147,7 @@ def test_a_node_that_is_lost_is_not_asked_what_carried_its_data(monkeypatch):
     hosts = Reached(fleet=fleet("study", "train"), links={}, failed={})
     wanted, asked = RunRequest(stack="toy"), SimpleNamespace(run="toy", lease=60.0, mounts=())
     ended = steps._run(None, hosts, MESH, None, wanted, asked, terminal, (), None, stays=True)
-    assert (ended, asked_of) == (LOST, ["study"])
+    assert (ended, asked_of) == (replace(LOST, nodes=selection.nodes), ["study"])
 
 
 UP = "the mesh is still up (invoke down removes it)"

@@ -4,10 +4,11 @@ import pytest
 
 from stackyard.cli.options.runs import RunRequest
 from stackyard.cli.steps import run as steps
+from stackyard.cli.steps import run_job
 from stackyard.cli.steps.run_job import own_of
 from stackyard.mesh.runs import Reached
 from stackyard.system.errors import UsageError
-from tests.unit.machines import fleet, wanted
+from tests.unit.machines import fleet, node, plan, wanted
 
 
 def asked(*env, config=""):
@@ -60,3 +61,21 @@ def test_a_training_without_a_controller_needs_a_mesh_which_the_hint_starts_as_a
     with pytest.raises(UsageError, match="--detach needs one that stays") as caught:
         steps._require_mesh(None, wanted(run="fairseq"), given, hosts)
     assert caught.value.hint == "invoke up fairseq --hosts a,b --gpus 0"
+
+
+@pytest.mark.parametrize(
+    ("names", "left_out"), [("abc", "c:1@b@c"), ("ab", "b")], ids=["standing", "started again"]
+)
+def test_a_lost_host_that_was_excluded_in_part_does_not_keep_the_others_from_starting(
+    names, left_out, monkeypatch
+):
+    class Selected(Exception):
+        pass
+
+    def select(plan, per_node, include, exclude):
+        raise Selected(exclude)
+
+    monkeypatch.setattr(run_job, "select", select)
+    given = RunRequest(stack="toy", exclude="c:1@b")
+    with pytest.raises(Selected, match=f"^{left_out}$"):
+        run_job.chosen(plan(*map(node, names)), None, given, {"c"}, own_of(given, {}))

@@ -62,6 +62,57 @@ def test_in_a_terminal_no_second_block_is_drawn_beside_the_lines(view, monkeypat
         assert terminal._progress.live.is_started
 
 
+class Full:
+    """A file on a full disk."""
+
+    def __init__(self, taken=0):
+        self.left = taken
+
+    def write(self, text):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(28, "No space left on device")
+
+    def flush(self):
+        self.write("")
+
+    close = flush
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_log_on_a_full_disk_is_told_once_and_the_training_goes_on(taken, tmp_path, capsys):
+    log = tmp_path / "demo.log"
+    with RunView(MESH, "demo", Terminal(json=False, live=False), log=log) as made:
+        made._file.close()
+        made._file = Full(taken)
+        made.line(line("loss 3.1"))
+        made.line(line("loss 3.0"))
+    out, err = capsys.readouterr()
+    assert [text.partition("| ")[2] for text in out.splitlines()] == ["loss 3.1", "loss 3.0"]
+    assert err == f"{log} cannot be written any more: No space left on device\n"
+
+
+def test_an_output_on_a_full_disk_does_not_end_the_training(view, monkeypatch):
+    made = view()
+
+    def full(*given, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    made.line(line("loss 3.1"))
+
+
+def test_who_reads_no_more_ends_the_command(view, monkeypatch):
+    made = view()
+
+    def gone(*given, **more):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", gone)
+    with pytest.raises(BrokenPipeError):
+        made.line(line("loss 3.1"))
+
+
 def test_what_several_ranks_say_alike_is_shown_once(view):
     made = view()
     for rank in range(4):

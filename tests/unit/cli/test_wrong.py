@@ -47,6 +47,7 @@ WRONG = [
     ("show toy --base a --base b", "--base is given twice", "first as 'a'", "name it once"),
     ("show toy --stack fairseq", "--stack is given twice", "first as 'toy'", "name it once"),
     ("build fairseq -- x y", "build takes no words behind --: x y", "", "invoke build -h"),
+    ("run toy -- t.py caf\udce9", "is not UTF-8", "", "give the file another name"),
     # Values that do not fit.
     ("smoke --gpus -3", "--gpus takes a whole number, 0 or more, not -3", "0 trains on CPU ranks",
      "invoke smoke -h"),

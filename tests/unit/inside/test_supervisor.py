@@ -214,6 +214,13 @@ def state(mesh):
 # From its start to its end
 
 
+def test_half_a_character_in_what_a_program_is_called_ends_no_supervisor(mesh):
+    """Bytes of an argument that are no text come as such."""
+    mesh.start(shown={"program": ["caf\udce9"]})
+    (state,) = mesh.ask("state")
+    assert state["jobs"][0]["shown"]["program"] == ["caf?"]
+
+
 def test_a_job_that_ends_well_goes_through_all_its_states(mesh):
     assert events(mesh.start()) == ["started", "step"]
     assert [line.sent for line in mesh.lines.values()] == [[f"watch {mesh.job.path}/ranks"]] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,12 @@ from stackyard.launch.job import Job
 from stackyard.mesh import runs
 from stackyard.mesh.hosts import Host
 from stackyard.mesh.jobs import select
+from stackyard.mesh.link import HostError
 from stackyard.mesh.node import nccl_words
-from stackyard.mesh.runs import Reached
+from stackyard.mesh.runs import Ended, Reached
 from stackyard.mesh.standing import Standing
-from stackyard.system.errors import UsageError
-from tests.unit.machines import fleet, node, plan
+from stackyard.system.errors import MeshError, UsageError
+from tests.unit.machines import NOW, fleet, node, plan
 
 PLAN = plan(node("a", address="10.0.0.1"), node("b", address="10.0.0.2"))
 RUN = Standing(plan=PLAN, containers={"a": "container-a", "b": "container-b"})
@@ -114,6 +116,52 @@ def test_the_end_of_a_job_that_never_began_is_not_waited_for():
             raise AssertionError
 
     assert runs.end_job(Silent(), "demo-1") is None
+
+
+def test_the_end_of_a_job_does_not_bring_its_whole_log_once_more():
+    sent = {}
+
+    class Talk:
+        def send(self, do, **values):
+            sent[do] = values
+
+        def events(self, seconds):
+            yield {"event": "ended", "job": {"name": "demo-1"}}
+
+    assert runs.end_job(Talk(), "demo-1") == {"name": "demo-1"}
+    assert sent["follow"]["from"] >= 2**40
+
+
+@pytest.mark.parametrize(
+    ("containers", "failed", "why"),
+    [
+        ({"a": "container-a"}, {}, "b: its container is exited"),
+        (RUN.containers, {"b": HostError("b", "no route")}, "b: b: no route"),
+        (RUN.containers, {}, "b: host b is not in this inventory"),
+    ],
+)
+def test_a_node_that_cannot_take_part_is_named_before_anything_is_delivered(
+    containers, failed, why
+):
+    there, _ = hosts()
+    links = there.links if len(containers) < 2 else {"a": there.links["a"]}
+    there = Reached(fleet=there.fleet, links=links, failed=failed)
+    run = Standing(plan=PLAN, containers=containers, states={"a": "running", "b": "exited"})
+    with pytest.raises(MeshError, match="b of run demo cannot take part") as caught:
+        runs.require_valid(there, run, PLAN.names, NOW)
+    assert caught.value.why == why
+    assert caught.value.hint == "--exclude b, or: invoke down --name demo, then up"
+    runs.require_valid(there, run, ("a",), NOW)
+
+
+def test_only_nodes_that_took_part_are_lost():
+    there, _ = hosts()
+    links = {"a": SimpleNamespace(answers=lambda: True)}
+    there = Reached(fleet=there.fleet, links=links, failed={})
+    ended = Ended(job={"code": 1}, nodes=("a",), lost_nodes=("b",))
+    assert runs.lost_nodes(there, RUN, ended) == []
+    assert runs.lost_nodes(there, RUN, replace(ended, nodes=("a", "b"))) == ["b"]
+    assert runs.lost_nodes(there, RUN, replace(ended, lost="silence")) == ["a"]
 
 
 def test_a_job_that_may_save_is_given_its_time_and_its_record_comes_back():

@@ -68,10 +68,10 @@ def made(monkeypatch):
     monkeypatch.setattr(spread, "Talk", Talk)
     settings = NodeSettings(image="i", env={"GLOO_SOCKET_IFNAME": "mine"}, files={"x.py": b"x"},
                             probes={})  # fmt: skip
-    one = Spread(hosts=hosts, wanted=wanted("a", "b"), settings=settings, say=lambda text: None)
-    return SimpleNamespace(
-        spread=one, removed=removed, engines={n: k.engine for n, k in links.items()}
-    )
+    said = []
+    one = Spread(hosts=hosts, wanted=wanted("a", "b"), settings=settings, say=said.append)
+    engines = {n: k.engine for n, k in links.items()}
+    return SimpleNamespace(spread=one, removed=removed, engines=engines, said=said)
 
 
 def test_commands_reach_each_node_by_its_own_engine(made):
@@ -107,6 +107,14 @@ def test_everything_goes_however_it_ends(made, error):
     assert made.engines["a"].ran == [("ca", ["rm", "-rf", "/shared/stackyard-demo"])]
     assert mesh.talk.did == ["attach", "rest", "close"]
     assert made.removed == ["demo"]
+
+
+def test_what_a_lost_node_leaves_on_the_shared_folder_is_named(made):
+    made.spread.hosts.fleet.folders["/shared"] = Folder(source="/mnt/all", shared=True)
+    with made.spread.running() as mesh:
+        mesh.talk.lost = "b is gone"
+    assert made.engines["a"].ran == []
+    assert made.said[-1].endswith("on a host: sudo rm -r /mnt/all/stackyard-demo")
 
 
 def test_when_one_node_is_lost_all_are_killed(made):

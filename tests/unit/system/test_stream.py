@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import tracemalloc
 
 import docker
 import pytest
@@ -46,6 +47,26 @@ def test_output_that_comes_together_with_the_headers_is_read(engine):
     lines = []
     assert talk(wrapped, None, lines.append) == "one\ntwo and\nthree"
     assert lines == ["one", "two and", "three"]
+
+
+def test_a_conversation_of_weeks_keeps_nothing_of_what_it_heard(engine):
+    count, line = 20_000, b"x" * 200 + b"\n"
+    answer = HEADERS + frame(line * 100) * (count // 100)
+    heard = [0]
+
+    def hear(text):
+        heard[0] += 1
+
+    tracemalloc.start()
+    try:
+        conversation = Conversation(engine(answer), hear)
+        assert conversation.over.wait(30)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    conversation.close()
+    assert heard == [count]
+    assert held < count * len(line) / 4
 
 
 def test_a_conversation_hears_what_comes_together_with_the_headers(engine):
