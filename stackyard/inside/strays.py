@@ -4,7 +4,9 @@ Owns two rules, which go by descent and not by name. The node's own processes ar
 that listens, this process with its ancestors, and those with STACKYARD_CONTROL in their environment
 (set by the controller). All others belong to a training: to the one that STACKYARD_JOB in their
 environment names, or else to that of the nearest process above or below them (the shells of a login
-below which ranks run, helpers that a rank starts with an environment of their own).
+below which ranks run, helpers that a rank starts with an environment of their own). Processes of
+another user hide their environment: their job is known by descent alone. Those that sshd runs as
+another user until a login is complete are left to it.
 
     strays.py              print them as JSON
     strays.py --kill       SIGKILL them until none is left (for at most 5 s), print what was there
@@ -64,15 +66,21 @@ def strays(job: str = "") -> list[dict[str, object]]:
     Args:
         job: only the processes of this job; empty: all, also those of no job.
     """
-    own = _own(PID_FILE.read_text() if PID_FILE.exists() else "")
+    listener = PID_FILE.read_text().strip() if PID_FILE.exists() else ""
+    own = _own(listener)
     found: dict[int, dict[str, object]] = {}
+    hidden: set[int] = set()
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
             continue
         try:
             if _state(int(entry.name)) in "ZX":
                 continue
-            environment = _environment(entry)
+            try:
+                environment = _environment(entry)
+            except PermissionError:
+                environment = []
+                hidden.add(int(entry.name))
             if b"STACKYARD_CONTROL=1" in environment:
                 continue
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -82,6 +90,9 @@ def strays(job: str = "") -> list[dict[str, object]]:
         found[pid] = {"pid": pid, "command": command.strip()[:160], "job": _named(environment)}
     for pid, name in _jobs(found).items():
         found[pid]["job"] = name
+    for pid in hidden & set(found):
+        if not found[pid]["job"] and str(parent(parent(pid))) == listener:
+            del found[pid]  # below a connection that sshd took, in no job: it serves a login
     wanted = [process for process in found.values() if not job or process["job"] == job]
     return sorted(wanted, key=lambda process: str(process["pid"]))
 
@@ -149,7 +160,8 @@ def kill(seconds: float = 5.0, job: str = "") -> list[dict[str, object]]:
     end = time.monotonic() + seconds
     while found and time.monotonic() < end:
         for process in found:
-            with contextlib.suppress(ProcessLookupError):
+            # Without the capability to kill those of other users, the answer names them as left.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(str(process["pid"])), signal.SIGKILL)
         time.sleep(0.02)
         found = strays(job)

@@ -175,7 +175,7 @@ def end_job(
     Args:
         seconds: ranks that catch SIGTERM get it and may save for this long; 0: they are killed.
         line: called with each line of its log from `start` on; the whole log of a long job would
-            take longer to come than whoever sent the signal waits.
+            take longer to come than the sender of a signal waits.
     """
     try:
         talk.send("stop", job=job, reason=reason, seconds=seconds)

@@ -7,15 +7,16 @@ Owns the containers of a run over several engines. Without node 1's heartbeat th
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from stackyard.gpu import access
 from stackyard.gpu.access import Access
-from stackyard.mesh import certificates, nodes
+from stackyard.mesh import certificates, nodes, survey
 from stackyard.mesh.hosts import Fleet
 from stackyard.mesh.link import Link, on_each
 from stackyard.mesh.node import CAPABILITIES, NODE_PROGRAM, TMPFS, program_files
@@ -30,12 +31,14 @@ from stackyard.mesh.supervisor import JOIN_SECONDS, Talk, supervise
 from stackyard.mesh.survey import HostFacts
 from stackyard.system.archive import pack
 from stackyard.system.engine import NODE_LABEL, RUN_LABEL, ContainerSpec, Engine
-from stackyard.system.errors import EngineError, MeshError, StackyardError
+from stackyard.system.errors import MeshError, StackyardError
 from stackyard.system.process import last_lines
 
 PLAN_LABEL = "stackyard.standing"
 TOKEN_LABEL = "stackyard.token"
 SHM_BYTES = 8 * 2**30
+IN_USE = "Address already in use"  # as sshd says it
+ENDING_SECONDS = 2.0  # until an engine has noticed that a container ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +127,9 @@ def start(
         try:
             link.engine.put(container, "/", archive)
             nodes.install(link.engine, container, node.name, {**material[node.name], **probes})
-        except EngineError as error:
-            raise MeshError(f"node {node.name} did not start", why=str(error)) from error
+        except StackyardError as error:
+            why = (error.what, error.why, _taken(link, plan, node, container))
+            raise _failure(f"node {node.name} did not start", why, error.hint) from error
         return container
 
     try:
@@ -209,24 +213,48 @@ def _supervise(links: Mapping[str, Link], standing: Standing, owner: float) -> N
     plan = standing.plan
     first = plan.nodes[0]
     engine = links[first.host].engine
-    talk = supervise(engine, standing.containers[first.name], plan.names, plan.lease, owner)
     try:
-        talk.wait_joined(plan.names)
-    except MeshError as error:
-        logs = {n.name: _log(links, standing, n) for n in plan.nodes}
-        why = "\n".join(f"{n}: {text}" for n, text in logs.items() if text)
-        kind = PortTaken if "Address already in use" in why else MeshError
-        raise kind(error.what, why="\n".join(p for p in (error.why, why) if p)) from error
-    finally:
-        talk.close()
+        talk = supervise(engine, standing.containers[first.name], plan.names, plan.lease, owner)
+        with contextlib.closing(talk):
+            talk.wait_joined(plan.names)
+    except StackyardError as error:
+        with ThreadPoolExecutor(min(32, len(plan.nodes))) as pool:
+            said = list(pool.map(lambda node: _said(links, standing, node), plan.nodes))
+        logs = [f"{name}: {text}" for name, text in zip(plan.names, said, strict=True) if text]
+        raise _failure(error.what, (error.why, *logs), error.hint) from error
 
 
-def _log(links: Mapping[str, Link], standing: Standing, node: NodePlan) -> str:
+def _failure(what: str, why: Iterable[str], hint: str = "") -> MeshError:
+    text = "\n".join(part for part in why if part)
+    return (PortTaken if IN_USE in text else MeshError)(what, why=text, hint=hint)
+
+
+def _said(links: Mapping[str, Link], standing: Standing, node: NodePlan) -> str:
+    link, container = links[node.host], standing.containers[node.name]
+    taken = _taken(link, standing.plan, node, container)
     try:
-        engine = links[node.host].engine
-        return last_lines(engine.container_log(standing.containers[node.name]), 5)
+        return taken or last_lines(link.engine.container_log(container), 5)
     except StackyardError as error:
         return error.what
+
+
+def _taken(link: Link, plan: StandingPlan, node: NodePlan, container: str) -> str:
+    """Return that a node has ended while something listens at its port; empty if not so.
+
+    The engine removes a node that ends, and with it the log in which its sshd says so.
+    """
+    end = time.monotonic() + ENDING_SECONDS
+    try:
+        while link.engine.running(container):
+            if time.monotonic() > end:
+                return ""
+            time.sleep(0.1)
+        facts = survey.parse(link.shell(survey.SCRIPT, "/"), 0.0, 0.0)
+    except StackyardError:
+        return ""
+    if facts is None or node.port not in facts.ports or plan.network != HOST_NETWORK:
+        return ""
+    return f"{IN_USE}: another program listens at port {node.port} of {node.host}"
 
 
 def connect(links: Mapping[str, Link], standing: Standing) -> Talk:

@@ -123,26 +123,37 @@ class Yard:
     def _train(self, groups: Sequence[Members]) -> list[GroupRun]:
         waiting: dict[str, _Waiting] = {}
         found: dict[int, GroupRun] = {}
+        # Nobody reads events between two rounds: a node may be gone since the last one.
+        while (event := self.talk.next(0.0)) is not None:
+            self._note_lost(event)
         for number, group in enumerate(groups):
-            gone = [f"node {name} is gone: {self.lost[name]}" for name in group.gpus
-                    if name in self.lost]  # fmt: skip
-            if gone:
-                reason = "; ".join(gone)
-                found[number] = GroupRun(places=group.places, ranks={}, code=None, reason=reason)
+            if self._gone(group):
+                found[number] = self._untrained(group)
                 continue
             name = f"certify-{self._started}"
             waiting[name] = _Waiting(number=number, group=group, since=time.monotonic())
             self.talk.send("start", **self._request(name, group))
-            self.talk.send("follow", job=name)
             self._started += 1
         for name, one in self._ends(waiting):
             found[waiting[name].number] = one
         for name, trained in waiting.items():
-            if self._speaks(trained.group):
+            if trained.began and self._speaks(trained.group):
                 run = found[trained.number]
                 log = runs.nccl_log(self.hosts, self.mesh, run.names, name)
                 found[trained.number] = replace(run, nccl=log)
         return [found[number] for number in range(len(groups))]
+
+    def _note_lost(self, event: Event) -> None:
+        if event["event"] == "lost":
+            self.lost[str(event["node"])] = str(event["why"])
+
+    def _gone(self, group: Members) -> str:
+        """Return which nodes of a group are gone, and why; empty if none is known to be."""
+        lost = [name for name in group.gpus if name in self.lost]
+        return "; ".join(f"node {name} is gone: {self.lost[name]}" for name in lost)
+
+    def _untrained(self, group: Members) -> GroupRun:
+        return GroupRun(places=group.places, ranks={}, code=None, reason=self._gone(group))
 
     def _speaks(self, group: Members) -> bool:
         """Return whether the ranks of a group talk to each other by NCCL."""
@@ -152,6 +163,7 @@ class Yard:
         """Yield each job's name and result as they end.
 
         Raises:
+            Refused: the supervisor refused a group that has lost no node.
             MeshError: the supervisor fell silent.
         """
         open_ = set(waiting)
@@ -161,15 +173,25 @@ class Yard:
                 if self.talk.over or time.monotonic() - self.talk.heard > LOST_SECONDS:
                     raise MeshError("the first node does not answer any more", why=self.talk.lost)
                 continue
+            self._note_lost(event)
             if event["event"] == "refused":
-                raise Refused(str(event["why"]))
-            if event["event"] == "lost":
-                self.lost[str(event["node"])] = str(event["why"])
+                # It names no job. A node of this one was lost before its start was read.
+                name = next((n for n, one in waiting.items() if n in open_ and not one.began
+                             and self._gone(one.group)), "")  # fmt: skip
+                if not name:
+                    raise Refused(str(event["why"]))
+                open_.discard(name)
+                yield name, self._untrained(waiting[name].group)
+                continue
             name = _job_of(event)
             if name not in open_:
                 continue
             one = waiting[name]
-            if event["event"] == "log":
+            if event["event"] == "started":
+                one.began = True
+                # Not before: of a job that was refused, this would be refused, too.
+                self.talk.send("follow", job=name)
+            elif event["event"] == "log":
                 one.entries += event["lines"]
             elif event["event"] == "hang":
                 one.late = tuple(one.group.places[rank] for rank in event["late"])
@@ -243,6 +265,7 @@ class _Waiting:
     number: int
     group: Members
     since: float
+    began: bool = False
     entries: list[Mapping[str, Any]] = field(default_factory=list)
     late: tuple[Place, ...] = ()
 

@@ -18,6 +18,20 @@ def a_node(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
+def hide(monkeypatch):
+    """Let a process have another user, whose environment the kernel keeps from this one."""
+    hidden, look = set(), strays._environment
+
+    def environment(entry):
+        if int(entry.name) in hidden:
+            raise PermissionError(13, "Permission denied")
+        return look(entry)
+
+    monkeypatch.setattr(strays, "_environment", environment)
+    return lambda folder: hidden.add(int(folder.name))
+
+
+@pytest.fixture
 def proc(tmp_path, monkeypatch):
     """Add a process: its parent, name, command line, state, environment."""
     monkeypatch.setattr(strays, "_PROC", tmp_path)
@@ -126,6 +140,19 @@ def test_killing_what_is_gone_is_no_error(monkeypatch):
     assert len(strays.kill()) == 1
 
 
+def test_killing_goes_on_after_a_process_that_may_not_be_killed(monkeypatch):
+    def refused(pid, signal):
+        killed.append(pid)
+        if pid == 1:
+            raise PermissionError
+
+    killed, left = [], [{"pid": 1, "command": "a"}, {"pid": 2, "command": "b"}]
+    monkeypatch.setattr(strays, "strays", lambda job: left)
+    monkeypatch.setattr(strays.os, "kill", refused)
+    assert strays.kill(seconds=0.01) == left
+    assert killed[:2] == [1, 2]
+
+
 def jobs():
     return {process["pid"]: process["job"] for process in strays.strays()}
 
@@ -147,6 +174,32 @@ def test_a_job_started_below_another_is_its_own(proc):
     proc(7_000_011, 7_000_010, env="STACKYARD_JOB=two")
     proc(7_000_012, 7_000_011)
     assert jobs() == {7_000_010: "one", 7_000_011: "two", 7_000_012: "two"}
+
+
+def test_another_users_process_belongs_to_the_job_that_it_descends_from(proc, hide):
+    rank, other, worker, left = range(7_000_010, 7_000_014)
+    proc(rank, 1, command="runuser -u nobody", env="STACKYARD_JOB=one")
+    hide(proc(other, rank))
+    hide(proc(worker, other))
+    hide(proc(left, 1))  # what started it has ended
+    assert jobs() == {rank: "one", other: "one", worker: "one", left: ""}
+    assert [process["pid"] for process in strays.strays("one")] == [rank, other, worker]
+
+
+def test_what_sshd_runs_as_another_user_until_a_login_is_left_to_it(
+    proc, hide, tmp_path, monkeypatch
+):
+    listener, coming, child, login, shell, other = range(7_000_010, 7_000_016)
+    proc(listener, 1, command="sshd -D")
+    proc(coming, listener, command="sshd: [accepted]")
+    hide(proc(child, coming, command="sshd: [net]"))
+    # A login is built alike, but a job runs below it.
+    proc(login, listener, command="sshd: root@notty")
+    proc(shell, login, env="STACKYARD_JOB=one")
+    hide(proc(other, login))
+    monkeypatch.setattr(strays, "PID_FILE", tmp_path / "sshd.pid")
+    (tmp_path / "sshd.pid").write_text(str(listener))
+    assert jobs() == {coming: "", login: "one", shell: "one", other: "one"}
 
 
 @pytest.mark.parametrize(("state", "stopped"), [("T", True), ("t", True), ("S", False)])

@@ -27,13 +27,17 @@ class Talk:
     """Answers each start with the events that a test gives, and keeps what was asked."""
 
     def __init__(self, answer):
-        self.asked, self.events, self._answer = [], [], answer
+        self.asked, self.events, self._answer, self.refused = [], [], answer, set()
         self.over, self.heard, self.lost = False, time.monotonic(), ""
 
     def send(self, do, **values):
         self.asked.append((do, values))
         if do == "start":
-            self.events += self._answer(values["name"], values, self)
+            found = self._answer(values["name"], values, self)
+            self.refused |= {values["name"]} if "refused" in str(found) else set()
+            self.events += found
+        elif do == "follow" and values["job"] in self.refused:
+            self.events.append({"event": "refused", "why": f"there is no job {values['job']}"})
 
     def next(self, seconds):
         return self.events.pop(0) if self.events else None
@@ -92,7 +96,7 @@ def test_groups_of_a_round_start_together_each_with_its_own_port(yard):
     assert [[p.name for p in run.places] for run in runs] == [["a:0", "b:0"], ["c:0"]]
     assert all((run.code, run.missing, run.reason, run.hang) == (0, (), "", "") for run in runs)
     first, second = there.talk.started()
-    assert [do for do, _ in there.talk.asked[:4]] == ["start", "follow"] * 2
+    assert [do for do, _ in there.talk.asked[:4]] == ["start"] * 2 + ["follow"] * 2
     assert (first["nodes"], first["placed"], first["beside"]) == (["a", "b"], ["a", "b"], True)
     assert (first["hang_seconds"], first["lease"]) == (30.0, 60.0)
     lines = [" ".join(values["steps"][0]["argv"]) for values in (first, second)]
@@ -206,6 +210,50 @@ def test_a_group_disturbed_by_the_loss_of_another_is_trained_again(yard):
     (again,) = there.train([one("b", "c")])
     assert again.reason == "node c is gone: nothing was heard for 60 s"
     assert len(there.talk.started()) == before
+
+
+WHY = "nothing was heard for 60 s"
+
+
+def losing(*names):
+    """A supervisor that loses nodes, and then is asked to start something there."""
+
+    def answer(name, values, talk):
+        gone = [node for node in names if node in values["nodes"]]
+        if not gone:
+            return good(name, values, talk)
+        lost = [{"event": "lost", "node": node, "why": WHY} for node in gone]
+        return [*lost, {"event": "refused", "why": f"{gone[0]}: {WHY}"}]
+
+    return answer
+
+
+def test_a_node_lost_between_two_rounds_is_not_asked_in_the_next(yard):
+    there, _ = yard(losing("c"))
+    there.train([one("a", "b")])
+    there.talk.events += [{"event": "bar", "job": "certify-0"},
+                          {"event": "lost", "node": "c", "why": WHY}]  # fmt: skip
+    first, second = there.train([one("a", "b"), one("c")])
+    assert (first.code, first.reason) == (0, "")
+    assert (second.code, second.reason) == (None, f"node c is gone: {WHY}")
+    assert [values["nodes"] for values in there.talk.started()] == [["a", "b"]] * 2
+
+
+def test_a_group_whose_node_is_lost_while_it_is_asked_for_is_told_as_lost(yard):
+    there, _ = yard(losing("b", "c"))
+    runs = there.train([one("b"), one("a"), one("c")])
+    assert [run.code for run in runs] == [None, 0, None]
+    assert [run.reason for run in runs] == [f"node b is gone: {WHY}", "", f"node c is gone: {WHY}"]
+    assert [place.name for place in runs[0].missing] == ["b:0"]
+    # Nothing of that waits for the next round.
+    (again,) = there.train([one("a")])
+    assert (again.code, again.reason) == (0, "")
+
+
+def test_nothing_is_read_of_nccl_where_nothing_was_started(yard):
+    there, _ = yard(losing("b"), device="cuda", gpus=(0, 1))
+    (run,) = there.train([members_of(frozenset({"a", "b"}), there.slots)])
+    assert (run.reason, run.nccl) == (f"node b is gone: {WHY}", None)
 
 
 def test_a_supervisor_that_refuses_or_falls_silent_ends_the_certification(yard):
