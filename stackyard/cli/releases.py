@@ -84,7 +84,7 @@ def prune(
     keep: Annotated[int, Option("how many releases of each stack and base stay", least=1)] = 2,
     dry_run: Annotated[bool, Option("only say what would go")] = False,
 ) -> Answer:
-    """Remove old releases from hosts; what a container uses stays.
+    """Remove old releases from hosts; what a container uses stays, and what has the stack's name.
 
     Example:
         invoke prune --hosts hosts.yml --dry-run

@@ -35,6 +35,8 @@ CERTS = Path("/etc/docker/certs.d")
 # Of an answer: a manifest, or one page of a list.
 LONGEST_ANSWER = 8 * 2**20
 LONGEST_REFUSAL = 64 * 2**10
+# Connect and read timeout of what cancels an upload, once nobody waits for it any more.
+GIVEN_UP_SECONDS = (3.0, 5.0)
 # In words, or as the system's error number that distribution reports: 28 ENOSPC, 122 EDQUOT.
 _NO_SPACE = re.compile(r'space|quota|"Err":\s*(28|122)\b', re.IGNORECASE)
 _PASSING = {408, 429, 500, 502, 503, 504}
@@ -112,7 +114,8 @@ class Connection:
     ) -> None:
         self.repository = repository
         self._login, self._patience = login, patience
-        self._timeout = (10, patience.silent_seconds)
+        self._timeout = (10.0, patience.silent_seconds)
+        self._given_up = False
         scheme = "http" if _LOCAL.fullmatch(repository.host) else "https"
         self._root = f"{scheme}://{repository.host}"
         self._base = f"{self._root}/v2/{repository.name}"
@@ -125,6 +128,16 @@ class Connection:
         """Close every HTTP session with the registry, those of other threads too."""
         for session in self._sessions:
             session.close()
+
+    def give_up(self) -> None:
+        """Stop running uploads at their next chunk, and have no request repeated from now on."""
+        self._given_up, self._timeout = True, GIVEN_UP_SECONDS
+
+    def _pause(self, attempt: int) -> bool:
+        """Wait after a failed try; return whether another one follows."""
+        if not self._given_up:
+            self._patience.pause(attempt)
+        return not self._given_up
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -171,9 +184,8 @@ class Connection:
             try:
                 return ask()
             except RegistryError as error:
-                if attempt == tries - 1 or not error.passing:
+                if attempt == tries - 1 or not error.passing or not self._pause(attempt):
                     raise
-                self._patience.pause(attempt)
         raise AssertionError
 
     def _ask(

@@ -22,6 +22,7 @@ from typing import Any
 
 from stackyard.release import attestation, statement, verify
 from stackyard.release.attestation import Attestation
+from stackyard.release.layer_source import damaged
 from stackyard.release.recipe_record import PACKAGES
 from stackyard.release.registry import Registry, manifest_descriptor
 from stackyard.release.spool import Layer, Saved, Spool, note_place, place_beside
@@ -32,6 +33,7 @@ from stackyard.scan import oci
 from stackyard.scan.oci import Descriptor
 from stackyard.scan.secrets.gate import Finding
 from stackyard.system import cleanup, plain_signing, signing
+from stackyard.system.chunks import digest_of_file
 from stackyard.system.errors import RegistryError, ReleaseError
 from stackyard.system.image import ImageInfo
 from stackyard.system.plain_signing import Agent
@@ -256,7 +258,14 @@ class Publisher:
             blob = Descriptor(media_type=oci.LAYER, digest=layer.digest, size=layer.size)
             repository = self._registry.repository
             source = place_beside(self._spool.folder, layer.digest, repository)
-            if not self._registry.upload(blob, lambda: path.open("rb"), told, source):
+            try:
+                brought = self._registry.upload(blob, lambda: path.open("rb"), told, source)
+            except RegistryError as error:
+                # A registry refuses content of another digest, and would refuse it every time.
+                if error.status == 400 and digest_of_file(path) != layer.digest:
+                    raise damaged(path, layer.digest) from error
+                raise
+            if not brought:
                 with self._lock:
                     self._held += layer.size
             note_place(self._spool.folder, layer.digest, repository)
@@ -265,8 +274,11 @@ class Publisher:
             try:
                 for _ in pool.map(one, sorted(unique.values(), key=lambda layer: -layer.size)):
                     pass
-            except BaseException:
+            except BaseException as error:
                 pool.shutdown(wait=False, cancel_futures=True)
+                # After a failure what runs is finished: the next publication finds it there.
+                if not isinstance(error, Exception):
+                    self._registry.give_up()
                 self._registry.close()
                 raise
 

@@ -71,7 +71,7 @@ class Puller:
         """Send what is brought to every host that lacks it; `progress` holds the results.
 
         Raises:
-            StackyardError: reading from the registry failed.
+            StackyardError: reading from the registry, or on this machine, failed.
         """
         lacking = self._lacking(goods)
         if not lacking:
@@ -178,6 +178,13 @@ class Puller:
                         return
         except StackyardError as error:
             self._broke = error
+            return
+        except OSError as error:
+            # It is this machine that fails: no way to a host is broken, and no round mends it.
+            self._broke = StackyardError(
+                "what hosts are to get cannot be read on this machine", why=str(error),
+                hint="see to its disk, then the same command again",
+            )  # fmt: skip
             return
         feed.finish(STALL_SECONDS * 100)
 

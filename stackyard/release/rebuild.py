@@ -31,7 +31,6 @@ from stackyard.scan.difference import Difference, differences, setting_differenc
 from stackyard.scan.installed import installed
 from stackyard.scan.oci import Descriptor, digest_of
 from stackyard.system import cleanup
-from stackyard.system.chunks import digest_of_file
 from stackyard.system.engine import Engine
 from stackyard.system.errors import BuildError, RegistryError, ReleaseError, UsageError
 
@@ -169,7 +168,8 @@ def _fetch_packages(
         if blob is None:
             raise RegistryError(f"{entry.name} carries no Debian packages")
         say(f"fetching its Debian packages, {blob.size / 1e6:.0f} MB")
-        path = _cached(LayerSource(registry, means.store.folder, {blob.digest: blob.size}), blob)
+        source = LayerSource(registry, means.store.folder, {blob.digest: blob.size})
+        path = source.verified(blob.digest)
     except RegistryError as error:
         if error.passing:
             raise
@@ -185,16 +185,6 @@ def _fetch_packages(
         raise ReleaseError(f"{entry.name} carries other Debian packages than it names",
                            hint="tell its publisher; nothing was built")  # fmt: skip
     return "release"
-
-
-def _cached(source: LayerSource, blob: Descriptor) -> Path:
-    """Return the path of a blob in the cache, whole; fetch it anew if that copy is damaged."""
-    path = source.path(blob.digest)
-    if source.holds(blob.digest) and digest_of_file(path) != blob.digest:
-        source.forget(blob.digest)
-    for _ in source.read(blob.digest):
-        pass
-    return path
 
 
 def _build(
@@ -240,6 +230,5 @@ def _compare(
 
 def _read(source: LayerSource, digest: str, number: int) -> LayerContents:
     """Read a released layer, whose digest is signed."""
-    blob = Descriptor(media_type=oci.LAYER, digest=digest, size=0)
-    with gzip.open(_cached(source, blob)) as content:
+    with gzip.open(source.verified(digest)) as content:
         return LayerReader(number).read(cast(IO[bytes], content))

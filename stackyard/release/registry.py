@@ -128,6 +128,7 @@ class Registry(Connection):
 
         A blob is uploaded whole or not at all. After a failure the upload is cancelled; partial
         uploads that remain, as after a killed publisher, are purged by the registry after a week.
+        After `give_up` it is cancelled at its next chunk.
 
         Args:
             opened: opens the content; called once for each try.
@@ -140,18 +141,28 @@ class Registry(Connection):
         if place is None:
             return False
         for attempt in range(self._patience.tries):
-            body = Counted(opened(), descriptor.size, sent)
+            body = Counted(opened(), descriptor.size, self._unless_given_up(sent))
             try:
                 self._upload(descriptor, body, "" if attempt else place)
                 return True
             except RegistryError as error:
                 sent(-body.told)
-                if attempt == self._patience.tries - 1 or not error.passing:
+                last = attempt == self._patience.tries - 1
+                if last or not error.passing or not self._pause(attempt):
                     raise
-                self._patience.pause(attempt)
             finally:
                 body.close()
         raise AssertionError
+
+    def _unless_given_up(self, sent: Callable[[int], None]) -> Callable[[int], None]:
+        """Return what counts the chunks of an upload, and breaks it off once it is given up."""
+
+        def told(count: int) -> None:
+            if self._given_up:
+                raise RegistryError(f"{self.repository}: the upload was given up")
+            sent(count)
+
+        return told
 
     def _mount(self, descriptor: Descriptor, source: str) -> str | None:
         """Ask the registry to take a blob from another of its repositories.

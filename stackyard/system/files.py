@@ -47,9 +47,11 @@ def new_file(folder: Path) -> Iterator[NewFile]:
             part = NewFile(path)
             yield part
         finally:
-            if part:
-                part.file.close()
-            path.unlink(missing_ok=True)
+            try:
+                if part:
+                    part.file.close()  # on a full disk it fails with what is still buffered
+            finally:
+                path.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:

@@ -1,6 +1,7 @@
 """Publications: whole in the registry, read back and signed before anything has a name."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -274,6 +275,70 @@ def test_a_manifest_that_is_not_there_when_it_is_read_back_names_nothing(site):
 
     site.held.before = before
     refused(site, ReleaseError, "is not there after it was brought")
+
+
+def test_ctrl_c_ends_the_uploads_in_flight(site, monkeypatch):
+    running = threading.Event()
+
+    class Interrupted(ThreadPoolExecutor):
+        def map(self, *given):
+            super().map(*given)
+            assert running.wait(10)
+            raise KeyboardInterrupt
+
+    def before(request):
+        if request.method == "PUT":
+            until = time.monotonic() + 5
+            running.set()
+            while time.monotonic() < until:
+                request.body.read(1)
+                time.sleep(0.01)
+            return reply(503)
+        return None
+
+    site.held.before = before
+    monkeypatch.setattr(publish, "ThreadPoolExecutor", Interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        site.publish()
+    assert time.monotonic() - began < 4
+    asked = [words.partition(" ")[0] for words in site.held.asked]
+    assert 1 <= asked.count("PUT") == asked.count("DELETE") <= len(ONE.layers)
+    assert site.names() == set()
+
+
+def test_a_failure_of_one_upload_leaves_the_others_their_time(site):
+    """The next publication finds there what they brought."""
+    lost, kept = ONE.layers
+    running, failed = threading.Event(), threading.Event()
+
+    def before(request):
+        if request.method == "PUT" and lost.partition(":")[2] in request.url:
+            assert running.wait(10)
+            failed.set()
+            return reply(403)
+        if request.method == "PUT" and kept.partition(":")[2] in request.url:
+            running.set()
+            assert failed.wait(10)
+            time.sleep(0.1)
+        return None
+
+    site.held.before = before
+    refused(site, RegistryError, "refused PUT .*: 403")
+    assert kept in site.held.blobs
+
+
+def test_a_layer_that_is_damaged_here_is_told_and_no_more_kept(site):
+    path = site.spool.folder / min(ONE.layers).replace(":", "-")
+
+    def before(request):
+        if request.method == "HEAD" and path.exists():
+            path.write_bytes(bytes(path.stat().st_size))
+        return None
+
+    site.held.before = before
+    refused(site, ReleaseError, "was damaged in this machine's cache")
+    assert not path.exists()
 
 
 def test_a_key_that_does_not_sign_names_nothing(site):

@@ -1,6 +1,8 @@
 """Pulls onto hosts: what hosts answer, and how it is shown."""
 
+import errno
 import io
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,8 @@ from stackyard.cli.release_view import (
     refusal_lines,
     release_table,
 )
-from stackyard.release import goods
+from stackyard.release import goods, pull
+from stackyard.release.parcel import WholeFile
 from stackyard.release.receiver import Progress, Receiver, read_answer
 from stackyard.system.errors import StackyardError
 
@@ -105,6 +108,50 @@ def test_a_wrong_signature_is_told_before_anything_is_sent():
 )
 def test_an_engine_with_containerd_s_store_gets_whole_parcels(info, takes):
     assert goods.takes_parts(info) is takes
+
+
+class Host:
+    """Takes whatever is sent, and counts the rounds in which something was."""
+
+    running = True
+
+    def __init__(self):
+        self.progress, self.rounds = Progress(state="receiving", size=10), 0
+
+    def beat(self):
+        """It needs none."""
+
+    def feed(self, start):
+        self.rounds += 1
+        return SimpleNamespace(write=lambda data: True, finish=lambda s: 0, end=lambda: None)
+
+
+def failing(monkeypatch, blobs):
+    """A pull onto one host, as far as the sending of the parcel; and that host."""
+    monkeypatch.setattr(pull, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(pull, "STALL_SECONDS", 0.1)
+    links = {"study": SimpleNamespace(host=SimpleNamespace(name="study"))}
+    found = pull.Puller(links, {}, None, None, b"", blobs, lambda marks: None)
+    host = Host()
+    monkeypatch.setattr(found, "_start", lambda *_: found._receivers.update(study=host))
+    monkeypatch.setattr(found, "_route", lambda names: True)
+    monkeypatch.setattr(found, "_end", lambda: None)
+    found.progress["study"] = host.progress
+    whole = WholeFile(digest="sha256:1", size=10)
+    brought = SimpleNamespace(ask=lambda link: True, pack=lambda lacking: whole)
+    return lambda: found.pull(brought), host
+
+
+def test_a_disk_that_fails_here_ends_a_pull_and_is_no_host_s_fault(monkeypatch):
+    def blobs(digest, start):
+        yield b"some"
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/home/ann/.cache/file")
+
+    run, host = failing(monkeypatch, blobs)
+    with pytest.raises(StackyardError, match="on this machine") as caught:
+        run()
+    assert "Input/output error: '/home/ann/.cache/file'" in caught.value.why
+    assert host.rounds == 1 and "the way to it broke" not in host.progress.why
 
 
 def test_bytes_that_were_there_do_not_count_as_moved():

@@ -205,6 +205,39 @@ def mount(asked, source):
     return asked.upload(blob, lambda: io.BytesIO(b"new"), told.append, source), sum(told)
 
 
+def test_an_upload_that_is_given_up_ends_at_its_next_chunk_and_is_cancelled(held, asked):
+    def before(request):
+        if request.method == "PUT":
+            asked.give_up()
+            request.body.read()
+        return None
+
+    held.before = before
+    refused(lambda: bring(asked), "was given up")
+    assert [words.partition(" ")[0] for words in held.asked] == ["HEAD", "POST", "PUT", "DELETE"]
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT"])
+def test_who_gives_up_repeats_no_request(held, asked, method):
+    def before(request):
+        if request.method != method:
+            return None
+        asked.give_up()
+        return reply(503)
+
+    held.before = before
+    refused(lambda: bring(asked), "503", passing=True)
+    assert [words.partition(" ")[0] for words in held.asked].count(method) == 1
+
+
+def test_who_gives_up_during_a_pause_repeats_nothing_after_it(held, monkeypatch):
+    asked = held.open(monkeypatch, patience=connection.Patience())
+    monkeypatch.setattr(connection.time, "sleep", lambda seconds: asked.give_up())
+    held.before = lambda request: reply(503)
+    refused(asked.tags, "503", passing=True)
+    assert len(held.asked) == 1
+
+
 def test_a_blob_of_another_repository_is_taken_from_there_and_not_brought(beside, asked):
     assert mount(asked, "team/other") == (False, 0)
     assert beside.blobs[oci.digest_of(b"new")] == b"new"

@@ -1,5 +1,7 @@
 """Files and folders are there whole or not at all, whatever happens while they are written."""
 
+from pathlib import Path
+
 import pytest
 
 from stackyard.system import cleanup, files
@@ -44,6 +46,14 @@ def test_a_new_file_that_is_not_kept_is_gone(tmp_path):
         part.file.write(b"x")
         assert part.path.parent == tmp_path
     assert names(tmp_path) == []
+
+
+def test_a_full_disk_leaves_no_part(tmp_path):
+    with pytest.raises(OSError, match="No space left"), files.new_file(tmp_path) as part:
+        part.file.close()
+        part.file = Path("/dev/full").open("wb")  # noqa: SIM115 new_file closes it
+        part.file.write(b"x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_at_the_same_time_do_not_meet(tmp_path):
