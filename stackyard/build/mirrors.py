@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from stackyard.system import process
 
@@ -64,7 +65,9 @@ def make_settings(
     """Turn pip's, uv's and apt's settings into the settings of a build."""
     index = env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or pip.get("index-url", "")
     extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}"
-    extras = [*extra.split(), *pip.get("extra-index-url", "").split()]
+    index = _address(index, env)
+    extras = [_address(url, env) for url in extra.split()]
+    extras += pip.get("extra-index-url", "").split()
     links = [*pip.get("find-links", "").split(), *re.split(r"[\s,]+", env.get("UV_FIND_LINKS", ""))]
     folders = [Path(link.removeprefix("file://")) for link in links if (link and "://" not in link)
                or link.startswith("file://")]  # fmt: skip
@@ -117,7 +120,22 @@ def uv_environment(env: Mapping[str, str], pip: Mapping[str, str]) -> dict[str, 
 
 def bare(url: str) -> str:
     """Return a URL without user and password."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    return re.sub(r"//[^/]*@", "//", url)
+
+
+def _address(index: str, env: Mapping[str, str]) -> str:
+    """Return the URL of uv's `NAME=URL`, with the user and password that uv has for the name."""
+    named = re.match(r"([A-Za-z0-9._-]+)=(?=[A-Za-z]+://)", index)
+    if not named:
+        return index
+    url = index[named.end() :]
+    variable = "UV_INDEX_" + re.sub(r"[^A-Z0-9]", "_", named[1].upper())
+    user, password = (env.get(f"{variable}_{part}", "") for part in ("USERNAME", "PASSWORD"))
+    if url.startswith("file:") or not (user or password):
+        return url
+    scheme, _, rest = bare(url).partition("://")
+    who = f"{quote(user, safe='')}:{quote(password, safe='')}".rstrip(":")
+    return f"{scheme}://{who}@{rest}"
 
 
 def _uv_toml(index: str, extras: Sequence[str]) -> str:
@@ -170,7 +188,9 @@ def _apt_sources(env: Mapping[str, str], distribution: str) -> bytes:
 def read_pip_config() -> dict[str, str]:
     """Read pip's settings of this machine: values by option."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    return parse_pip_config(process.run(command, timeout=60, check=False).output)
+    # A quiet pip prints no settings; its environment wins over `quiet` in its files.
+    done = process.run(command, env={"PIP_QUIET": "0"}, timeout=60, check=False)
+    return parse_pip_config(done.output)
 
 
 def collect(env: Mapping[str, str], *, distribution: str) -> CallerSettings:

@@ -9,6 +9,7 @@ those of a smoke.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import io
@@ -179,6 +180,13 @@ def _run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool
         say_error(error)
         result, code = error_value(error.what, error.why, error.hint), error.exit_code
         result["diagnoses"] = _recognised(error)
+    except OSError as system:
+        if isinstance(system, BrokenPipeError):
+            raise
+        failed = _of_system(system)
+        say_error(failed)
+        result, code = error_value(failed.what, failed.why, failed.hint), failed.exit_code
+        result["diagnoses"] = []
     except KeyboardInterrupt:
         print(f"interrupted: {terminal.interrupted}", file=sys.stderr, flush=True)
         result, code = error_value("interrupted"), 130
@@ -188,6 +196,16 @@ def _run(function: Callable[[Terminal], Answer], *, as_json: bool, verbose: bool
     if as_json:
         say_json(result)
     return code
+
+
+def _of_system(error: OSError) -> StackyardError:
+    """Return an error of the system in the form of all others."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StackyardError(
+        f"{error.filename or 'a file or connection'} cannot be used",
+        why=error.strerror or str(error),
+        hint="make room there, then the same command again" if full else "",
+    )
 
 
 def _recognised(error: StackyardError) -> list[dict[str, Any]]:

@@ -36,8 +36,9 @@ def check_references(root: Path, found: Definitions, *, locks_required: bool) ->
         for message in _fix_problems(found, wheel.fixes, [pin], "source"):
             line = _line_of(root / file, "fixes:")
             yield Problem(file=file, line=line, key="fixes", message=message)
-    for file, text in found.locks.items():
-        for item in lock.parse_lock(text):
+    # Bases with the same packages share a file: only that one is there to be named.
+    for file in sorted(set(lock.holders(found.locks).values())):
+        for item in lock.parse_lock(found.locks[file]):
             wrong = compat.version_problem(item.version)
             if wrong:
                 line = _line_of(root / file, f"{item.name}==")

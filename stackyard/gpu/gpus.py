@@ -6,6 +6,7 @@ may be used, and `gpu.access` how they enter a container.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -202,17 +203,16 @@ def _links(handles: Sequence[Any]) -> dict[int, dict[int, int]]:
 
 
 def used_bytes(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """Return the bytes of memory in use on some GPUs, by UUID."""
-    pynvml.nvmlInit()
-    try:
-        return {
-            gpu.uuid: int(
-                pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).used
-            )
-            for gpu in gpus
-        }
-    finally:
+    """Return the bytes of memory in use on some GPUs, by UUID; those that were lost have none."""
+    used: dict[str, int] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for gpu in gpus:
+            with contextlib.suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                used[gpu.uuid] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         pynvml.nvmlShutdown()
+    return used
 
 
 def driver_files() -> DriverFiles:

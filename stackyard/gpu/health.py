@@ -324,7 +324,8 @@ def _place(bus: str) -> str:
 def _ecc(gpu: GpuHealth) -> Iterator[Finding]:
     name = "memory errors"
     why = gpu.missing("ecc_mode", "ecc_volatile", "ecc_aggregate")
-    if not why and not gpu.values["ecc_mode"]:
+    # Without ECC, NVML has no counts either.
+    if gpu.values.get("ecc_mode") == 0:
         yield Finding(name=name, state=NOTE, gpu=gpu.index, what="ECC is off: errors are neither"
                     " corrected nor counted", hint="nvidia-smi -e 1, then reboot")  # fmt: skip
     elif gpu.values.get("ecc_volatile"):

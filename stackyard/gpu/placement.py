@@ -226,8 +226,13 @@ def place(
 
 
 def best_transport(gpus: Sequence[Gpu]) -> str:
-    """Return the best transport between GPUs that all ranks see, `P2P` or `SHM`."""
-    joined = all(b.index in a.peers for a in gpus for b in gpus if a is not b)
+    """Return the slowest transport that is right between GPUs that all ranks see, `P2P` or `SHM`.
+
+    Without NVLinks it is `SHM`: across CPU host bridges NCCL takes no peer access of PCIe, although
+    the driver allows it (NCCL_P2P_LEVEL, whose default is PXB).
+    """
+    pairs = [(a, b) for a in gpus for b in gpus if a is not b]
+    joined = all(b.index in a.peers and a.nvlinks.get(b.index) for a, b in pairs)
     return P2P if joined else SHM
 
 
@@ -310,7 +315,9 @@ def _path(gpus: Sequence[Gpu]) -> str:
     links = [a.nvlinks.get(b.index, 0) for a in gpus for b in gpus if a is not b]
     if min(links):
         return f"NVLink (at least {min(links)} links a pair)"
-    return "PCIe peer access" if best_transport(gpus) == P2P else "host memory (no peer access)"
+    if all(b.index in a.peers for a in gpus for b in gpus if a is not b):
+        return "PCIe peer access or host memory, as NCCL chooses"
+    return "host memory (no peer access)"
 
 
 def environment_of(placement: Placement) -> dict[str, str]:

@@ -135,8 +135,8 @@ def _gpus(seen: GpuObservation) -> shapes.GpusValue:
         "settings": dict(placement.env),
         "driver": seen.driver,
         "devices": devices(placement.gpus),
-        "measured": dict(seen.measured),
-        "bare": dict(seen.bare),
+        "measured": as_json(dict(seen.measured)),
+        "bare": as_json(dict(seen.bare)),
         "no_bare": seen.no_bare,
     }
 

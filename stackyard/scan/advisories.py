@@ -130,12 +130,14 @@ def _security_index(base: Base, caller: CallerSettings) -> str:
     with cleanup.folder("audit") as folder:
         prepare(folder, caller.secrets["apt.sources"])
         process.run(apt_command(base.platform, folder, *_SOON, "update"), timeout=_SECONDS)
-        asked = ("indextargets", "--format", "$(CODENAME) $(FILENAME)", "Created-By: Packages")
+        # Ubuntu's security suites have the codename of the release; the sources name the suite.
+        fields = "$(RELEASE) $(CODENAME) $(FILENAME)"
+        asked = ("indextargets", "--format", fields, "Created-By: Packages")
         listed = process.run(
             apt_command(base.platform, folder, *asked), timeout=60
         ).output.splitlines()
-        files = [path for suite, _, path in (line.partition(" ") for line in listed)
-                 if suite.endswith("-security")]  # fmt: skip
+        files = [path for *names, path in (line.split(" ", 2) for line in listed)
+                 if any(name.endswith("-security") for name in names)]  # fmt: skip
         if not files:
             return ""
         return process.run([_HELPER, "cat-file", *files], timeout=60).output

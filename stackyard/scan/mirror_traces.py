@@ -24,7 +24,12 @@ GAP = rb"(?:\s|\\+[nr])"
 _CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----((?:[A-Za-z0-9+/=]|%b){100,12000}?)-----END" % GAP
 )
-_URI = re.compile(rb"[a-z][a-z0-9+.-]*://(?:([^@/\s\"']*)@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])")
+# The user's part ends at the last @ of the address: pip, requests and uv accept one in a password.
+_URI = re.compile(
+    rb"[A-Za-z][A-Za-z0-9+.-]*://(?:([^/\s\"']*)@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])"
+)
+# Long user names that registries document, and that packages name: they are no tokens.
+_FIXED_NAMES = {"oauth2accesstoken", "_json_key_base64"}
 
 
 class PackageSettings(Protocol):
@@ -49,7 +54,8 @@ class Caller:
 
     Attributes:
         hosts: host names and addresses of every index, mirror and proxy.
-        credentials: of these hosts, as `USER:PASSWORD` and as the password alone.
+        credentials: of these hosts, as `USER:PASSWORD`, as the password alone, and as a user name
+            alone that is long enough for a token.
         folders: local folders of wheels.
         certificates: certificates that the caller trusts, in DER form.
     """
@@ -96,7 +102,7 @@ class Caller:
 def make_caller(settings: PackageSettings, own: Iterable[str]) -> Caller:
     """Collect what to look for; `own` are the addresses in the project's definitions."""
     texts = [data for name, data in settings.secrets.items() if name != "ca.pem"]
-    texts += [value.encode() for value in settings.proxies.values()]
+    texts += [_proxy(name, value).encode() for name, value in settings.proxies.items()]
     found = [match for text in texts for match in _URI.findall(text)]
     own_hosts = {host.lower() for url in own for _, host in _URI.findall(url.encode())}
     return Caller(
@@ -111,9 +117,16 @@ def _decoded(names: Iterable[bytes]) -> set[str]:
     return {name.decode() for name in names}
 
 
+def _proxy(name: str, value: str) -> str:
+    """Return a proxy with its scheme; the hosts of `no_proxy` are no proxies."""
+    return value if "://" in value or name.lower() == "no_proxy" else f"http://{value}"
+
+
 def _secrets(user: str) -> list[str]:
-    _, colon, password = user.partition(":")
-    return [part for part in (user if colon else "", password) if len(part) > 7]
+    name, colon, password = user.partition(":")
+    token = not password and len(name) > 15 and name not in _FIXED_NAMES
+    long = [part for part in (user if colon else "", password) if len(part) > 7]
+    return [*long, name] if token else long
 
 
 def _word(host: str) -> re.Pattern[str]:

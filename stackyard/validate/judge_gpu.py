@@ -5,6 +5,7 @@ Owns their thresholds and messages, as `validate.judge` owns those of every smok
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,7 +145,7 @@ def bandwidth(seen: GpuObservation, broken: str) -> Check:
         return not_run("bandwidth", expected, _no_reference(seen), measured)
     measured["ratio"] = round(own / reference, 4)
     wrong = []
-    if own < BANDWIDTH_RATIO * reference:
+    if not own >= BANDWIDTH_RATIO * reference:  # NaN fails, too
         wrong.append(f"{own:.1f} GB/s at 1 GiB, the bare host has {reference:.1f}")
     return check("bandwidth", measured, expected, wrong)
 
@@ -188,13 +189,15 @@ def throughput(
         "bare_tokens_s": bare,
         "updates_s": {name: rate for name, t in trainings if (rate := updates_a_second(t))},
     }
+    if not math.isfinite(loss := found.get("last_loss", 0.0)):
+        return check("throughput", measured, expected, [f"GPT-2 small ends with a loss of {loss}"])
     if seen.placement.transport == "NET":  # as for bandwidth
         return check("throughput", measured, {"tokens/s": "measured"}, [])
     if not bare:
         return not_run("throughput", expected, _no_reference(seen), measured)
     measured["ratio"] = round(found["tokens_s"] / bare, 4)
     wrong = []
-    if found["tokens_s"] < ratio * bare:
+    if not found["tokens_s"] >= ratio * bare:
         wrong.append(f"{found['tokens_s']:,.0f} tokens/s, the bare host has {bare:,.0f}")
     return check("throughput", measured, expected, wrong)
 
@@ -208,24 +211,40 @@ def updates_a_second(training: Training) -> float | None:
     return None
 
 
-def still_held(seen: GpuObservation) -> tuple[dict[str, int], list[str]]:
-    """Return the bytes held on each GPU (by UUID) beyond those before the run, and the failures."""
-    left = {
-        uuid: max(0, seen.used_after.get(uuid, 0) - before)
-        for uuid, before in seen.used_before.items()
-    }
-    return left, [
+def still_held(seen: GpuObservation) -> tuple[dict[str, int], list[str], str]:
+    """Return the bytes held on each GPU (by UUID) beyond those before the run, and the failures.
+
+    GPUs that could not be read after the run are left out, and named last; empty if all could.
+    """
+    before, after = seen.used_before, seen.used_after
+    left = {uuid: max(0, after[uuid] - was) for uuid, was in before.items() if uuid in after}
+    missing = ", ".join(uuid for uuid in before if uuid not in after)
+    wrong = [
         f"{count / 2**20:.0f} MiB are still held on {uuid}"
         for uuid, count in left.items()
         if count > FREED_BYTES
     ]
+    return left, wrong, f"what {missing} held afterwards could not be read" if missing else ""
+
+
+def freed(seen: GpuObservation | None, broken: str) -> Check:
+    """Check that GPUs hold no more memory than before a bench or a template's training."""
+    expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
+    if seen is None or not seen.used_after:
+        return not_run("freed", expected, broken or "what GPUs hold could not be asked")
+    left, wrong, unread = still_held(seen)
+    measured = {"left_bytes": left, "freed_after_seconds": round(seen.freed_seconds, 2)}
+    if unread and not wrong:
+        return not_run("freed", expected, unread, measured)
+    return check("freed", measured, expected, wrong)
 
 
 def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], broken: str) -> Check:
     """Check that every rank reports its peak, and that GPUs are freed after the run."""
     expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
     if not trainings or not seen.used_after:
-        return not_run("memory", expected, broken or "nothing was trained")
+        why = "what GPUs hold could not be read" if trainings else "nothing was trained"
+        return not_run("memory", expected, broken or why)
     wrong: list[str] = []
     peaks: dict[str, Any] = {}
     for name, training in trainings:
@@ -235,13 +254,15 @@ def memory(seen: GpuObservation, trainings: Sequence[tuple[str, Training]], brok
         silent = [r.rank for r in training.ranks.values() if r.ended is not None and not r.memory]
         if silent:
             wrong.append(f"{name}: rank {silent[0]} told no peak")
-    left, held = still_held(seen)
+    left, held, unread = still_held(seen)
     wrong += held
     measured = {
         "peak_reserved_bytes": peaks,
         "left_bytes": left,
         "freed_after_seconds": round(seen.freed_seconds, 2),
     }
+    if unread and not wrong:
+        return not_run("memory", expected, unread, measured)
     return check("memory", measured, expected, wrong)
 
 

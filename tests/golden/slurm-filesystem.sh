@@ -21,7 +21,7 @@ unset SLURM_EXPORT_ENV
 for name in $(compgen -e); do
   case $name in
     SLURM_* | SLURMD_* | PATH | HOME | USER | LOGNAME | SHELL | LANG) ;;
-    *) unset "$name" ;;
+    *) unset "$name" 2> /dev/null || export -n "${name?}" ;;
   esac
 done
 export PATH="$PATH:/usr/sbin:/sbin"

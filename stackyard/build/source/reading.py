@@ -30,6 +30,10 @@ LARGEST = 2 * 2**30
 _SKIPPED = {".git", "__pycache__", ".hg", ".svn", ".tox", ".venv", ".mypy_cache", ".pytest_cache"}
 _HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR",
           "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")  # fmt: skip
+# Print git's warnings only if it fails, after its output: they are neither names nor changes.
+_APART = (
+    'exec 3>&1; said=$("$@" 2>&1 >&3 3>&-) && exit 0; code=$?; printf "%s\\n" "$said"; exit $code'
+)
 Say = Callable[[str], None]
 
 
@@ -104,7 +108,12 @@ def _git(folder: Path, *words: str, timeout: float = 60.0) -> str:
     # Called from a git hook, these variables would name the hook's repository.
     less = [part for name in _HOOKS if name in os.environ for part in ("-u", name)]
     words = ("git", "-C", str(folder), *words)
-    return process.run(["env", *less, *words] if less else words, env=env, timeout=timeout).output
+    apart = [*(["env", *less] if less else []), "sh", "-c", _APART, "sh", *words]
+    done = process.run(apart, env=env, timeout=timeout, check=False)
+    if done.code:
+        what = f"command failed with exit code {done.code}: {' '.join(words)[:200]}"
+        raise CommandError(what, code=done.code, why=last_lines(done.output))
+    return done.output
 
 
 def _listed(folder: Path, *words: str) -> list[str]:

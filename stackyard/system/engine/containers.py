@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import docker.errors
-from docker.types import DeviceRequest, Mount, Ulimit
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from stackyard.system import cleanup
 from stackyard.system.engine.connection import Connection, translated
@@ -107,11 +107,17 @@ class Containers(Connection):
         bounded = ["timeout", "-k", "2", f"{seconds:.0f}", *argv]
         run = f"once-{secrets.token_hex(4)}"
         with cleanup.undoing(cleanup.RUN, run), translated(f"running {argv[0]} in {image[:19]}"):
-            output: bytes = self._client.containers.run(
-                image, bounded[1:], entrypoint=bounded[:1], remove=True, network_mode="none",
-                labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()}, stderr=True,
-                cap_drop=["ALL"], security_opt=["no-new-privileges"],
-            )  # fmt: skip
+            # The SDK reads no other log. It removes the container only where nothing interrupts it.
+            log = LogConfig(type="json-file")
+            try:
+                output: bytes = self._client.containers.run(
+                    image, bounded[1:], entrypoint=bounded[:1], remove=True, network_mode="none",
+                    labels={RUN_LABEL: run, OWNER_LABEL: cleanup.owner()}, stderr=True,
+                    cap_drop=["ALL"], security_opt=["no-new-privileges"], log_config=log,
+                )  # fmt: skip
+            except BaseException:
+                self.remove_run(f"{RUN_LABEL}={run}")
+                raise
         return output.decode("utf-8", errors="replace")
 
     def running(self, container: str) -> bool:

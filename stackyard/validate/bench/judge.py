@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stackyard.validate import judge_gpu
 from stackyard.validate.bench.definition import Tolerance
 from stackyard.validate.bench.plan import BenchPlan
 from stackyard.validate.bench.result import START, Played, Seen, longest_pause, speed
 from stackyard.validate.checks import Check, at_most, check, not_run
-from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, fused, still_held
+from stackyard.validate.judge_gpu import fused
 from stackyard.validate.judge_training import (
     gaps,
     largest_gap,
@@ -262,9 +263,4 @@ def no_strays(plan: BenchPlan, seen: Seen) -> Check:
 
 def freed(plan: BenchPlan, seen: Seen) -> Check:
     """Check that GPUs hold no more memory than before the bench."""
-    expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
-    if seen.gpu is None or not seen.gpu.used_after:
-        return not_run("freed", expected, seen.broken or "what GPUs hold could not be asked")
-    left, wrong = still_held(seen.gpu)
-    measured = {"left_bytes": left, "freed_after_seconds": round(seen.gpu.freed_seconds, 2)}
-    return check("freed", measured, expected, wrong)
+    return judge_gpu.freed(seen.gpu, seen.broken)

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from stackyard.validate import judge_gpu
 from stackyard.validate.checks import Check, at_least, at_most, check, not_run
-from stackyard.validate.judge_gpu import FREED_BYTES, FREED_SECONDS, still_held
 from stackyard.validate.judge_training import (
     gaps,
     largest_gap,
@@ -228,9 +228,4 @@ def update_of(name: str) -> int | None:
 
 def freed(seen: TemplateSeen) -> Check:
     """Check that GPUs hold no more memory than before the training."""
-    expected = {"left_bytes": at_most(FREED_BYTES), "within_seconds": FREED_SECONDS}
-    if seen.gpu is None or not seen.gpu.used_after:
-        return not_run("freed", expected, seen.broken or "what GPUs hold could not be asked")
-    left, wrong = still_held(seen.gpu)
-    measured = {"left_bytes": left, "freed_after_seconds": round(seen.gpu.freed_seconds, 2)}
-    return check("freed", measured, expected, wrong)
+    return judge_gpu.freed(seen.gpu, seen.broken)

@@ -146,6 +146,35 @@ def test_uvs_own_index_goes_over_pips(name):
     assert b"pip.example" not in found.secrets["uv.toml"] + found.secrets["pip.conf"]
 
 
+@pytest.mark.parametrize("name", ["UV_INDEX", "UV_DEFAULT_INDEX"])
+def test_an_index_that_uv_has_a_name_for_is_written_as_its_address(name):
+    found = made(env={name: "my-corp.1=https://ann@corp.example/a=b"})
+    assert b'url = "https://ann@corp.example/a=b"\n' in found.secrets["uv.toml"]
+    assert b"my-corp" not in found.secrets["uv.toml"] + found.secrets["pip.conf"]
+    local = made(env={name: "here=file:///srv/index"})
+    assert local.notes == ("the local package index file:///srv/index is not carried into builds",)
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "address"),
+    [
+        ("ann", "p@s/s", "https://ann:p%40s%2Fs@corp.example/simple"),
+        ("token", "", "https://token@corp.example/simple"),
+        ("", "pw", "https://:pw@corp.example/simple"),
+    ],
+)
+def test_the_user_and_password_that_uv_has_for_a_named_index_are_used(user, password, address):
+    env = {
+        "UV_INDEX": "my-corp.1=https://old:one@corp.example/simple other=https://other.example/",
+        "UV_INDEX_MY_CORP_1_USERNAME": user,
+        "UV_INDEX_MY_CORP_1_PASSWORD": password,
+    }
+    secrets = made(env=env).secrets
+    assert f'url = "{address}"\n'.encode() in secrets["uv.toml"]
+    line = f"extra-index-url = {address} https://other.example/\n"
+    assert line.encode() in secrets["pip.conf"]
+
+
 def test_local_folders_of_wheels_are_found_whoever_names_them():
     pip = {"find-links": "/wheels file:///more https://links.example relative"}
     found = made(env={"UV_FIND_LINKS": "/uv,/wheels"}, pip=pip)
@@ -186,6 +215,12 @@ def guarded():
 def test_the_fixture_holds_every_secret(guarded):
     everything = repr(guarded.secrets) + repr(guarded.proxies)
     assert all(secret in everything for secret in SECRETS)
+
+
+def test_an_address_shows_nothing_of_a_password_with_an_at_sign():
+    assert mirrors.bare("https://user:p@ssw0rd@h/x@y") == "https://h/x@y"
+    text = "no https://u:a@b@h/x nor http://v:c@d@i/y"
+    assert mirrors.bare(text) == "no https://h/x nor http://i/y"
 
 
 def build_plan():
@@ -266,3 +301,15 @@ def test_collecting_asks_pip_once_and_takes_its_word(monkeypatch, tmp_path):
     found = mirrors.collect({}, distribution="none/such")
     assert asked == [["-m", "pip", "config", "list"]]
     assert b"index.example" in found.secrets["uv.toml"]
+
+
+@pytest.mark.usefixtures("allow_processes")
+@pytest.mark.parametrize("where", ["environment", "file"])
+def test_the_settings_of_a_pip_that_is_quiet_are_read(monkeypatch, tmp_path, where):
+    path = tmp_path / "pip.conf"
+    quiet = "quiet = 2\n" if where == "file" else ""
+    path.write_text(f"[global]\nindex-url = https://index.example\n{quiet}")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(path))
+    monkeypatch.setenv("PIP_QUIET", "1" if where == "environment" else "")
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    assert mirrors.read_pip_config()["index-url"] == "https://index.example"

@@ -92,6 +92,17 @@ def test_a_change_that_is_in_no_commit_is_taken_and_recorded(repository, change)
     assert ("alpha/new.py" in tree) == (change == "new")
 
 
+@pytest.mark.parametrize("revision", ["", "main"])
+def test_what_git_says_beside_its_output_is_no_file_and_no_change(
+    repository, monkeypatch, revision
+):
+    commit = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_TRACE", "1")
+    source, tree, _ = read(repository, revision)
+    assert (source.commit, source.dirty, source.submodules) == (commit, False, ())
+    assert set(tree) == {".gitignore", "setup.py", "alpha/__init__.py"}
+
+
 def test_a_revision_is_read_whatever_lies_in_the_folder(repository):
     first = git(repository, "rev-parse", "HEAD")
     git(repository, "tag", "v1")

@@ -242,3 +242,21 @@ def test_another_broken_pipe_is_not_taken_for_the_readers(capsys):
 
     with pytest.raises(BrokenPipeError, match="a child's"):
         command.run(fails, as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "hint"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/nope"), "/nope", ""),
+        (OSError(28, "No space left on device", "/a"), "/a", "make room there"),
+    ],
+)
+def test_an_error_of_the_system_is_one_sentence(error, what, hint, capsys):
+    def fail(terminal):
+        raise error
+
+    assert command.run(fail, as_json=True) == StackyardError.exit_code
+    out, err = capsys.readouterr()
+    said = json.loads(out)["error"]
+    assert said["what"] == f"{what} cannot be used" and said["why"] == error.strerror
+    assert said["hint"].startswith(hint) and err.startswith(f"error: {what} cannot be used")

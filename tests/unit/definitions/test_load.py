@@ -1,7 +1,9 @@
 """A project's definitions: every problem of every file at once, with file and line."""
 
+import dataclasses
 import fnmatch
 import itertools
+import re
 
 import pytest
 
@@ -10,6 +12,7 @@ from stackyard.build.catalog import resolve
 from stackyard.definitions import lock
 from stackyard.definitions.load import load_definitions
 from stackyard.definitions.project import ROOT
+from stackyard.definitions.references import check_references
 from stackyard.gpu import doctor
 from stackyard.system.errors import DefinitionError
 from tests.unit import samples
@@ -190,6 +193,18 @@ def test_a_lock_with_something_else_than_a_version_is_named_with_its_line(tree):
     path = "images/toy/cpu.lock"
     tree.change(path, "alpha==1.2.0", "alpha==new")
     assert f"{path}:3: alpha: not a version: Invalid version: 'new'" in tree.problems()
+
+
+def test_a_wrong_version_in_a_lock_that_bases_share_is_named_in_the_file_that_is_there():
+    found = load_definitions(ROOT)
+    assert "images/accelerate/cuda.lock" in found.locks
+    wrong = {path: re.sub("^tqdm==.*? ", "tqdm==new ", text, flags=re.MULTILINE)
+             for path, text in found.locks.items()}  # fmt: skip
+    changed = dataclasses.replace(found, locks=wrong)
+    said = list(check_references(ROOT, changed, locks_required=False))
+    named = {one.file for one in said if one.message.startswith("not a version")}
+    assert "images/accelerate/cpu.lock" in named
+    assert all((ROOT / path).is_file() for path in named)
 
 
 def test_the_version_of_what_a_base_provides_must_be_one(tree):

@@ -125,6 +125,9 @@ BIG = 2**32 + 5  # a counter of 64 bits that was read as 32 would be 5
         (["nvmlDeviceGetTotalEccErrors 0 1 1 0 1"], "memory errors", NOTE, "1 errors"),
         (["nvmlDeviceGetTotalEccErrors 0 0 0 0 9"], "memory errors", OK, "none"),
         (["nvmlDeviceGetEccMode 0 -1 -1 0 0 1"], "memory errors", NOTE, "ECC is off"),
+        # As on real GPUs: what is not counted cannot be read.
+        (["nvmlDeviceGetEccMode 0 -1 -1 0 0 1", "nvmlDeviceGetTotalEccErrors 0 1 0 3",
+          "nvmlDeviceGetTotalEccErrors 0 1 1 3"], "memory errors", NOTE, "ECC is off"),
         (["nvmlDeviceGetEccMode 0 -1 -1 3"], "memory errors", NOT_RUN, "not supported"),
         (["nvmlDeviceGetTotalEccErrors 0 1 1 4"], "memory errors", NOT_RUN, "no permission"),
         (["nvmlDeviceGetTotalEccErrors 0 1 1 4", "nvmlDeviceGetTotalEccErrors 0 1 0 0 2"],

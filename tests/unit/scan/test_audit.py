@@ -235,7 +235,7 @@ def caller(text):
     return CallerSettings(secrets=secrets, wheel_folders=(), proxies={})
 
 
-def suite(folder, name="bookworm-security"):
+def suite(folder, name="bookworm-security", codename=""):
     """Make an archive of one suite in files; return its source."""
     place = folder / "dists" / name
     packages = place / "main" / "binary-amd64" / "Packages"
@@ -247,7 +247,8 @@ def suite(folder, name="bookworm-security"):
     digest = subprocess.run(["sha256sum", packages], capture_output=True, text=True, check=True)
     line = f" {digest.stdout.split()[0]} {packages.stat().st_size} main/binary-amd64/Packages"
     (place / "Release").write_text(
-        f"Origin: Debian\nLabel: Debian-Security\nSuite: old-security\nCodename: {name}\n"
+        f"Origin: Debian\nLabel: Debian-Security\nSuite: old-security\n"
+        f"Codename: {codename or name}\n"
         f"Architectures: amd64\nComponents: main\nSHA256:\n{line}\n"
     )
     return f"Types: deb\nURIs: file:{folder}\nSuites: {name}\nComponents: main\nTrusted: yes\n"
@@ -265,6 +266,15 @@ def test_apt_reads_the_security_suite(tmp_path):
     assert [(one.package, one.fixed) for one in part.findings] == [("lib", ("1.0-1+deb12u1",))]
     fixed = replace(OLD, version="1.0-1+deb12u1")
     assert advisories.system_part([fixed], BASE, caller(suite(tmp_path / "b"))).outcome == "passed"
+
+
+@needs_apt
+@pytest.mark.usefixtures("allow_processes")
+def test_a_security_suite_is_known_by_its_name_or_its_codename(tmp_path):
+    for name, codename in (("noble-security", "noble"), ("current", "bookworm-security")):
+        sources = suite(tmp_path / name, name, codename)
+        part = advisories.system_part([OLD], BASE, caller(sources))
+        assert (part.outcome, part.why) == ("failed", "")
 
 
 @needs_apt

@@ -1,9 +1,12 @@
-"""Connecting to an engine: who is refused, and what is said where none answers."""
+"""Connecting to an engine, what is said where none answers, and its throw-away containers."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import docker.errors
 import pytest
 
-from stackyard.system.engine import connection
+from stackyard.system.engine import connection, containers
 from stackyard.system.errors import EngineError
 
 
@@ -56,3 +59,23 @@ def test_where_no_engine_answers_the_remedy_fits_the_reason(monkeypatch, why, ad
     with pytest.raises(EngineError, match="no container engine answers") as caught:
         connection.Connection()
     assert hint in caught.value.hint
+
+
+def test_a_throw_away_container_that_is_interrupted_is_removed(monkeypatch):
+    asked, removed = {}, []
+
+    def run(image, words, **given):
+        asked.update(given)
+        raise KeyboardInterrupt
+
+    engine = SimpleNamespace(
+        _client=SimpleNamespace(containers=SimpleNamespace(run=run)), remove_run=removed.append
+    )
+    monkeypatch.setattr(containers.cleanup, "undoing", lambda *given: nullcontext())
+    with pytest.raises(KeyboardInterrupt):
+        containers.Containers.run_once(engine, "toy", ["true"], seconds=5)
+    (label,) = removed
+    key, _, run_name = label.partition("=")
+    assert asked["labels"][key] == run_name
+    # docker's other drivers keep no log that the SDK reads, as where daemon.json says `local`.
+    assert asked["log_config"].type == "json-file"

@@ -1,6 +1,7 @@
 """The checks of a smoke on GPUs: each passes on what is good and fails on its own fault."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -82,6 +83,28 @@ def test_all_is_well():
     )
     assert found["bandwidth"].measured["ratio"] == 1.0
     assert found["throughput"].measured["updates_s"] == {"two": 50.0}
+
+
+def test_a_gpu_that_could_not_be_read_afterwards_is_not_taken_for_freed():
+    found = one("memory", seen(used_after={"GPU-00000000": 600 * MIB}))
+    assert (found.outcome, found.why) == (
+        "not run", "what GPU-00000001 held afterwards could not be read",
+    )  # fmt: skip
+    assert one("memory", seen(used_after={"GPU-00000000": 700 * MIB})).outcome == "failed"
+    assert "could not be read" in one("memory", seen(used_after={})).why
+    freed = judge_gpu.freed(seen(used_after={"GPU-00000000": 600 * MIB}), "")
+    assert (freed.name, freed.outcome) == ("freed", "not run")
+    assert judge_gpu.freed(seen(), "").outcome == "passed"
+
+
+def test_a_measurement_that_is_not_a_number_fails():
+    wrong = measured()
+    wrong["training"] = {**wrong["training"], "last_loss": math.nan}
+    assert "a loss of nan" in one("throughput", seen(measured=wrong)).why
+    for kind, name, key in (("training", "throughput", "tokens_s"),):
+        wrong = measured()
+        wrong[kind] = {**wrong[kind], key: math.nan}
+        assert one(name, seen(measured=wrong)).outcome == "failed"
 
 
 def over(via, *warnings):
