@@ -124,10 +124,14 @@ class LayerSource:
         note_place(self._folder, digest, self._registry.repository)
 
 
-def damaged(path: Path, digest: str) -> ReleaseError:
+class DamagedLayer(ReleaseError):
+    """Report that this machine's copy of a layer was damaged; it is removed, all of it was read."""
+
+
+def damaged(path: Path, digest: str) -> DamagedLayer:
     """Remove a cached layer that is not what its name says; return the error that says so."""
     path.unlink(missing_ok=True)
-    return ReleaseError(
+    return DamagedLayer(
         f"layer {digest[7:19]} was damaged in this machine's cache",
         why=f"{path} had its size and another digest, as after a power loss; it is gone now",
         hint="the same command again: it makes or fetches that layer anew",

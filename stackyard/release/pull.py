@@ -21,6 +21,7 @@ from stackyard.mesh.node_plan import free_port
 from stackyard.mesh.survey import HostFacts, Network
 from stackyard.release import relay
 from stackyard.release.goods import Goods
+from stackyard.release.layer_source import DamagedLayer
 from stackyard.release.parcel import Sendable
 from stackyard.release.receiver import Progress, Receiver
 from stackyard.release.relay import Keys
@@ -66,6 +67,7 @@ class Puller:
         self._keys = Keys(int(time.time()))
         self._receivers: dict[str, Receiver] = {}
         self._broke: StackyardError | None = None
+        self._damaged: DamagedLayer | None = None
 
     def pull(self, goods: Goods) -> None:
         """Send what is brought to every host that lacks it; `progress` holds the results.
@@ -93,6 +95,9 @@ class Puller:
             finally:
                 self._end()
         self._see_goods(goods)
+        for name in self._in("failed") if self._damaged else ():
+            mark = self.progress[name]
+            mark.hint = mark.hint or f"{self._damaged}"
 
     def _beat(self) -> None:
         for receiver in [*self._receivers.values()]:
@@ -176,6 +181,10 @@ class Puller:
                 for chunk in chunks:
                     if not feed.write(chunk):
                         return
+        except DamagedLayer as error:
+            # Hosts have it whole: each checks it, refuses it and removes it by itself.
+            self._damaged = error
+            return
         except StackyardError as error:
             self._broke = error
             return

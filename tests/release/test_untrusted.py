@@ -148,9 +148,10 @@ def test_a_layer_that_was_changed_on_the_way_is_refused_on_every_host(released, 
     found = json.loads(pulled.stdout)["hosts"]
     assert {mark["state"] for mark in found.values()} == {"failed"}
     assert all("is not what was signed" in mark["why"] for mark in found.values())
+    assert all("damaged in this machine's cache" in mark["hint"] for mark in found.values())
     assert nothing_is_there(site)
-    # The parcel that was not what it said is gone: the next pull brings it anew.
-    path.unlink()
+    # The parcel that was not what it said is gone, and so is the copy here: both come anew.
+    assert not path.exists()
     assert {m["state"] for m in site.pull("accelerate")["hosts"].values()} == {"pulled"}
 
 
