@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -79,22 +79,19 @@ class RunView:
         if self._live is not None:
             self._live.stop()
         if self._file is not None:
-            self._keep("")
+            self._to_log(self._file.flush)
         if self._file is not None:
             self._file.close()
 
-    def _keep(self, text: str) -> None:
+    def _to_log(self, write: Callable[[], object]) -> None:
         """Write to the log; where that fails, say so once and go on without it."""
-        if self._file is None:
-            return
         try:
-            self._file.write(text)
-            if not text:
-                self._file.flush()
+            write()
         except OSError as error:
+            file, self._file = self._file, None
             with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+                if file is not None:
+                    file.close()
             with contextlib.suppress(OSError):
                 self._terminal.note(f"{self._log} cannot be written any more: {error.strerror}")
 
@@ -111,7 +108,8 @@ class RunView:
         """Show one line of a rank, or of a launcher."""
         again = not self._everything and self._repeats(entry)
         self.kept = [*self.kept[-KEPT:], entry]
-        self._keep(f"{self._label(entry)} {entry['text']}\n")
+        if (file := self._file) is not None:
+            self._to_log(lambda: file.write(f"{self._label(entry)} {entry['text']}\n"))
         self._terminal.tail = "\n".join(str(e["text"]) for e in self.kept[-200:])
         if self._terminal.json or again:
             return

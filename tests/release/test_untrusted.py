@@ -218,7 +218,7 @@ def test_a_registry_that_runs_out_of_space(site, published, large, tmp_path):
         assert "space left" in caught.value.hint, caught.value.why
         assert not full.files("*/_manifests/tags/*accelerate*")
         docker("exec", full.container, "rm", ballast)
-        # A full disk may leave links to blobs empty; here it surely left one.
+        # A full disk may leave links to blobs empty: one is emptied here, of those that came whole.
         if links := full.files(link := "*/_layers/sha256/*/link", "-size", "+0"):
             docker("exec", full.container, "truncate", "--size=0", links[0])
         there = [path.split("/")[-2] for path in full.files(link, "-size", "+0")]

@@ -122,8 +122,11 @@ def run(terminal: Terminal, wanted: RunRequest) -> Answer:
     if not wanted.detach:
         kept = f"{RUNS}/{asked.run}/{value['name']}"
         record = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-        replace_texts(ROOT, {f"{kept}.json": record})
-        terminal.note(f"every line is in {kept}.log, the record in {value['name']}.json")
+        try:
+            replace_texts(ROOT, {f"{kept}.json": record})
+            terminal.note(f"every line is in {kept}.log, the record in {value['name']}.json")
+        except OSError as error:  # as with the log: the outcome is the training's
+            terminal.note(f"{kept}.json cannot be written: {error.strerror}")
     return value, code
 
 
