@@ -79,9 +79,7 @@ class RunView:
         if self._live is not None:
             self._live.stop()
         if self._file is not None:
-            self._to_log(self._file.flush)
-        if self._file is not None:
-            self._file.close()
+            self._to_log(self._file.close)
 
     def _to_log(self, write: Callable[[], object]) -> None:
         """Write to the log; where that fails, say so once and go on without it."""
