@@ -118,11 +118,13 @@ def ensure_base(
     say: Say,
     *,
     fresh: bool = False,
+    on_event: Callable[[], None] = lambda: None,
 ) -> ImageInfo:
     """Return the base image; bootstrap or pull it if the engine does not hold it yet.
 
     Args:
         fresh: bootstrap it again, even if it exists.
+        on_event: called at each event of a pull, which it ends if it raises.
 
     Raises:
         NothingToRunOn: it is a host base, which is made on demand only.
@@ -141,7 +143,7 @@ def ensure_base(
         )
     if base.bootstrap is None:
         say(f"pulling {reference}")
-        return engine.pull(reference)
+        return engine.pull(reference, on_event)
     key = base_key(base, common)[:12]
     with exclusive(f"base-{key}", lambda: say("another command is making the base: waiting")):
         found = before = engine.image(reference)
@@ -286,6 +288,8 @@ def ensure_tools(engine: Engine, caller: CallerSettings, wanted: Iterable[tuple[
     if engine.image(reference) is not None:
         return reference
     with exclusive(f"tools-{key}", lambda: None), cleanup.folder("tools") as folder:
+        if engine.image(reference) is not None:
+            return reference
         path = folder / "tools.tar"
         with tarfile.open(path, "w") as archive:
             archive.add(uv_binary, "uv", filter=_plain)
@@ -304,6 +308,8 @@ def ensure_bundle(engine: Engine, path: Path, manifest: BundleIndex) -> str:
     if engine.image(reference) is not None:
         return reference
     with exclusive(f"tools-{key}", lambda: None), cleanup.folder("tools") as folder:
+        if engine.image(reference) is not None:
+            return reference
         tools = folder / "tools.tar"
         bundle.write_tools(path, tools)
         engine.import_tar(tools, reference, [])

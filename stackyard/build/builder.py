@@ -96,6 +96,7 @@ class Builder:
         self._callers: dict[str, mirrors.CallerSettings] = {}
         self._announced: set[str] = set()
         self._refused: dict[str, StackyardError] = {}
+        self._interrupted = threading.Event()
 
     def build_all(self, stacks: Sequence[str], base: str, *, again: bool = False) -> list[Built]:
         """Build several stacks on one base at the same time; return them in the order given.
@@ -117,10 +118,14 @@ class Builder:
             try:
                 yield jobs
             except BaseException:
-                # Interrupted: stopping the docker clients ends their builds.
+                # Interrupted: stopping the docker clients ends their builds. A build that was in
+                # the engine's own work goes on to its next command, which is stopped, too.
+                self._interrupted.set()
                 for job in jobs:
                     job.cancel()
                 process.stop_all()
+                while wait(jobs, timeout=0.1).not_done:
+                    process.stop_all()
                 raise
 
     def build(
@@ -316,6 +321,11 @@ class Builder:
             self._foundations[base.name] = (info, reference)
         return self._foundations[base.name]
 
+    def _go_on(self) -> None:
+        """Raise if the builds were interrupted; a pull calls it at each of its events."""
+        if self._interrupted.is_set():
+            raise StackyardError("the build was interrupted")
+
     def _make_foundation(self, image: ResolvedImage) -> ImageInfo:
         base = image.base
         if base.host is None:
@@ -329,6 +339,7 @@ class Builder:
                 info = base_image.ensure_base(
                     self._engine, base, image.common, caller,
                     lambda text: self._say(base.name, text), fresh=self._fresh,
+                    on_event=self._go_on,
                 )  # fmt: skip
             tools.result()
             return info

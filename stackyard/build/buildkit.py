@@ -33,6 +33,9 @@ _PASSING = (
     "rpc error: code = Internal desc = unexpected EOF",
 )
 _TRIES = 3
+# The engine that Stackyard talks to, which is DOCKER_HOST's or the default one, and its own
+# BuildKit: a context or builder that the caller has chosen may be elsewhere, without the base.
+_HERE = {"DOCKER_BUILDKIT": "1", "DOCKER_CONTEXT": "default", "BUILDX_BUILDER": "default"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +174,7 @@ def _run(plan: BuildPlan, words: list[str], caller: CallerSettings, on_step: Ste
         try:
             process.run(
                 words,
-                env={"DOCKER_BUILDKIT": "1", **caller.proxies},
+                env={**_HERE, **caller.proxies},
                 stdin=pack({**{p: t.encode() for p, t in plan.context.items()}, **plan.blobs}),
                 timeout=3600,
                 on_line=progress.line,
@@ -225,7 +228,10 @@ class Progress:
 
     def failed_step(self) -> str:
         """Return the name of the step that failed."""
-        name = self._names.get(self._failed, "no step was reached")
+        last = next(reversed(self._names.values()), "")
+        name = self._names.get(
+            self._failed, f"the last step begun was {last}" if last else "no step was reached"
+        )
         return re.sub(r"--mount=\S+\s*", "", name)[:200]
 
     def last_lines(self) -> str:

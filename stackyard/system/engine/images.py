@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,11 @@ class Images(Connection):
         with translated(f"naming {reference} {new}"):
             self._api.tag(reference, repository, tag)
 
-    def pull(self, reference: str) -> ImageInfo:
+    def pull(self, reference: str, on_event: Callable[[], None] = lambda: None) -> ImageInfo:
         """Pull an image, by tag or digest.
+
+        Args:
+            on_event: called at each event, several a second; the pull ends if it raises.
 
         Raises:
             EngineError: the registry cannot be reached or refuses, or the image does not arrive.
@@ -111,7 +114,10 @@ class Images(Connection):
         with translated(f"pulling {reference}"):
             events = self._api.pull(repository, tag=tag or "latest", stream=True, decode=True)
             # Errors after the first response arrive as events, not exceptions.
-            failed = [str(event["error"]) for event in events if "error" in event]
+            failed: list[str] = []
+            for event in events:
+                on_event()
+                failed += [str(event["error"])] if "error" in event else []
         found = self.image(reference)
         if failed or found is None:
             why = failed[-1] if failed else "the engine does not hold it afterwards"

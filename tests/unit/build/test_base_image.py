@@ -153,6 +153,21 @@ def test_the_tools_hold_uv_and_the_wanted_wheels_and_are_made_once(folder, monke
     assert base_image.ensure_tools(engine, caller(), wanted) != name
 
 
+def test_tools_that_another_command_made_meanwhile_are_not_made_again(folder, monkeypatch):
+    engine, other = Holding(), Holding()
+    monkeypatch.setattr(base_image.uv, "find_uv_bin", lambda: str(folder / WHEELS[0]))
+    name = base_image.ensure_tools(other, caller(folder), [])
+
+    @contextlib.contextmanager
+    def after_the_other(key, waiting):
+        engine.held.add(name)
+        yield
+
+    monkeypatch.setattr(base_image, "exclusive", after_the_other)
+    assert base_image.ensure_tools(engine, caller(folder), []) == name
+    assert engine.imported == []
+
+
 def test_the_tools_of_a_bundle_are_made_once_for_its_content(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "write_tools", lambda path, out: tarfile.open(out, "w").close())
     engine = Holding()

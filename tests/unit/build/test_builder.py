@@ -2,6 +2,8 @@
 
 import dataclasses
 import tarfile
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from stackyard.cli.steps import images
 from stackyard.definitions import lock
 from stackyard.definitions.project import Project
 from stackyard.definitions.spec import Fact
+from stackyard.system import process
 from stackyard.system.errors import EngineError, NothingToRunOn, StackyardError, UsageError
 from stackyard.system.image import ImageInfo
 from stackyard.system.stream import ToolLine
@@ -308,7 +311,7 @@ class Registry(Holding):
         super().__init__()
         self.asked = []
 
-    def pull(self, reference):
+    def pull(self, reference, on_event=None):
         self.asked.append(reference)
         self.names.add(reference)
         return self.image(reference)
@@ -378,3 +381,52 @@ def test_a_step_that_stacks_share_is_named_once_and_buildkits_own_lines_are_a_to
     assert isinstance(again, ToolLine) and again == "[torch 1/1] RUN uv pip install"
     assert isinstance(own, ToolLine)
     assert len(builds._step("[a 1/1] RUN --mount=type=cache,target=/c " + "x" * 500)) == 100
+
+
+class Pulling(Registry):
+    """An engine whose pull goes on until its caller ends it."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = threading.Event()
+
+    def pull(self, reference, on_event=None):
+        self.begun.set()
+        for _ in range(1000):
+            on_event()
+            time.sleep(0.01)
+        raise AssertionError("the pull was not ended")
+
+
+def test_an_interrupted_pull_ends_and_nothing_is_built_after_it(tmp_path, builds):
+    digest = "sha256:" + "1" * 64
+    texts = {
+        "images/bases/gpu.lock": lock.render_pulled(samples.pulled(), digest, {}),
+        "images/toy/gpu.lock": samples.locked("alpha==1.2.0"),
+    }
+    engine = Pulling()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        make(pulled_project(tmp_path, **texts), engine).building(["toy"], "gpu") as jobs,
+    ):
+        assert engine.begun.wait(10)
+        raise KeyboardInterrupt
+    assert str(jobs[0].exception().__cause__) == "the build was interrupted"
+    assert builds() == []
+
+
+def test_an_interrupted_build_ends_each_command_that_it_still_starts(
+    project, monkeypatch, allow_processes
+):
+    begun, ended = threading.Event(), []
+
+    def build(self, stack, base, again=False):
+        for _ in range(3):
+            begun.set()
+            ended.append(process.run(["sleep", "30"], check=False).code)
+
+    monkeypatch.setattr(builder.Builder, "build", build)
+    with pytest.raises(KeyboardInterrupt), make(project, Holding()).building(["toy"], "cpu"):
+        assert begun.wait(10)
+        raise KeyboardInterrupt
+    assert ended == [-9, -9, -9]

@@ -207,6 +207,11 @@ def test_a_build_that_reached_no_step_says_so():
     assert (found.failed_step(), found.last_lines(), steps) == ("no step was reached", "", [])
 
 
+def test_a_build_that_ends_while_a_step_runs_says_which_was_begun_last():
+    found, _ = progress("#5 [a 1/2] RUN x", "#6 [a 2/2] RUN --mount=type=cache y", "#6 0.1 going")
+    assert found.failed_step() == "the last step begun was [a 2/2] RUN y"
+
+
 # The whole
 
 
@@ -227,7 +232,8 @@ def test_a_build_gets_its_context_on_standard_input_and_its_secrets_as_private_f
     assert buildkit.build(made(), client, "t", caller, print) == "sha256:abc"
     assert (seen["secret"], seen["mode"]) == (b"hunter2", 0o600)
     assert not seen["path"].exists()
-    assert seen["env"] == {"DOCKER_BUILDKIT": "1", **proxies}
+    here = {"DOCKER_CONTEXT": "default", "BUILDX_BUILDER": "default"}
+    assert seen["env"] == {"DOCKER_BUILDKIT": "1", **here, **proxies}
     context = {path: text.encode() for path, text in made().context.items()}
     assert seen["stdin"] == buildkit.pack(context)
     assert b"hunter2" not in seen["stdin"]

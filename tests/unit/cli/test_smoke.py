@@ -343,7 +343,7 @@ class Fake(Builder):
     """A builder whose builds take as long as its machine says."""
 
     def __init__(self, machine):
-        self._machine = machine
+        self._machine, self._interrupted = machine, threading.Event()
 
     def build(self, stack, base, *, again=False, fork=None):
         seconds = self._machine.build(stack)
