@@ -121,7 +121,9 @@ def _conclusion(places: Mapping[int, At], nodes: Mapping[int, str]) -> str:
     if not waiting:
         shown = "; ".join(f"{_name(rank, nodes)} is at {places[rank].place or 'no known line'}"
                           for rank in others[:4])  # fmt: skip
-        return f"no rank waits in a collective: {shown}" if shown else "no rank answers"
+        if shown or not nodes:
+            return f"no rank waits in a collective: {shown}" if shown else "the launcher waits"
+        return "no rank answers"
     if others:
         (collective, _), ranks = max(waiting.items(), key=lambda item: len(item[1]))
         where = f" (at {places[others[0]].place})" if places[others[0]].place else ""

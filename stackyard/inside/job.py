@@ -28,6 +28,8 @@ RESTART_SECONDS = 30.0
 LAUNCHER_SECONDS = 25.0
 # A hang is examined after so many times the longest of the last updates, and some seconds more.
 HANG_TIMES, HANG_SECONDS = 5.0, 30.0
+# Before a training's pace is known, it is examined when no rank was heard for so long.
+UNHEARD_SECONDS = 300.0
 # Of a program that records nothing, lines are its updates: after so many its pace is known.
 MARKS = 10
 # The rate is that of so many last marks, a second or more apart: records come in bursts.
@@ -52,11 +54,13 @@ class Job:
         silent_seconds: some rank records something after this; 0: without limit.
         grace_seconds: processes that its launcher leaves may take this long to end by themselves.
         spoke: when a rank last recorded something.
+        spoken: whether any rank wrote a line.
         updates: the last update that each rank recorded.
         loss: that of its last update; None where none is recorded.
         moved: when it last got on: by an update, or by a line where nothing is recorded.
         pace: seconds from one of these to the next, of the last ones.
-        hang_seconds: silence beyond its own pace after which its ranks are asked where they are.
+        hang_seconds: silence beyond its own pace after which its ranks are asked where they are;
+            where the pace is not known yet, `UNHEARD_SECONDS` of silence.
         hang: who waits where, since it does not get on; empty while it does.
         examined: when its ranks were asked; 0 while it gets on.
         ending: why it ends when they have answered; empty where it goes on.
@@ -93,7 +97,7 @@ class Job:
         self.swept: set[tuple[str, object]] = set()
         self.left: dict[str, list[object]] = {}
         self.made: list[Path] = []
-        self.killed = self.stopped = False
+        self.killed = self.stopped = self.spoken = False
         self.ended = self.asked = self.deadline = 0.0
         self.launcher: StepProcess | None = None
         self.checks, self.checking = 0, False
@@ -140,6 +144,12 @@ class Job:
         }  # fmt: skip
 
     @property
+    def unstarted(self) -> str:
+        """Say how many ranks have started, where some have not; empty where all have."""
+        wanted, started = int(str(self.shown.get("ranks") or 0)), len(self.ranks)
+        return f"{started} of {wanted} ranks have started" if started < wanted else ""
+
+    @property
     def rate(self) -> float | None:
         """Return the updates a second, of about the last minute; None until it is known."""
         if len(self._passed) < 2:
@@ -180,16 +190,17 @@ class Job:
         except (ValueError, KeyError, TypeError):
             return
         self.spoke = time.monotonic()
-        self._move()
+        self.move()
         self.updates.setdefault(rank, 0)
         if kind == "end":
             self.done.add(rank)
 
     def worded(self) -> None:
         """Take lines of ranks that came together for an update, where nothing is recorded."""
+        self.spoken = True
         if not self.updates:
             self._mark()
-            self._move()
+            self.move()
 
     def _mark(self, *, first: bool = False) -> None:
         now = time.monotonic()
@@ -204,17 +215,22 @@ class Job:
             self._passed.append((now, step))
         self.loss = None if loss is None else float(str(loss))
 
-    def _move(self) -> None:
+    def move(self) -> None:
+        """Note that it gets on."""
         self.moved = time.monotonic()
         self.hang, self.examined = "", 0.0
 
     def hangs(self, now: float) -> bool:
         """Return whether it does not get on for far longer than its own pace, and was not asked."""
         over = self.placed and len(self.done) >= len(self.placed)
-        if self.examined or not self.ranks or over:
+        if self.examined or over:
             return False
-        known = len(self.pace) >= (1 if self.updates else MARKS)
-        return known and now - self.moved > HANG_TIMES * max(self.pace) + self.hang_seconds
+        if self.ranks and len(self.pace) >= (1 if self.updates else MARKS):
+            return now - self.moved > HANG_TIMES * max(self.pace) + self.hang_seconds
+        # Steps before the last prepare data, and need not say anything. Nor need a program whose
+        # ranks have all started and that has shown by a line or an update that it works.
+        works = not self.unstarted and (self.spoken or any(self.updates.values()))
+        return not self.steps and not works and now - self.moved > UNHEARD_SECONDS
 
     def silence(self, now: float) -> str:
         """Name the ranks or the launcher that are silent for too long; empty if none is."""

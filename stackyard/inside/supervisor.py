@@ -131,6 +131,7 @@ class Supervisor:
         if event == "rank":
             job.ranks[rank] = {"node": node, "pid": value["pid"], "end": None}
             job.dead.pop(rank, None)  # its launcher has restarted it
+            job.move()
         elif event == "fused" and rank in job.ranks:
             job.ranks[rank]["fused"] = value["parts"]
         elif event == "gone":
@@ -376,7 +377,8 @@ class Supervisor:
                      if known["end"] is None}  # fmt: skip
             if not set(nodes.values()) <= set(answers):
                 return  # a node of it is lost, which ends it with that reason
-            job.hang, lines, late = hang.explain(found, nodes)
+            what, lines, late = hang.explain(found, nodes)
+            job.hang = "; ".join(filter(None, [job.unstarted, what]))
             for text in (f"no update for {time.monotonic() - job.moved:.0f} s: {job.hang}", *lines):
                 self._note(job, self._me, {"rank": None, "text": f"hang: {text}"})
             self._tell(event="hang", job=job.name, what=job.hang, ranks=lines, late=late)

@@ -67,6 +67,18 @@ def test_json_lines_give_the_bytes_of_plain_text(typed, plain, lines, material, 
     assert about["splits"]["train"]["documents"] == 2352
 
 
+@pytest.mark.repeat  # of one reader before another kind of vocabulary
+def test_json_lines_and_plain_text_give_the_same_words(typed, lines, material):
+    for name in ("text.jsonl", "text.txt"):
+        place = lines if name == "text.jsonl" else material
+        out = lines / name.partition(".")[2]
+        typed("data", "megatron", "--input", f"{place}/{name}", "--out", str(out),
+              "--vocab", str(material / "vocab.json"))  # fmt: skip
+    for kind in ("bin", "idx"):
+        one, other = ((lines / form / f"train.{kind}").read_bytes() for form in ("jsonl", "txt"))
+        assert one == other and one
+
+
 @pytest.mark.parametrize(
     ("folder", "options", "end"),
     [

@@ -107,12 +107,15 @@ print(f"rank {ranks} deepspeed {bool(args.deepspeed)}", flush=True)
 ZERO_INIT = """
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
+from deepspeed import zero
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 torch.manual_seed(7)
-one = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
-one.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 4
 shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2,
                    bos_token_id=0, eos_token_id=0)
+whole = GPT2LMHeadModel(shape)
+whole.save_pretrained("/var/tmp/whole")
+one = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+one.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 4
 
 def is_cut(model):
     return all(parameter.numel() == 0 for parameter in model.parameters())
@@ -121,6 +124,10 @@ def is_cut(model):
 print(f"rank {one.process_index} by class: cut {is_cut(GPT2LMHeadModel(shape))}", flush=True)
 model = AutoModelForCausalLM.from_config(shape)
 print(f"rank {one.process_index} by from_config: cut {is_cut(model)}", flush=True)
+loaded = AutoModelForCausalLM.from_pretrained("/var/tmp/whole")
+with zero.GatheredParameters(list(loaded.parameters())):
+    same = all(map(torch.equal, loaded.parameters(), whole.parameters()))
+print(f"rank {one.process_index} by from_pretrained: cut {is_cut(loaded)} same {same}", flush=True)
 trained, optimizer = one.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
 text = torch.arange(4 * 32).reshape(4, 32) % 3
 for update in range(1, 21):

@@ -196,22 +196,25 @@ for update in range(1, 10**6):
         print(f"update {update}", flush=True)
     time.sleep(0.1)
 """
+# Rank 1 hangs before the first of anything.
+HANGS_AT_ONCE = """
+import os, time, torch.distributed as dist
+
+def load_data():
+    time.sleep(10**6)
+
+if os.environ["RANK"] == "1":
+    load_data()
+dist.init_process_group("gloo")
+"""
 repeat = pytest.mark.repeat
 
 
-@pytest.mark.parametrize(
-    ("launcher", "more"),
-    [
-        pytest.param("torchrun", (), marks=repeat),
-        pytest.param("deepspeed", (), marks=repeat),
-        pytest.param("accelerate", ("--set", "zero_stage=0"), marks=repeat),
-        pytest.param("plain", (), marks=repeat),
-    ],
-)
-def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, more):
-    (four.folder / "shared" / "hangs.py").write_text(HANGS)
+def hang(four, program, *words):
+    """Run a program on two hosts until its hang is told; return all that was said, and the wait."""
+    (four.folder / "shared" / "hangs.py").write_text(program)
     words = ["run", "accelerate", "--gpus", "0", "--hosts", four.only("n00", "n01").inventory,
-             "--launcher", launcher, *more, "--", "/shared/hangs.py"]  # fmt: skip
+             *words, "--", "/shared/hangs.py"]  # fmt: skip
     child = subprocess.Popen(
         [ROOT / ".venv/bin/invoke", *words], cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -227,8 +230,28 @@ def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, m
         waited = time.monotonic() - last
         os.kill(child.pid, signal.SIGINT)
         said += child.stdout.readlines()
-    text = "".join(said)
+    assert four.left() == {}
+    return "".join(said), waited
+
+
+@pytest.mark.parametrize(
+    ("launcher", "more"),
+    [
+        pytest.param("torchrun", (), marks=repeat),
+        pytest.param("deepspeed", (), marks=repeat),
+        pytest.param("accelerate", ("--set", "zero_stage=0"), marks=repeat),
+        pytest.param("plain", (), marks=repeat),
+    ],
+)
+def test_a_run_that_hangs_names_who_never_came_by_any_launcher(four, launcher, more):
+    text, waited = hang(four, HANGS, "--launcher", launcher, *more)
     assert ("rank 1 (n01) (at load_data (hangs.py:5)) never came to all_reduce, where rank 0 (n00)"
             " waits") in text, text[-3000:]  # fmt: skip
     assert waited < 60
-    assert four.left() == {}
+
+
+@pytest.mark.repeat
+def test_a_run_that_hangs_before_its_first_line_says_where_its_ranks_are(four):
+    text, _ = hang(four, HANGS_AT_ONCE, "--launcher", "torchrun")
+    assert "rank 1 (n01) is at load_data (hangs.py:5)" in text, text[-3000:]
+    assert "hang: rank 0 (n00) waits in no collective, at <module> (hangs.py:9)" in text

@@ -128,6 +128,7 @@ def test_zero_3_cuts_a_model_while_transformers_makes_it(two, config, flag):
     learned(done.stdout)
     assert done.stdout.count("by class: cut False") == 2, done.stdout[-3000:]
     assert done.stdout.count("by from_config: cut True") == 2
+    assert done.stdout.count("by from_pretrained: cut True same True") == 2
 
 
 @pytest.mark.repeat  # the user's own is read above

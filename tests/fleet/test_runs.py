@@ -159,7 +159,8 @@ def test_a_copy_that_was_edited_trains_by_its_own_script(meshes):
     assert {path.name for path in kept.glob("global_step*")} == {"global_step12"}
 
 
-def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes):
+@pytest.mark.parametrize("launcher", ["plain", pytest.param("deepspeed", marks=pytest.mark.repeat)])
+def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes, launcher):
     """tqdm through pdsh comes in one block at the end; here it comes while it moves."""
     program = (
         "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE']);\n"
@@ -168,7 +169,8 @@ def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes):
     )
     path = meshes.folder / "shared" / "bar.py"
     path.write_text(program)
-    done = meshes.invoke("run", "fairseq", *PLAIN, "--", "/shared/bar.py")
+    stack = {"plain": "fairseq", "deepspeed": "megatron"}[launcher]
+    done = meshes.invoke("run", stack, "--launcher", launcher, "--", "/shared/bar.py")
     said = done.stdout
     assert {f"rank {n} of 3" for n in range(3)} <= {
         line.partition("| ")[2] for line in said.splitlines()

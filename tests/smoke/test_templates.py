@@ -389,8 +389,14 @@ def test_a_vocabulary_that_is_too_small_is_named_and_one_of_any_size_is_padded(m
 @pytest.mark.parametrize(
     ("settings", "file", "said"),
     [
-        ("", "/var/tmp/both.json", r"both\.json: train_batch_size come from"),
-        ("precision=bf16", "/srv/templates/zero-0.json", "in bf16 without ZeRO DeepSpeed cannot"),
+        ("tp=1,pp=1", "/var/tmp/both.json", r"both\.json: train_batch_size come from"),
+        (
+            "tp=1,pp=1,precision=bf16",
+            "/srv/templates/zero-0.json",
+            "in bf16 without ZeRO DeepSpeed cannot",
+        ),
+        ("tp=2,pp=1", "/srv/templates/zero-2.json", "ZeRO-2 goes with --tp=1 --pp=1"),
+        ("tp=1,pp=2", "/srv/templates/zero-3.json", "ZeRO-3 goes with --tp=1 --pp=1"),
     ],
 )
 def test_what_deepspeeds_file_cannot_be_with_arguments_is_refused(meshes, settings, file, said):
@@ -398,7 +404,14 @@ def test_what_deepspeeds_file_cannot_be_with_arguments_is_refused(meshes, settin
     for node in NODES:
         put(running, node, {"/var/tmp/both.json": json.dumps({"train_batch_size": 8})})
     with pytest.raises(AssertionError, match=said):
-        play(running, "megatron", "gpt2-345m", settings, words=(f"--ds-config={file}",))
+        play(running, "megatron", "gpt2-345m-3d", settings, words=(f"--ds-config={file}",))
+
+
+@pytest.mark.repeat  # of one template by another file of DeepSpeed's
+def test_a_template_trains_without_zero_by_a_file_of_deepspeeds(meshes):
+    words = ("--ds-config=/srv/templates/zero-0.json",)
+    said, _ = play(meshes("megatron"), "megatron", "gpt2-345m", words=words)
+    assert losses(said)[-1] < 0.9 * losses(said)[0]
 
 
 @pytest.mark.parametrize(

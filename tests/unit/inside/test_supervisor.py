@@ -634,6 +634,37 @@ def test_ranks_that_do_not_get_on_are_asked_once_and_the_missing_one_is_named(tr
     assert len(training.lines["a"].sent) == asked
 
 
+def test_a_run_that_is_silent_from_its_start_is_asked_how_many_ranks_have_started(mesh):
+    mesh.start(shown={"ranks": 2})
+    mesh.tick(200)
+    rank(mesh, 0, 50, "a")
+    mesh.tick(299)
+    assert mesh.asked() == {"a": "watch", "b": "watch"}
+    mesh.tick(2)
+    assert mesh.asked() == {"a": "stacks", "b": "stacks"}
+    answered(mesh, WAITS)
+    assert (mesh.job.state, mesh.job.hang) == (
+        "running",
+        "1 of 2 ranks have started; rank 0 (a) waits in all_reduce, and nobody else is there",
+    )
+    rank(mesh, 1, 51, "b")
+    assert mesh.job.hang == ""
+    mesh.tick(301)
+    answered(mesh, WAITS, LOADS)
+    assert mesh.job.hang == MISSING
+
+
+def test_a_run_of_which_no_rank_starts_says_so_once_its_data_are_prepared(mesh):
+    steps = [{"what": what, "argv": [what]} for what in ("prepare", "train")]
+    mesh.start(shown={"ranks": 2}, steps=steps)
+    mesh.tick(301)
+    assert mesh.asked() == {"a": "watch", "b": "watch"}
+    mesh.end(0)
+    mesh.tick(301)
+    answered(mesh)
+    assert mesh.job.hang == "0 of 2 ranks have started; the launcher waits"
+
+
 def test_the_runs_own_rule_then_decides_and_carries_the_name(training):
     training.tick(41)
     answered(training, WAITS, LOADS)
