@@ -55,6 +55,8 @@ def facts() -> dict[str, str]:
         "digest": digest_of(Path(sysconfig.get_paths()["purelib"])),
         "host": socket.gethostname(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        # Slurm's: the numbers of the GPUs that the job has on this node; unset where it has none.
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "cpus": str(os.cpu_count() or 0),
         "kernel": platform.release(),
         "architecture": platform.machine(),

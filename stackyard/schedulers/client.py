@@ -131,7 +131,11 @@ class SlurmCluster:
 
     def follow(self, job: str, nodes: int, line: Line, say: Say) -> State:
         """Wait until the job starts, then follow its log."""
-        _watch(lambda: self.state(job), lambda now: now.state != "waiting", say)
+        patience = slurm_client.PATIENCE_SECONDS
+        _watch(
+            lambda: _slurm_state(slurm_client.status(job, patience)),
+            lambda now: now.state != "waiting", say,
+        )  # fmt: skip
         return self.logs(job, line, follow=True)
 
     def state(self, job: str) -> State:

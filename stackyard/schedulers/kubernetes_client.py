@@ -46,24 +46,35 @@ def submit(site: KubernetesSite, files: Mapping[str, str]) -> str:
     """
     *others, last = files.values()
     created: list[str] = []
+    text = ""
     try:
         for text in others:
             # Print the name only: the object may hold keys.
             said = _kubectl(site, "create", "-f", "-", "-o", "name", stdin=text.encode())
             created.append(said.splitlines()[-1])
-        made = _json(_kubectl(site, "create", "-f", "-", "-o", "json", stdin=last.encode()))
-    except BaseException:
-        _remove(site, created)
+        text = last
+        made = _json(_kubectl(site, "create", "-f", "-", "-o", "json", stdin=text.encode()))
+    except BaseException as error:
+        _remove(site, created, text, error)
         raise
     return _own(site, made, created)
 
 
-def _remove(site: KubernetesSite, created: list[str]) -> None:
-    # By name, and only what was made just now: a run of the same name may exist already. A failure
-    # here is ignored: it mostly has the same reason as the one that is being reported.
-    if created:
+def _remove(site: KubernetesSite, created: list[str], asked: str, error: BaseException) -> None:
+    """Remove what was made just now, and what was asked for last, which may have been made.
+
+    A run of the same name may exist already: whether a first object that was not answered is of
+    that one is not known, so it stays. A failure here is ignored: it mostly has the same reason as
+    the one that is being reported.
+    """
+    if not created:
+        return
+    if not isinstance(error, CommandError) or "already exists" not in error.why:
         with contextlib.suppress(StackyardError):
-            _kubectl(site, "delete", "--ignore-not-found", *created)
+            words = ("delete", "--ignore-not-found", "--wait=false", "-f", "-")
+            _kubectl(site, *words, stdin=asked.encode())
+    with contextlib.suppress(StackyardError):
+        _kubectl(site, "delete", "--ignore-not-found", *created)
 
 
 def _own(site: KubernetesSite, run: Mapping[str, Any], others: list[str]) -> str:

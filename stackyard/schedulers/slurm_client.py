@@ -6,6 +6,8 @@ does.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import time
@@ -30,6 +32,8 @@ SECONDS = 60.0
 # Longer than Slurm's KillWait (30 s), after which it kills the remaining processes.
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 0.5
+# What follows a job asks again for so long: a controller that is restarted is away for less.
+PATIENCE_SECONDS = 120.0
 _PROGRAMS = ("apptainer", "enroot", "squashfuse")
 _JOB_ID = re.compile(r"[0-9]+")
 
@@ -81,20 +85,52 @@ def submit(folder: Path) -> str:
     Raises:
         CommandError: Slurm refused; holds its message.
     """
-    said = _slurm("sbatch", "--parsable", SCRIPT, cwd=folder).output
-    # Warnings may precede the number; a federation adds `;cluster`.
-    numbers = re.findall(r"^([0-9]+)(?:;\S+)?$", said, re.MULTILINE)
-    if not numbers:
-        raise StackyardError("sbatch named no job", why=process.last_lines(said))
+    try:
+        said = _slurm("sbatch", "--parsable", SCRIPT, cwd=folder).output
+        # Warnings may precede the number; a federation adds `;cluster`.
+        numbers = re.findall(r"^([0-9]+)(?:;\S+)?$", said, re.MULTILINE)
+        if not numbers:
+            raise StackyardError("sbatch named no job", why=process.last_lines(said))
+    except BaseException:
+        _withdraw(folder.resolve())
+        raise
     return str(numbers[-1])
 
 
-def status(job_id: str) -> JobStatus:
+def _withdraw(folder: Path) -> None:
+    """Cancel the job that Slurm took from a folder although sbatch was ended before it said so."""
+    with contextlib.suppress(StackyardError):
+        words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format", "%A %Z"]
+        for line in _slurm(*words).output.splitlines():
+            number, _, where = line.strip().partition(" ")
+            if where == str(folder):
+                _slurm("scancel", number)
+
+
+def status(job_id: str, patience: float = 0.0) -> JobStatus:
     """Return the state of a job.
 
+    Args:
+        patience: for so many seconds a controller that does not answer is asked again.
+
     Raises:
-        StackyardError: Slurm knows no such job (any more).
+        StackyardError: Slurm knows no such job (any more), or does not answer.
     """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return _status(job_id)
+        except (CommandError, _NoAnswer):
+            if time.monotonic() >= end:
+                raise
+        time.sleep(POLL_SECONDS)
+
+
+class _NoAnswer(StackyardError):
+    """Slurm did not answer; a later question may be answered."""
+
+
+def _status(job_id: str) -> JobStatus:
     show = _slurm("scontrol", "--oneliner", "show", "job", _checked(job_id), check=False)
     if show.code == 0:
         return parse_job(show.output)
@@ -104,7 +140,8 @@ def status(job_id: str) -> JobStatus:
         found = parse_accounted(_slurm(*words, check=False).output)
         if found:
             return found
-    raise StackyardError(
+    kind = StackyardError if "Invalid job id" in show.output else _NoAnswer
+    raise kind(
         f"Slurm does not answer for job {job_id}",
         why=process.last_lines(show.output, 5),
         hint="a job that ended a while ago is forgotten; its log is in the folder it was"
@@ -120,7 +157,7 @@ def logs(job_id: str, follow: bool, on_line: Callable[[str], None]) -> JobStatus
     """
     reader = Reader()
     while True:
-        now = status(job_id)
+        now = status(job_id, PATIENCE_SECONDS if follow else 0.0)
         path = Path(now.log)
         if now.log and path.is_file():
             reader.read(path, on_line)
@@ -162,15 +199,15 @@ class Reader:
 def kill_step(job_id: str, name: str) -> None:
     """Kill all processes of a job's step, by its name, with SIGKILL; the job goes on.
 
-    Raises:
-        CommandError: Slurm refused; holds its message.
+    A controller that does not answer is no error: who kills a step asks again until it is over.
     """
     words = ["squeue", "--noheader", "--steps", "--jobs", _checked(job_id), "--format", "%i %j"]
-    for line in _slurm(*words).output.splitlines():
-        number, _, found = line.strip().partition(" ")
-        if found.strip() == name:
-            # A step that has just ended is no error.
-            _slurm("scancel", "--signal=KILL", number, check=False)
+    with contextlib.suppress(CommandError):
+        for line in _slurm(*words).output.splitlines():
+            number, _, found = line.strip().partition(" ")
+            if found.strip() == name:
+                # A step that has just ended is no error.
+                _slurm("scancel", "--signal=KILL", number, check=False)
 
 
 def cancel(job_id: str) -> JobStatus:
@@ -179,13 +216,13 @@ def cancel(job_id: str) -> JobStatus:
     Raises:
         StackyardError: Slurm refused, or its nodes have not reported its end in time.
     """
-    before = status(job_id)
+    before = status(job_id, PATIENCE_SECONDS)
     if before.ended:
         return before
     _slurm("scancel", job_id)
     end = time.monotonic() + CANCEL_SECONDS
     while True:
-        now = status(job_id)
+        now = status(job_id, PATIENCE_SECONDS)
         if now.ended:
             return now
         if time.monotonic() > end:

@@ -59,7 +59,8 @@ class Follower:
 
     def _now(self) -> JobStatus:
         if self._status is None or time.monotonic() - self._when > STATUS_SECONDS:
-            self._status, self._when = slurm_client.status(self.job), time.monotonic()
+            self._status = slurm_client.status(self.job, slurm_client.PATIENCE_SECONDS)
+            self._when = time.monotonic()
         return self._status
 
     def until_started(self, phase: Callable[[str], None]) -> None:

@@ -69,12 +69,14 @@ def place(
 
 def _node(told: Mapping[str, Any], here: HostFacts) -> NodePlan:
     host, interface = str(told["host"]), str(told["interface"])
+    # Where Slurm does not confine jobs to their GPUs (ConstrainDevices), all of the node are seen.
+    own = set(filter(None, str(told.get("gpus", "")).split(",")))
     return NodePlan(
         name=host,
         host=host,
         address=next((i.address for i in here.interfaces if i.name == interface), ""),
         interface=interface,
-        gpus=tuple(gpu.index for gpu in here.gpus),
+        gpus=tuple(gpu.index for gpu in here.gpus if not own or {str(gpu.index), gpu.uuid} & own),
     )
 
 

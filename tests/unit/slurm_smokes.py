@@ -70,9 +70,9 @@ class Nodes:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
 
-    def image(self, host: str, digest: str = DIGEST) -> None:
+    def image(self, host: str, digest: str = DIGEST, gpus: str = "") -> None:
         told = {"digest": digest, "host": host, "interface": "eth0", "cpus": "2",
-                "kernel": "6.1", "architecture": "x86_64"}  # fmt: skip
+                "kernel": "6.1", "architecture": "x86_64", "gpus": gpus}  # fmt: skip
         self.write(f"images/{host}.json", json.dumps(told))
 
     def over(self, label: str, code: int = 0) -> None:
@@ -103,7 +103,7 @@ class Nodes:
 
     def served(self, monkeypatch: Any) -> None:
         """Answer for Slurm, without waiting for anything."""
-        monkeypatch.setattr(slurm_client, "status", lambda job: self.state)
+        monkeypatch.setattr(slurm_client, "status", lambda job, patience=0.0: self.state)
         monkeypatch.setattr(slurm_client, "kill_step", self.kill)
         for name in ("LATE_SECONDS", "END_SECONDS"):
             monkeypatch.setattr(slurm_follower, name, 0.0)

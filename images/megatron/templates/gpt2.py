@@ -7,6 +7,7 @@ caller has initialised.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
@@ -64,13 +65,20 @@ class CausalAttention(nn.Module):
     def __init__(self, config: TransformerConfig, **_: Any) -> None:
         super().__init__()
         self._dropout = config.attention_dropout
+        # Ranks of one group hold different heads: each draws dropout of its own. Where a rank has
+        # all heads, the default generator does, and the host is spared two changes of its state.
+        self._own_draws = config.tensor_model_parallel_size > 1
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend; [sequence, batch, heads, head size] in, heads merged out."""
         inputs = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         dropout = self._dropout if self.training else 0.0
-        # Tensor-parallel ranks hold different heads: each draws dropout of its own.
-        with tensor_parallel.get_cuda_rng_tracker().fork():
+        draws = (
+            tensor_parallel.get_cuda_rng_tracker().fork()
+            if self._own_draws
+            else contextlib.nullcontext()
+        )
+        with draws:
             out = nn.functional.scaled_dot_product_attention(
                 *inputs, dropout_p=dropout, is_causal=True
             )

@@ -582,7 +582,7 @@ def slurm(monkeypatch):
                 on_line(text)
             return left[-1]
 
-        def status(job):
+        def status(job, patience=0.0):
             return left.pop(0) if len(left) > 1 else left[0]
 
         for name, called in (("status", status), ("logs", logs), ("cancel", status)):

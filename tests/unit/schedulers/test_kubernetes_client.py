@@ -96,7 +96,7 @@ def test_a_cluster_is_named_where_there_are_several(kubectl):
 
 
 def test_what_was_created_is_removed_when_the_rest_is_refused(kubectl):
-    found = kubectl("secret/toy-keys", "configmap/toy-files", refused("quota"), "")
+    found = kubectl("secret/toy-keys", "configmap/toy-files", refused("quota"), "", "")
     with pytest.raises(CommandError, match="quota"):
         kubernetes_client.submit(site(), TEXTS)
     delete = ["delete", "--ignore-not-found", "secret/toy-keys", "configmap/toy-files"]
@@ -111,16 +111,33 @@ def test_nothing_of_another_run_of_that_name_is_removed(kubectl):
 
 
 def test_why_creating_failed_is_said_even_when_removing_fails_too(kubectl):
-    kubectl("secret/toy-keys", refused("quota"), refused("gone"))
+    kubectl("secret/toy-keys", refused("quota"), refused("gone"), refused("gone"))
     with pytest.raises(CommandError, match="quota"):
         kubernetes_client.submit(site(), TEXTS)
 
 
 def test_an_interrupt_leaves_nothing_that_was_created(kubectl):
-    found = kubectl("secret/toy-keys", KeyboardInterrupt(), "")
+    found = kubectl("secret/toy-keys", KeyboardInterrupt(), "", "")
     with pytest.raises(KeyboardInterrupt):
         kubernetes_client.submit(site(), TEXTS)
     assert found.asked[-1][-1] == "secret/toy-keys"
+
+
+def test_a_run_whose_creation_was_not_answered_is_removed(kubectl):
+    late = CommandError("kubectl ran past its limit of 60 s", code=124)
+    found = kubectl("secret/toy-keys", "configmap/toy-files", late, "", "")
+    with pytest.raises(CommandError, match="past its limit"):
+        kubernetes_client.submit(site(), TEXTS)
+    assert found.asked[-2] == [*BEGIN, "delete", "--ignore-not-found", "--wait=false", "-f", "-"]
+    assert found.given[-2] == list(TEXTS.values())[-1].encode()
+
+
+def test_a_run_of_the_same_name_without_files_is_not_removed(kubectl):
+    taken = refused('jobsets "toy" already exists')
+    found = kubectl("secret/toy-keys", "configmap/toy-files", taken, "")
+    with pytest.raises(CommandError, match="already exists"):
+        kubernetes_client.submit(site(), TEXTS)
+    assert "-f" not in found.asked[-1]
 
 
 def test_a_run_that_may_not_own_its_keys_runs_and_says_so(kubectl):

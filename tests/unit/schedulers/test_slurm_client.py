@@ -53,12 +53,22 @@ def test_submitting_gives_the_number(slurm, tmp_path):
     assert slurm_client.submit(tmp_path) == "18"
 
 
+@pytest.mark.parametrize("said", [(1, "Socket timed out on send/recv operation"), (0, "?")])
+def test_a_job_that_slurm_took_without_saying_so_is_cancelled(slurm, tmp_path, said):
+    jobs = f"16 /elsewhere\n17 {tmp_path}\n18 {tmp_path}/other\n"
+    found = slurm(sbatch=[said], squeue=[(0, jobs)], scancel=[(0, "")])
+    with pytest.raises(StackyardError):
+        slurm_client.submit(tmp_path)
+    assert [call for call in found.called if call[0] == "scancel"] == [("scancel", "17")]
+
+
 def test_a_refusal_says_what_slurm_said(slurm, tmp_path):
-    slurm(sbatch=[(1, "sbatch: error: invalid partition specified: x")])
+    refusal = [(1, "sbatch: error: invalid partition specified: x")]
+    slurm(sbatch=refusal, squeue=[(1, "slurm_load_jobs error")])
     with pytest.raises(CommandError) as caught:
         slurm_client.submit(tmp_path)
     assert "invalid partition" in caught.value.why
-    slurm(sbatch=[(0, "nothing of use")])
+    slurm(sbatch=[(0, "nothing of use")], squeue=[(0, "")])
     with pytest.raises(StackyardError, match="named no job"):
         slurm_client.submit(tmp_path)
 
@@ -94,12 +104,23 @@ def test_a_controller_that_is_away_is_not_taken_for_a_forgotten_job(slurm):
     assert [call[0] for call in found.called] == ["scontrol"]
 
 
+def test_what_follows_a_job_asks_a_controller_that_is_away_again(slurm):
+    away = (1, "Unable to contact slurm controller (connect failure)")
+    found = slurm(scontrol=[away, away, (0, job("RUNNING"))])
+    assert slurm_client.status("12", patience=60).state == "running"
+    assert len(found.called) == 3
+    found = slurm(scontrol=[(1, GONE)], sacct=[(1, "accounting is disabled")])
+    with pytest.raises(StackyardError, match="does not answer for job 12"):
+        slurm_client.status("12", patience=60)
+    assert len(found.called) == 2
+
+
 def test_following_gives_every_line_once_until_the_job_has_ended(slurm, tmp_path, monkeypatch):
     log = tmp_path / "a log"
     chunks = [b"", b"one\ntw", b"o\n", b"three \xff\nend"]
     states = ["PENDING", "RUNNING", "RUNNING", "COMPLETED"]
 
-    def status(job_id):
+    def status(job_id, patience):
         with log.open("ab") as file:
             file.write(chunks.pop(0))
         return slurm_client.parse_job(job(states.pop(0), str(log)))
@@ -132,6 +153,8 @@ def test_a_step_is_killed_by_its_name_and_the_others_are_not(slurm):
     found = slurm(squeue=[(0, steps)], scancel=[(1, "it has ended")])
     slurm_client.kill_step("17", "ddp-2")
     assert found.called[1:] == [("scancel", "--signal=KILL", "17.3")]
+    slurm(squeue=[(1, "Unable to contact slurm controller")])
+    slurm_client.kill_step("17", "ddp-2")  # whoever kills a step asks again
 
 
 def test_cancelling_waits_until_nothing_runs(slurm):

@@ -188,6 +188,20 @@ def test_gpus_of_the_nodes_go_into_the_fields_of_a_run_over_hosts(nodes):
     assert [node.gpus for node in placed.plan.nodes] == [(0,), (0,)]
 
 
+@pytest.mark.parametrize(("own", "gpus"), [("1", (1,)), ("GPU-0,GPU-1", (0, 1)), ("", (0, 1))])
+def test_gpus_that_slurm_gave_to_other_jobs_are_not_taken_for_the_runs(nodes, own, gpus):
+    """Slurm shows all of a node where it does not confine jobs (ConstrainDevices)."""
+    for number, host in enumerate(slurm_smokes.HOSTS):
+        one = slurm_smokes.gpu_survey(host, 0, 10)
+        line = next(line for line in one.splitlines() if "GPU-0" in line)
+        other = line.replace("0, GPU-0", "1, GPU-1", 1)
+        for folder in ("facts", "facts-after"):
+            nodes.write(f"{folder}/{host}", one.replace(line, f"{line}\n{other}"))
+        nodes.image(host, gpus=own if number == 0 else "")
+    _, placed = run(nodes, smoke=samples.smoke(device="cuda"))
+    assert [node.gpus for node in placed.plan.nodes] == [gpus, (0, 1)]
+
+
 # The report
 
 
