@@ -2,6 +2,8 @@
 
 Owns the record and the log's form: one JSON line for each line that a rank or a launcher wrote. It
 starts and ends nothing (`supervisor.py` does).
+
+Over 300 lines: one class, whose fields are what every rule about a job reads.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+# `UPDATE:COUNT`: after which update the GPU's own work is measured, and over how many.
+WORK = "STACKYARD_GPU_WORK"
+
 
 def _uuid(device: str) -> str:
     """Return the UUID of the physical GPU behind a device's name; empty on a CPU rank."""
@@ -45,6 +48,21 @@ def events_folder(folder: str, rank: int) -> str:
             print("no TensorBoard events: the package tensorboard is not installed", flush=True)
         return ""
     return folder
+
+
+def _measured() -> tuple[int, int]:
+    """Return after which update the GPU's work is measured, and over how many; zeros for none."""
+    after, _, count = os.environ.get(WORK, "").partition(":")
+    return (int(after), int(count)) if count else (0, 0)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length that spans cover together, where they overlap only once."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 class Recorder:
@@ -81,6 +99,8 @@ class Recorder:
             board = importlib.import_module("torch.utils.tensorboard")
             self._events = board.SummaryWriter(tensorboard)
         self._parts: dict[str, Any] = {}
+        self._work_after, self._work_of = _measured() if device.startswith("cuda") else (0, 0)
+        self._profile: Any = None
         self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
         self._write(
             event="start",
@@ -102,6 +122,28 @@ class Recorder:
             self._events.add_scalar("loss", float(loss), step)
             self._events.flush()
         self._tell_fused()
+        if self._work_of:
+            self._measure_work(step)
+
+    def _measure_work(self, step: int) -> None:
+        """Record how long the GPU works in an update; a profiler watches some for that."""
+        torch = importlib.import_module("torch")
+        if step == self._work_after:
+            torch.cuda.synchronize()
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            self._profile = torch.profiler.profile(activities=activities)
+            self._profile.start()
+        elif self._profile is not None and step == self._work_after + self._work_of:
+            torch.cuda.synchronize()
+            self._profile.stop()
+            found = [
+                (event.time_range.start, event.time_range.end)
+                for event in self._profile.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA
+                and not event.is_user_annotation
+            ]
+            self._profile = None
+            self._write(event="work", seconds=covered(found) / 1e6 / self._work_of)
 
     def valid(self, step: int, loss: float) -> None:
         """Record a validation after update `step`; `loss` is the mean over all ranks."""

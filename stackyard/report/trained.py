@@ -31,6 +31,7 @@ from stackyard.validate.checks import Check, verdict
 from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
 from stackyard.validate.template.figures import (
+    HOST,
     TemplateSeen,
     costs,
     figures,
@@ -44,6 +45,7 @@ from stackyard.validate.template.plan import TemplatePlan, model_of
 SCHEMA: Final = "stackyard.template/1"
 NO_PLAIN = "the template has no plain loop beside it"
 NOT_RUN = "not run"
+NO_WAIT = "if its GPUs did not wait for the host, which starts their kernels"
 
 
 def template_report(
@@ -158,7 +160,7 @@ def _costs(plan: TemplatePlan, seen: TemplateSeen) -> list[TemplateCost]:
     return [
         {
             "label": label,
-            "what": plan.costs[label].what,
+            "what": NO_WAIT if label == HOST else plan.costs[label].what,
             "of_plain": _rounded(share, 4),
             "tokens_s": _rounded(found.tokens_s, 1),
         }

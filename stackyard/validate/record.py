@@ -46,6 +46,7 @@ class RankRecord:
         params: hash of the parameters, by update number and group.
         windows: in a bench: speed and memory, by the last update of each window.
         fused: state of the fused parts, by name; empty where the process has none.
+        work: seconds of an update in which its GPU worked; None where that was not measured.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class RankRecord:
     params: dict[tuple[int, str], str] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     fused: dict[str, Part] = field(default_factory=dict)
+    work: float | None = None
     saved: list[int] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
     ended: int | None = None
@@ -172,6 +174,8 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
         record.losses[step] = loss
     elif kind == "fused":
         record.fused = read_parts(event["parts"])
+    elif kind == "work":
+        record.work = float(event["seconds"])
     elif kind == "memory":
         record.memory = {key: int(event[key]) for key in ("allocated", "reserved")}
     elif kind == "params":

@@ -17,6 +17,10 @@ from stackyard.validate.template.plan import KILLED, PLAIN, RESUMED, TemplatePla
 
 # Updates at the beginning of a launch that are not counted in its speed.
 WARM = 10
+# Of a plain loop's tokens/s: a template that has fewer must show what costs the rest.
+PLAIN_SPEED = 0.95
+# The label of the speed that a template would have without waiting for the host.
+HOST = "host"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +105,30 @@ def of_plain(plan: TemplatePlan, seen: TemplateSeen) -> float | None:
 
 
 def costs(plan: TemplatePlan, seen: TemplateSeen) -> dict[str, tuple[Figures, float | None]]:
-    """Return figures, and the share of the plain loop's tokens/s, without each part."""
+    """Return figures, and the share of the plain loop's tokens/s, without each part.
+
+    The last part is the host, which starts the GPUs' kernels: the speed is that of an update in
+    which the GPU that works the longest never waits.
+    """
     loop = plain_figures(plan, seen)
     found = {
         label: _figures(plan.changed(plan.costs[label]), one) for label, one in seen.costs.items()
     }
+    share, work = of_plain(plan, seen), gpu_work(seen)
+    if work and share is not None and share < PLAIN_SPEED:
+        found[HOST] = Figures(
+            updates_s=1 / work, mean_updates_s=None, tokens_s=plan.tokens / work, peak_bytes=None
+        )
     return {label: (one, _share(one, loop)) for label, one in found.items()}
+
+
+def gpu_work(seen: TemplateSeen) -> float | None:
+    """Return the seconds of an update in which the busiest GPU works; None if not measured.
+
+    Kernels that wait for another rank count as work.
+    """
+    ranks = seen.killed.ranks.values() if seen.killed else ()
+    return max((one.work for one in ranks if one.work), default=None)
 
 
 def _share(one: Figures, other: Figures) -> float | None:

@@ -23,6 +23,7 @@ from stackyard.validate.judge_training import (
     unfinished,
 )
 from stackyard.validate.template.figures import (
+    PLAIN_SPEED,
     TemplateSeen,
     costs,
     losses,
@@ -36,8 +37,6 @@ LOSS_RATIO = 0.9
 # Dropout draws other numbers after a resume where a program does not keep their state, and sums in
 # half precision differ from run to run: one update's loss may differ by a little more than all do.
 GAP, MEAN_GAP = 0.3, 0.05
-# Of a plain loop's tokens/s: a template that has fewer must show what costs the rest.
-PLAIN_SPEED = 0.95
 # The loop begins with the same weights and batches. In fp32 without dropout only rounding differs;
 # otherwise DeepSpeed keeps weights in half precision, and dropout draws other numbers.
 SAME, ALIKE = 0.01, 0.3
@@ -186,7 +185,7 @@ def plain(plan: TemplatePlan, seen: TemplateSeen) -> Check:
     """Check that the plain loop has the same losses and, on GPUs, that it is hardly faster.
 
     A template below the bound passes where the part that costs the rest is known: without it, it is
-    above.
+    above. That part may be the host, for which its GPUs wait.
     """
     half = plan.values.get("precision") != "no" or plan.values.get("dropout", "").strip("0.")
     # In fp32 DeepSpeed counts the tied words of both ends of a pipeline in the norm to clip.

@@ -30,6 +30,9 @@ from stackyard.validate.training_log import TrainingPlan
 UPDATES: Final = 200
 LEAST_UPDATES: Final = 16
 KILLED, RESUMED, PLAIN = "killed", "resumed", "plain"
+# What `inside/stackyard_record.py` reads: after which update the GPUs' own work is measured, and
+# over how many.
+WORK: Final = {"STACKYARD_GPU_WORK": "10:3"}
 # A plain loop makes a quarter of the updates, and so does a template without one of its costs.
 LEAST_BESIDE: Final = 20
 # A rank of the full size reads gigabytes of a checkpoint before it says anything.
@@ -215,7 +218,11 @@ def job(plan: TemplatePlan, files: Mapping[str, bytes], label: str, shared: str)
     elif label in plan.costs:
         plan = plan.changed(plan.costs[label])
         example = plan.example
-    return job_of(example, where, files, plan.settings, words)
+    one = job_of(example, where, files, plan.settings, words)
+    if label == KILLED and plan.device == "cuda":
+        # Not in the launch whose speed counts: a profiler costs some.
+        one = replace(one, env={**one.env, **WORK})
+    return one
 
 
 def save_folder(shared: str, label: str = RESUMED) -> str:

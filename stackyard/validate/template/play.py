@@ -18,8 +18,7 @@ from stackyard.system.process import last_lines
 from stackyard.validate import smoke, training
 from stackyard.validate.gpu_run import GpuRun
 from stackyard.validate.record import Training
-from stackyard.validate.template.figures import TemplateSeen, of_plain
-from stackyard.validate.template.judge import PLAIN_SPEED
+from stackyard.validate.template.figures import PLAIN_SPEED, TemplateSeen, of_plain
 from stackyard.validate.template.plan import (
     KILLED,
     PLAIN,

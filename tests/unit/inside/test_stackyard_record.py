@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from stackyard.inside.stackyard_record import Recorder
+from stackyard.inside.stackyard_record import WORK, Recorder, covered
 from stackyard.validate import record
 
 
@@ -178,6 +178,63 @@ def test_a_second_recorder_of_the_rank_goes_on_in_the_same_file(recorder, tmp_pa
     again = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="gloo")
     again.end(3)
     assert [line["event"] for line in lines(tmp_path)] == ["start", "start", "end"]
+
+
+class Profile:
+    """As much of torch's profiler as is asked for: a kernel, a copy beside it, a range, a call."""
+
+    def __init__(self, activities):
+        self.running, self.activities = False, activities
+
+    def start(self):
+        self.running = True
+
+    def stop(self):
+        self.running = False
+
+    def events(self):
+        def event(start, end, device="GPU", named=False):
+            span = types.SimpleNamespace(start=start, end=end)
+            return types.SimpleNamespace(
+                time_range=span, device_type=device, is_user_annotation=named
+            )
+
+        return [event(0, 40_000), event(30_000, 60_000), event(90_000, 180_000),
+                event(0, 900_000, named=True), event(0, 500_000, device="CPU")]  # fmt: skip
+
+
+def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monkeypatch):
+    waits = []
+    torch = types.SimpleNamespace(
+        profiler=types.SimpleNamespace(
+            profile=Profile, ProfilerActivity=types.SimpleNamespace(CUDA="GPU")
+        ),
+        autograd=types.SimpleNamespace(DeviceType=types.SimpleNamespace(CUDA="GPU")),
+        cuda=types.SimpleNamespace(
+            synchronize=lambda: waits.append(1), is_available=lambda: False,
+            get_device_properties=lambda device: types.SimpleNamespace(uuid="1"),
+        ),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setenv(WORK, "2:3")
+    made = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="nccl", device="cuda:0")
+    for step in range(1, 8):
+        made.step(step, 2.5)
+    made.end(7)
+    (found,) = [line for line in lines(tmp_path) if line["event"] == "work"]
+    assert found["seconds"] == pytest.approx(0.150 / 3)
+    assert len(waits) == 2
+    ranks = {}
+    record.take_line(ranks, 1, json.dumps(found))
+    assert ranks[1].work == found["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [([], 0), ([(1, 3), (2, 4)], 3), ([(5, 6), (1, 9), (2, 3)], 8), ([(1, 2), (2, 3), (7, 8)], 3)],
+)
+def test_spans_that_overlap_count_once(spans, length):
+    assert covered(spans) == length
 
 
 def test_fused_parts_are_told_when_they_change(recorder, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from stackyard.definitions.job_source import load_example
 from stackyard.definitions.project import ROOT
+from stackyard.inside import stackyard_record
 from stackyard.mesh import certificates
 from stackyard.report import trained
 from stackyard.system.engine import ExecResult
@@ -16,7 +17,7 @@ from stackyard.system.errors import UsageError
 from stackyard.validate.checks import verdict
 from stackyard.validate.template import judge as judging
 from stackyard.validate.template import play
-from stackyard.validate.template.figures import TemplateSeen, figures
+from stackyard.validate.template.figures import WARM, TemplateSeen, figures
 from stackyard.validate.template.plan import (
     KILLED,
     PLAIN,
@@ -338,6 +339,44 @@ def test_a_plain_loop_has_the_same_losses_and_is_hardly_faster(device, loop, cos
     seen = dataclasses.replace(good(), plain=loop, costs=costs)
     found = outcome("plain", seen, plan)
     assert why in found.why and found.outcome == ("failed" if why else "passed")
+
+
+@pytest.mark.parametrize(
+    ("work", "share", "word"),
+    [
+        ((0.2, 0.473), 0.9514, "passed"),
+        ((0.475, 0.2), 0.9474, "failed"),
+        ((None, None), 0, "failed"),
+    ],
+)
+def test_a_template_whose_gpus_wait_for_the_host_is_as_fast_as_they_are(work, share, word):
+    """A plain loop's update takes 0.45 s, the template's 0.5 s; of that its busiest GPU works."""
+    plan, seen = dataclasses.replace(PLAN, device="cuda"), good()
+    ranks = {
+        number: dataclasses.replace(rank, work=work[number])
+        for number, rank in seen.killed.ranks.items()
+    }
+    killed = dataclasses.replace(seen.killed, ranks=ranks)
+    seen = dataclasses.replace(seen, killed=killed, plain=beside(0.9))
+    assert outcome("plain", seen, plan).outcome == word
+    costs = report(seen, plan)["costs"]
+    assert [(one["label"], one["of_plain"]) for one in costs] == (
+        [("host", share)] if share else []
+    )
+    fast = dataclasses.replace(seen, plain=beside(0.951))
+    assert report(fast, plan)["costs"] == []
+
+
+def test_the_gpus_work_is_measured_in_the_launch_that_is_killed(monkeypatch):
+    plan = make_plan(example(), "cuda", 2)
+    measured = [label for label in (KILLED, RESUMED, PLAIN)
+                if stackyard_record.WORK in job(plan, {}, label, "/shared").env]  # fmt: skip
+    assert measured == [KILLED]
+    assert stackyard_record.WORK not in job(PLAN, {}, KILLED, "/shared").env
+    for name, value in job(plan, {}, KILLED, "/shared").env.items():
+        monkeypatch.setenv(name, value)
+    after, count = stackyard_record._measured()
+    assert after >= WARM and after + count <= plan.kill_after
 
 
 def test_a_later_checkpoint_of_all_ranks_is_gone_on_from():
