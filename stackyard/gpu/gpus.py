@@ -7,6 +7,7 @@ may be used, and `gpu.access` how they enter a container.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -49,7 +50,11 @@ def caller_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def allowed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the GPUs of CUDA_VISIBLE_DEVICES, which batch systems set, too; None for all."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
-    return None if value is None else tuple(part.strip() for part in value.split(","))
+    if value is None:
+        return None
+    words = (part.strip() for part in value.split(","))
+    # CUDA sees none of those that follow one that cannot be.
+    return tuple(itertools.takewhile(lambda word: word and not word.startswith("-"), words))
 
 
 def driver_version(path: Path = _DRIVER) -> str:
@@ -262,7 +267,11 @@ def libraries(listed: str, real: Callable[[str], str]) -> dict[str, str]:
 
 
 def cdi_kinds(folders: Sequence[str] = ("/etc/cdi", "/var/run/cdi")) -> tuple[str, ...]:
-    """Return the kinds of the CDI specifications on this machine (as in `nvidia.com/gpu`)."""
+    """Return the kinds of the CDI specifications on this machine (as in `nvidia.com/gpu`).
+
+    A specification of GPUs that does not name them by UUID (nvidia-ctk's `--device-name-strategy`
+    decides) is passed over: their indexes may be others than the driver's.
+    """
     import yaml
 
     found = set()
@@ -273,7 +282,9 @@ def cdi_kinds(folders: Sequence[str] = ("/etc/cdi", "/var/run/cdi")) -> tuple[st
             try:
                 text = path.read_text(encoding="utf-8")
                 content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-                found.add(str(content["kind"]))
+                kind, names = str(content["kind"]), [one["name"] for one in content["devices"]]
+                if kind != "nvidia.com/gpu" or any(str(name).startswith("GPU-") for name in names):
+                    found.add(kind)
             except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
                 continue
     return tuple(sorted(found))

@@ -132,20 +132,22 @@ def test_the_callers_nccl_settings_are_taken_and_nothing_else():
 @pytest.mark.parametrize(
     ("environment", "found"),
     [({}, None), ({"CUDA_VISIBLE_DEVICES": "2, 3"}, ("2", "3")),
-     ({"CUDA_VISIBLE_DEVICES": ""}, ("",))],
+     ({"CUDA_VISIBLE_DEVICES": ""}, ()), ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ("1",))],
 )  # fmt: skip
 def test_a_batch_systems_share_of_the_gpus_is_respected(environment, found):
     assert gpus.allowed(environment) == found
 
 
 def test_cdi_specifications_are_read_whatever_their_form(tmp_path):
-    (tmp_path / "a.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
-    (tmp_path / "b.json").write_text('{"kind": "other/nic"}')
+    gpus_of = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0'}, {name: %s}]\n"
+    (tmp_path / "a.yaml").write_text(gpus_of % "all")
+    (tmp_path / "b.json").write_text('{"kind": "other/nic", "devices": [{"name": "0"}]}')
     (tmp_path / "c.yaml").write_text("{broken")
     (tmp_path / "d.txt").write_text("kind: text")
-    assert gpus.cdi_kinds([str(tmp_path), str(tmp_path / "none")]) == (
-        "nvidia.com/gpu", "other/nic",
-    )  # fmt: skip
+    folders = [str(tmp_path), str(tmp_path / "none")]
+    assert gpus.cdi_kinds(folders) == ("other/nic",)  # none of the GPUs is named by its UUID
+    (tmp_path / "e.yml").write_text(gpus_of % "GPU-1")
+    assert gpus.cdi_kinds(folders) == ("nvidia.com/gpu", "other/nic")
 
 
 def test_the_drivers_version_is_read_and_no_driver_is_no_version(tmp_path):
