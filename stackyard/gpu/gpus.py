@@ -7,7 +7,6 @@ may be used, and `gpu.access` how they enter a container.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -50,11 +49,7 @@ def caller_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def allowed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the GPUs of CUDA_VISIBLE_DEVICES, which batch systems set, too; None for all."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    words = (part.strip() for part in value.split(","))
-    # CUDA sees none of those that follow one that cannot be.
-    return tuple(itertools.takewhile(lambda word: word and not word.startswith("-"), words))
+    return None if value is None else tuple(part.strip() for part in value.split(","))
 
 
 def driver_version(path: Path = _DRIVER) -> str:

@@ -10,6 +10,7 @@ Over 300 lines: the placements and what proves each of them sound belong togethe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -132,6 +133,11 @@ def choose_gpus(host: GpuHost, wanted: int, allowed: Sequence[str] | None) -> tu
         NothingToRunOn: too few are allowed and free; says why each of the others is not.
     """
     refused: dict[int, str] = {}
+    if allowed is not None:
+        # CUDA sees none of those that follow a word which names no GPU.
+        allowed = tuple(itertools.takewhile(
+            lambda word: any(_named(gpu, (word,)) for gpu in host.gpus), allowed
+        ))  # fmt: skip
     for gpu in host.gpus:
         if allowed is not None and not _named(gpu, allowed):
             refused[gpu.index] = "CUDA_VISIBLE_DEVICES leaves it out"

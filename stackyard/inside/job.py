@@ -32,6 +32,8 @@ LAUNCHER_SECONDS = 25.0
 HANG_TIMES, HANG_SECONDS = 5.0, 30.0
 # Before a training's pace is known, it is examined when no rank was heard for so long.
 UNHEARD_SECONDS = 300.0
+# Launchers whose processes are no ranks.
+RANKLESS = ("alone", "each")
 # Of a program that records nothing, lines are its updates: after so many its pace is known.
 MARKS = 10
 # The rate is that of so many last marks, a second or more apart: records come in bursts.
@@ -147,9 +149,11 @@ class Job:
 
     @property
     def unstarted(self) -> str:
-        """Say how many ranks have started, where some have not; empty where all have."""
+        """Say how many ranks have started Python, where some have not; empty where all have."""
         wanted, started = int(str(self.shown.get("ranks") or 0)), len(self.ranks)
-        return f"{started} of {wanted} ranks have started" if started < wanted else ""
+        if started >= wanted or self.shown.get("launcher") in RANKLESS:
+            return ""
+        return f"{started} of {wanted} ranks have started Python"
 
     @property
     def rate(self) -> float | None:
@@ -229,10 +233,13 @@ class Job:
             return False
         if self.ranks and len(self.pace) >= (1 if self.updates else MARKS):
             return now - self.moved > HANG_TIMES * max(self.pace) + self.hang_seconds
-        # Steps before the last prepare data, and need not say anything. Nor need a program whose
-        # ranks have all started and that has shown by a line or an update that it works.
-        works = not self.unstarted and (self.spoken or any(self.updates.values()))
-        return not self.steps and not works and now - self.moved > UNHEARD_SECONDS
+        # Steps before the last prepare data, and need not say anything. Nor need a program that
+        # records nothing and has said something, where all of its ranks have started, or none
+        # (it is not Python's).
+        some = bool(self.ranks) and bool(self.unstarted)
+        silent = not self.spoken and bool(self.ranks or self.unstarted)
+        asked = bool(self.updates) or some or silent
+        return not self.steps and asked and now - self.moved > UNHEARD_SECONDS
 
     def silence(self, now: float) -> str:
         """Name the ranks or the launcher that are silent for too long; empty if none is."""

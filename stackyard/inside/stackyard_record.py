@@ -127,13 +127,18 @@ class Recorder:
 
     def _measure_work(self, step: int) -> None:
         """Record how long the GPU works in an update; a profiler watches some for that."""
-        torch = importlib.import_module("torch")
-        if step == self._work_after:
-            torch.cuda.synchronize()
+        torch, last = importlib.import_module("torch"), self._work_after + self._work_of
+        if step == self._work_after - 1:
+            # The first update only prepares: that takes one rank longer than another, which waits.
+            plan = torch.profiler.schedule(wait=0, warmup=1, active=self._work_of + 1)
             activities = [torch.profiler.ProfilerActivity.CUDA]
-            self._profile = torch.profiler.profile(activities=activities)
+            self._profile = torch.profiler.profile(activities=activities, schedule=plan)
             self._profile.start()
-        elif self._profile is not None and step == self._work_after + self._work_of:
+        elif self._profile is not None and step < last:
+            if step == self._work_after:
+                torch.cuda.synchronize()
+            self._profile.step()
+        elif self._profile is not None:
             torch.cuda.synchronize()
             self._profile.stop()
             found = [

@@ -214,6 +214,8 @@ class Supervisor:
         # pdsh begins each line with the name of its node.
         label, _, rest = text.partition(": ")
         node, shown = (label, rest) if label in self._members else (self._me, text)
+        if not job.ranks:
+            job.spoken = True  # a command that is no rank
         if shown.strip():
             self._note(job, node, {"rank": None, "text": shown[:4000]})
 

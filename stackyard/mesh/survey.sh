@@ -36,6 +36,11 @@ section gpu_nodes; for at in /dev/nvidia*; do [ -c "$at" ] && printf '%s\n' "$at
 section libraries; ldconfig -p 2> /dev/null | awk '/libcuda|libnvidia|libcudadebugger/ && /x86-64/ { print $1, $NF }' |
     while read -r name at; do printf '%s %s\n' "$name" "$(readlink -f "$at")"; done
 section infiniband
-section cdi; cat /etc/cdi/*.yaml /var/run/cdi/*.yaml 2> /dev/null | sed -n 's/^kind: *//p'
+# Kinds of CDI; GPUs that are not named by UUID are passed over, as gpu/gpus.py does.
+section cdi; for at in /etc/cdi/*.yaml /etc/cdi/*.yml /var/run/cdi/*.yaml /var/run/cdi/*.yml; do
+    kind=$(sed -n 's/^kind: *//p' "$at" 2> /dev/null)
+    case $kind in *nvidia.com/gpu*) grep -Eq "name: *[\"']?GPU-" "$at" || continue ;; esac
+    [ -z "$kind" ] || printf '%s\n' "$kind"
+done
 section end
 exit 0

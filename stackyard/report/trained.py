@@ -45,7 +45,7 @@ from stackyard.validate.template.plan import TemplatePlan, model_of
 SCHEMA: Final = "stackyard.template/1"
 NO_PLAIN = "the template has no plain loop beside it"
 NOT_RUN = "not run"
-NO_WAIT = "if its GPUs did not wait for the host, which starts their kernels"
+NO_WAIT = "if its GPUs never waited for the host (to start kernels, load data, write)"
 
 
 def template_report(

@@ -69,12 +69,20 @@ def _remove(site: KubernetesSite, created: list[str], asked: str, error: BaseExc
     """
     if not created:
         return
-    if not isinstance(error, CommandError) or "already exists" not in error.why:
+    if _in_doubt(error):
         with contextlib.suppress(StackyardError):
             words = ("delete", "--ignore-not-found", "--wait=false", "-f", "-")
             _kubectl(site, *words, stdin=asked.encode())
     with contextlib.suppress(StackyardError):
         _kubectl(site, "delete", "--ignore-not-found", *created)
+
+
+def _in_doubt(error: BaseException) -> bool:
+    """Say if an object may have been created although this error came back."""
+    if not isinstance(error, CommandError) or error.code == 124:
+        return True
+    refused = re.search(r"Error from server \((?!Timeout|InternalError|ServerTimeout)", error.why)
+    return not refused and "already exists" not in error.why
 
 
 def _own(site: KubernetesSite, run: Mapping[str, Any], others: list[str]) -> str:

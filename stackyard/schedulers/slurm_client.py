@@ -91,20 +91,40 @@ def submit(folder: Path) -> str:
         numbers = re.findall(r"^([0-9]+)(?:;\S+)?$", said, re.MULTILINE)
         if not numbers:
             raise StackyardError("sbatch named no job", why=process.last_lines(said))
+    except CommandError as error:
+        unsaid = error.code == 124 or "timed out" in error.why
+        if not _withdraw(folder.resolve(), PATIENCE_SECONDS if unsaid else 0.0) and unsaid:
+            raise StackyardError(
+                "Slurm did not say whether it took the job, and does not answer",
+                why=process.last_lines(error.why) or error.what,
+                hint=f"squeue --me shows a job of the folder {folder}, if there is one; scancel it",
+            ) from error
+        raise
     except BaseException:
-        _withdraw(folder.resolve())
+        _withdraw(folder.resolve(), 0.0)
         raise
     return str(numbers[-1])
 
 
-def _withdraw(folder: Path) -> None:
-    """Cancel the job that Slurm took from a folder although sbatch was ended before it said so."""
-    with contextlib.suppress(StackyardError):
-        words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format", "%A %Z"]
-        for line in _slurm(*words).output.splitlines():
-            number, _, where = line.strip().partition(" ")
-            if where == str(folder):
-                _slurm("scancel", number)
+def _withdraw(folder: Path, patience: float) -> bool:
+    """Cancel the job that Slurm took from a folder although sbatch did not say so.
+
+    Return whether Slurm answered.
+    """
+    end = time.monotonic() + patience
+    words = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format", "%A %Z"]
+    while True:
+        try:
+            for line in _slurm(*words).output.splitlines():
+                number, _, where = line.strip().partition(" ")
+                if where == str(folder):
+                    _slurm("scancel", number)
+        except StackyardError:
+            if time.monotonic() >= end:
+                return False
+        else:
+            return True
+        time.sleep(POLL_SECONDS)
 
 
 def status(job_id: str, patience: float = 0.0) -> JobStatus:
@@ -216,7 +236,7 @@ def cancel(job_id: str) -> JobStatus:
     Raises:
         StackyardError: Slurm refused, or its nodes have not reported its end in time.
     """
-    before = status(job_id, PATIENCE_SECONDS)
+    before = status(job_id)
     if before.ended:
         return before
     _slurm("scancel", job_id)

@@ -76,7 +76,8 @@ def _node(told: Mapping[str, Any], here: HostFacts) -> NodePlan:
         host=host,
         address=next((i.address for i in here.interfaces if i.name == interface), ""),
         interface=interface,
-        gpus=tuple(gpu.index for gpu in here.gpus if not own or {str(gpu.index), gpu.uuid} & own),
+        gpus=tuple(gpu.index for gpu in here.gpus if {str(gpu.index), gpu.uuid} & own)
+        or tuple(gpu.index for gpu in here.gpus),
     )
 
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from stackyard.validate.judge_gpu import GpuObservation
 from stackyard.validate.outcome import Phase
 from stackyard.validate.record import Training
-from stackyard.validate.template.plan import KILLED, PLAIN, RESUMED, TemplatePlan
+from stackyard.validate.template.plan import KILLED, PLAIN, RESUMED, WARM, TemplatePlan
 
-# Updates at the beginning of a launch that are not counted in its speed.
-WARM = 10
 # Of a plain loop's tokens/s: a template that has fewer must show what costs the rest.
 PLAIN_SPEED = 0.95
-# The label of the speed that a template would have without waiting for the host.
-HOST = "host"
+# The label of the speed that a template would have if its GPUs never waited; it explains no speed
+# below so much of the plain loop's.
+HOST, HOST_LEAST = "host", 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +106,8 @@ def of_plain(plan: TemplatePlan, seen: TemplateSeen) -> float | None:
 def costs(plan: TemplatePlan, seen: TemplateSeen) -> dict[str, tuple[Figures, float | None]]:
     """Return figures, and the share of the plain loop's tokens/s, without each part.
 
-    The last part is the host, which starts the GPUs' kernels: the speed is that of an update in
-    which the GPU that works the longest never waits.
+    The last part is the host, which starts kernels, loads data and writes: the speed is that of an
+    update in which the GPU that works the longest never waits for it.
     """
     loop = plain_figures(plan, seen)
     found = {

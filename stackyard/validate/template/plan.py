@@ -30,9 +30,11 @@ from stackyard.validate.training_log import TrainingPlan
 UPDATES: Final = 200
 LEAST_UPDATES: Final = 16
 KILLED, RESUMED, PLAIN = "killed", "resumed", "plain"
-# What `inside/stackyard_record.py` reads: after which update the GPUs' own work is measured, and
-# over how many.
-WORK: Final = {"STACKYARD_GPU_WORK": "10:3"}
+# Updates at the beginning of a launch that are not counted in its speed.
+WARM: Final = 10
+# What `inside/stackyard_record.py` reads, `UPDATE:COUNT`: after which update the GPUs' own work is
+# measured, and over how many.
+WORK, WORK_UPDATES = "STACKYARD_GPU_WORK", 3
 # A plain loop makes a quarter of the updates, and so does a template without one of its costs.
 LEAST_BESIDE: Final = 20
 # A rank of the full size reads gigabytes of a checkpoint before it says anything.
@@ -219,10 +221,25 @@ def job(plan: TemplatePlan, files: Mapping[str, bytes], label: str, shared: str)
         plan = plan.changed(plan.costs[label])
         example = plan.example
     one = job_of(example, where, files, plan.settings, words)
-    if label == KILLED and plan.device == "cuda":
+    if label == KILLED and plan.device == "cuda" and (after := measured_after(plan)):
         # Not in the launch whose speed counts: a profiler costs some.
-        one = replace(one, env={**one.env, **WORK})
+        one = replace(one, env={**one.env, WORK: f"{after}:{WORK_UPDATES}"})
     return one
+
+
+def measured_after(plan: TemplatePlan) -> int:
+    """Return after which update the GPUs' work is measured; 0 where no place is for it.
+
+    No validation and no checkpoint lies between the updates that are measured.
+    """
+    others = {
+        *plan.evaluations,
+        *range(0, plan.updates, int(plan.values["save_every"]) or plan.updates),
+    }
+    for after in range(WARM, plan.kill_after - WORK_UPDATES + 1):
+        if not others & set(range(after, after + WORK_UPDATES)):
+            return after
+    return 0
 
 
 def save_folder(shared: str, label: str = RESUMED) -> str:

@@ -49,6 +49,13 @@ def chosen(found, wanted, allowed=None):
     return [one.index for one in choose_gpus(host(*found), wanted, allowed)]
 
 
+@pytest.mark.parametrize("allowed", [["1", "-1", "0"], ["1", "99", "0"], ["1", "", "0"]])
+def test_no_gpu_counts_after_a_word_that_names_none(allowed):
+    assert chosen(pair(), 1, allowed) == [1]
+    with pytest.raises(NothingToRunOn):
+        chosen(pair(), 2, allowed)
+
+
 def test_free_gpus_are_taken_in_order():
     assert chosen(pair(), 1) == [0]
     assert chosen(pair(), 2) == [0, 1]

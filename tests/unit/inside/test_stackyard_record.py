@@ -183,14 +183,18 @@ def test_a_second_recorder_of_the_rank_goes_on_in_the_same_file(recorder, tmp_pa
 class Profile:
     """As much of torch's profiler as is asked for: a kernel, a copy beside it, a range, a call."""
 
-    def __init__(self, activities):
-        self.running, self.activities = False, activities
+    def __init__(self, activities, schedule):
+        self.said = [schedule]
 
     def start(self):
-        self.running = True
+        self.said.append("start")
+
+    def step(self):
+        self.said.append("step")
 
     def stop(self):
-        self.running = False
+        # One update prepares, three are watched.
+        assert self.said == [(0, 1, 4), "start", "step", "step", "step"]
 
     def events(self):
         def event(start, end, device="GPU", named=False):
@@ -207,7 +211,8 @@ def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monk
     waits = []
     torch = types.SimpleNamespace(
         profiler=types.SimpleNamespace(
-            profile=Profile, ProfilerActivity=types.SimpleNamespace(CUDA="GPU")
+            profile=Profile, ProfilerActivity=types.SimpleNamespace(CUDA="GPU"),
+            schedule=lambda wait, warmup, active: (wait, warmup, active),
         ),
         autograd=types.SimpleNamespace(DeviceType=types.SimpleNamespace(CUDA="GPU")),
         cuda=types.SimpleNamespace(

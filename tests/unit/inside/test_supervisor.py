@@ -645,7 +645,8 @@ def test_a_run_that_is_silent_from_its_start_is_asked_how_many_ranks_have_starte
     answered(mesh, WAITS)
     assert (mesh.job.state, mesh.job.hang) == (
         "running",
-        "1 of 2 ranks have started; rank 0 (a) waits in all_reduce, and nobody else is there",
+        "1 of 2 ranks have started Python; rank 0 (a) waits in all_reduce, and nobody else is"
+        " there",
     )
     rank(mesh, 1, 51, "b")
     assert mesh.job.hang == ""
@@ -662,7 +663,29 @@ def test_a_run_of_which_no_rank_starts_says_so_once_its_data_are_prepared(mesh):
     mesh.end(0)
     mesh.tick(301)
     answered(mesh)
-    assert mesh.job.hang == "0 of 2 ranks have started; the launcher waits"
+    assert mesh.job.hang == "0 of 2 ranks have started Python; the launcher waits"
+
+
+@pytest.mark.parametrize(("launcher", "asked"), [("each", False), ("plain", False), ("", True)])
+def test_a_command_that_is_no_rank_may_be_silent(mesh, launcher, asked):
+    mesh.start(shown={"ranks": 2, "launcher": launcher or "plain"})
+    if launcher:
+        Launcher.started[-1].say("hello")
+    mesh.tick(10_000)
+    assert mesh.asked()["a"] == ("stacks" if asked else "watch")
+
+
+def test_a_program_that_records_is_asked_between_its_first_updates(mesh):
+    mesh.start(shown={"ranks": 2})
+    for number in (0, 1):
+        rank(mesh, number, 50, NODES[number])
+        recorded(mesh, number, event="start")
+    mesh.say({"said": [{"rank": 0, "text": "loading"}]})
+    recorded(mesh, 0, event="step", step=1, loss=1.0)
+    mesh.tick(299)
+    assert mesh.asked()["a"] == "watch"
+    mesh.tick(2)
+    assert mesh.asked() == {"a": "stacks", "b": "stacks"}
 
 
 def test_the_runs_own_rule_then_decides_and_carries_the_name(training):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stackyard.definitions.project import ROOT
 from stackyard.gpu.access import missing_files
 from stackyard.gpu.infiniband import Adapters
 from stackyard.gpu.placement import MIB, why_not_usable
@@ -216,6 +217,20 @@ def test_kinds_of_cdi_are_read_quoted_or_not():
     assert read(section(GPUS, "cdi", '"nvidia.com/gpu"', "vendor.com/net")).cdi == (
         "nvidia.com/gpu", "vendor.com/net",
     )  # fmt: skip
+
+
+def test_gpus_that_cdi_does_not_name_by_uuid_are_passed_over(tmp_path, allow_processes):
+    script = (ROOT / "stackyard/mesh/survey.sh").read_text(encoding="utf-8")
+    part = script[script.index("section cdi;") : script.index("section end")]
+    command = ["sh", "-c", f"section() {{ :; }}\n{part.replace('/etc/cdi', str(tmp_path))}"]
+    text = "cdiVersion: 0.5.0\nkind: %s\ndevices:\n- name: %s\n"
+    (tmp_path / "a.yaml").write_text(text % ("nvidia.com/gpu", '"0"'))
+    (tmp_path / "b.yml").write_text(text % ("vendor.com/net", "nic0"))
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert said == ["vendor.com/net"]
+    (tmp_path / "a.yaml").write_text(text % ('"nvidia.com/gpu"', "GPU-1"))
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert said == ['"nvidia.com/gpu"', "vendor.com/net"]
 
 
 # The network between hosts

@@ -62,6 +62,21 @@ def test_a_job_that_slurm_took_without_saying_so_is_cancelled(slurm, tmp_path, s
     assert [call for call in found.called if call[0] == "scancel"] == [("scancel", "17")]
 
 
+def test_a_controller_that_is_away_is_asked_again_for_a_job_that_it_may_have_taken(
+    slurm, tmp_path, monkeypatch
+):
+    late, away = (1, "Socket timed out on send/recv operation"), (1, "Unable to contact")
+    found = slurm(sbatch=[late], squeue=[away, (0, f"17 {tmp_path}")], scancel=[(0, "")])
+    with pytest.raises(CommandError):
+        slurm_client.submit(tmp_path)
+    assert found.called[-1] == ("scancel", "17")
+    slurm(sbatch=[late], squeue=[away])
+    monkeypatch.setattr(slurm_client, "PATIENCE_SECONDS", 0.0)
+    with pytest.raises(StackyardError, match="did not say whether it took the job") as caught:
+        slurm_client.submit(tmp_path)
+    assert str(tmp_path) in caught.value.hint
+
+
 def test_a_refusal_says_what_slurm_said(slurm, tmp_path):
     refusal = [(1, "sbatch: error: invalid partition specified: x")]
     slurm(sbatch=refusal, squeue=[(1, "slurm_load_jobs error")])

@@ -17,15 +17,19 @@ from stackyard.system.errors import UsageError
 from stackyard.validate.checks import verdict
 from stackyard.validate.template import judge as judging
 from stackyard.validate.template import play
-from stackyard.validate.template.figures import WARM, TemplateSeen, figures
+from stackyard.validate.template.figures import TemplateSeen, figures
 from stackyard.validate.template.plan import (
     KILLED,
     PLAIN,
     RESUMED,
+    WARM,
+    WORK,
+    WORK_UPDATES,
     as_smoke,
     job,
     launch,
     make_plan,
+    measured_after,
     model_of,
 )
 from tests.unit.templates import PLAN, beside, good, report, with_losses
@@ -367,16 +371,36 @@ def test_a_template_whose_gpus_wait_for_the_host_is_as_fast_as_they_are(work, sh
     assert report(fast, plan)["costs"] == []
 
 
+def test_a_template_of_less_than_half_of_the_loops_speed_is_not_explained_by_its_host():
+    plan, seen = dataclasses.replace(PLAN, device="cuda"), good()
+    ranks = {n: dataclasses.replace(rank, work=0.001) for n, rank in seen.killed.ranks.items()}
+    seen = dataclasses.replace(seen, killed=dataclasses.replace(seen.killed, ranks=ranks))
+    for share, word in ((0.51, "passed"), (0.49, "failed")):
+        there = dataclasses.replace(seen, plain=beside(share))
+        assert outcome("plain", there, plan).outcome == word
+
+
 def test_the_gpus_work_is_measured_in_the_launch_that_is_killed(monkeypatch):
+    assert WORK == stackyard_record.WORK
     plan = make_plan(example(), "cuda", 2)
     measured = [label for label in (KILLED, RESUMED, PLAIN)
-                if stackyard_record.WORK in job(plan, {}, label, "/shared").env]  # fmt: skip
+                if WORK in job(plan, {}, label, "/shared").env]  # fmt: skip
     assert measured == [KILLED]
-    assert stackyard_record.WORK not in job(PLAN, {}, KILLED, "/shared").env
-    for name, value in job(plan, {}, KILLED, "/shared").env.items():
-        monkeypatch.setenv(name, value)
-    after, count = stackyard_record._measured()
-    assert after >= WARM and after + count <= plan.kill_after
+    assert WORK not in job(PLAN, {}, KILLED, "/shared").env
+    monkeypatch.setenv(WORK, job(plan, {}, KILLED, "/shared").env[WORK])
+    assert stackyard_record._measured() == (measured_after(plan), WORK_UPDATES) == (10, 3)
+
+
+@pytest.mark.parametrize(
+    ("updates", "after"), [(16, 0), (20, 11), (24, 13), (40, 11), (44, 12), (48, 13), (200, 10)]
+)
+def test_no_validation_and_no_checkpoint_is_measured_as_work(updates, after):
+    plan = make_plan(example(), "cuda", 2, updates=updates)
+    assert measured_after(plan) == after
+    if after:
+        span = set(range(after, after + WORK_UPDATES))
+        assert after >= WARM and max(span) < plan.kill_after
+        assert not span & {*plan.evaluations, plan.save_at}
 
 
 def test_a_later_checkpoint_of_all_ranks_is_gone_on_from():
