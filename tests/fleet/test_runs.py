@@ -169,7 +169,7 @@ def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes, launcher):
     )
     path = meshes.folder / "shared" / "bar.py"
     path.write_text(program)
-    stack = {"plain": "fairseq", "deepspeed": "megatron"}[launcher]
+    stack = {"plain": "fairseq", "deepspeed": "accelerate"}[launcher]
     done = meshes.invoke("run", stack, "--launcher", launcher, "--", "/shared/bar.py")
     said = done.stdout
     assert {f"rank {n} of 3" for n in range(3)} <= {
