@@ -208,6 +208,15 @@ class Job:
             self._mark()
             self.move()
 
+    def commanded(self) -> None:
+        """Take a line of its command, where no rank has started.
+
+        A command of a plain launch may never start Python. Any other launcher's own words say
+        nothing of its ranks.
+        """
+        self.spoken = self.spoken or self.shown.get("launcher") == "plain"
+        self.move()
+
     def _mark(self, *, first: bool = False) -> None:
         now = time.monotonic()
         if not first:

@@ -215,7 +215,7 @@ class Supervisor:
         label, _, rest = text.partition(": ")
         node, shown = (label, rest) if label in self._members else (self._me, text)
         if not job.ranks:
-            job.spoken = True  # a command that is no rank
+            job.commanded()
         if shown.strip():
             self._note(job, node, {"rank": None, "text": shown[:4000]})
 

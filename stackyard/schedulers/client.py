@@ -109,7 +109,7 @@ class SlurmCluster:
         self._site = site
 
     def export(self, job: Job, folder: Path) -> tuple[str, ...]:
-        """Write one script."""
+        """Write a job's script into a new folder; return the command to type, and where it logs."""
         texts = slurm.render(job, self._site)
         new_folder(folder, lambda part: _write(part, texts))
         return (

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from stackyard.schedulers.slurm import SCRIPT, log_name
 from stackyard.schedulers.slurm_state import (
@@ -36,6 +37,7 @@ POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
 _PROGRAMS = ("apptainer", "enroot", "squashfuse")
 _JOB_ID = re.compile(r"[0-9]+")
+T = TypeVar("T")
 
 
 def _slurm(*words: str, cwd: Path | None = None, check: bool = True) -> process.Finished:
@@ -111,19 +113,30 @@ def _withdraw(folder: Path, patience: float) -> bool:
 
     Return whether Slurm answered.
     """
-    end = time.monotonic() + patience
     words = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format", "%A %Z"]
+
+    def cancel_it() -> None:
+        for line in _slurm(*words).output.splitlines():
+            number, _, where = line.strip().partition(" ")
+            if where == str(folder):
+                _slurm("scancel", number)
+
+    try:
+        _patiently(cancel_it, patience)
+    except StackyardError:
+        return False
+    return True
+
+
+def _patiently(ask: Callable[[], T], patience: float) -> T:
+    """Ask again, for so many seconds, where Slurm does not answer."""
+    end = time.monotonic() + patience
     while True:
         try:
-            for line in _slurm(*words).output.splitlines():
-                number, _, where = line.strip().partition(" ")
-                if where == str(folder):
-                    _slurm("scancel", number)
-        except StackyardError:
+            return ask()
+        except (CommandError, _NoAnswer):
             if time.monotonic() >= end:
-                return False
-        else:
-            return True
+                raise
         time.sleep(POLL_SECONDS)
 
 
@@ -136,14 +149,7 @@ def status(job_id: str, patience: float = 0.0) -> JobStatus:
     Raises:
         StackyardError: Slurm knows no such job (any more), or does not answer.
     """
-    end = time.monotonic() + patience
-    while True:
-        try:
-            return _status(job_id)
-        except (CommandError, _NoAnswer):
-            if time.monotonic() >= end:
-                raise
-        time.sleep(POLL_SECONDS)
+    return _patiently(lambda: _status(job_id), patience)
 
 
 class _NoAnswer(StackyardError):

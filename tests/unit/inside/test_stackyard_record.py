@@ -234,6 +234,22 @@ def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monk
     assert ranks[1].work == found["seconds"]
 
 
+def test_a_profiler_that_fails_does_not_end_the_training(tmp_path, monkeypatch, capsys):
+    properties = types.SimpleNamespace(uuid="1")
+    cuda = types.SimpleNamespace(
+        is_available=lambda: False, get_device_properties=lambda device: properties
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setenv(WORK, "2:3")
+    made = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="nccl", device="cuda:0")
+    for step in range(1, 8):
+        made.step(step, 2.5)
+    made.end(7)
+    events = [line["event"] for line in lines(tmp_path)]
+    assert events == ["start", *["step"] * 7, "end"]
+    assert capsys.readouterr().err.count("the GPU's work is not measured") == 1
+
+
 @pytest.mark.parametrize(
     ("spans", "length"),
     [([], 0), ([(1, 3), (2, 4)], 3), ([(5, 6), (1, 9), (2, 3)], 8), ([(1, 2), (2, 3), (7, 8)], 3)],

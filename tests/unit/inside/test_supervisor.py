@@ -666,11 +666,17 @@ def test_a_run_of_which_no_rank_starts_says_so_once_its_data_are_prepared(mesh):
     assert mesh.job.hang == "0 of 2 ranks have started Python; the launcher waits"
 
 
-@pytest.mark.parametrize(("launcher", "asked"), [("each", False), ("plain", False), ("", True)])
-def test_a_command_that_is_no_rank_may_be_silent(mesh, launcher, asked):
-    mesh.start(shown={"ranks": 2, "launcher": launcher or "plain"})
-    if launcher:
-        Launcher.started[-1].say("hello")
+@pytest.mark.parametrize(
+    ("launcher", "said", "asked"),
+    [("each", "", False), ("plain", "hello", False), ("plain", "", True), ("torchrun", "W", True)],
+)
+def test_a_command_that_is_no_rank_may_be_silent(mesh, launcher, said, asked):
+    mesh.start(shown={"ranks": 2, "launcher": launcher})
+    if said:
+        mesh.tick(200)
+        Launcher.started[-1].say(said)
+        mesh.tick(299)
+        assert mesh.asked()["a"] == "watch"
     mesh.tick(10_000)
     assert mesh.asked()["a"] == ("stacks" if asked else "watch")
 
