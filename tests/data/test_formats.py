@@ -55,6 +55,20 @@ def test_fairseqs_data_are_those_of_fairseq_preprocess(by_fairseq, make):
     assert (same, differ, errors) == (names, [], [])
 
 
+@pytest.mark.repeat  # of one kind of model
+def test_what_a_model_lacks_is_bytes_here_and_unknown_to_fairseq_preprocess(by_fairseq, make):
+    """Of a SentencePiece model with byte fallback, which transformers reads without it."""
+    found = by_fairseq[1]["bytes"]
+    spelled = [f"<0x{byte:02X}>" for byte in "𪚥".encode()]
+    at = found["pieces"].index(spelled[0])
+    assert found["pieces"][at : at + 4] == spelled
+    out = make("fairseq", tokenizer="bytes", train="rare.txt")
+    made = list(memoryview((out / "train.bin").read_bytes()).cast("H"))
+    # fairseq's own four words come first; its 2 ends a line, the model's 2 is `<unk>`.
+    assert made == [*(number + 4 for number in found["own"]), 2]
+    assert found["preprocessed"] == [*made[:at], 2 + 4, *made[at + 4 :]]
+
+
 @pytest.mark.parametrize(
     ("vocab", "unk", "end", "how"),
     [

@@ -1,6 +1,7 @@
 """A preparation that is killed leaves no container and no data; the next one goes on from there."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,8 @@ def test_killed_and_typed_again(begin, whole, engine, tmp_path, number):
     again = begin(tmp_path / "out")
     output, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
+    # Shown from the first new shard on, which is the damaged one: before the end, too.
+    assert re.search(r"(?m)^\d\d? % of \d\.\d MB, [\d.]+ .B/s, \d+ s left, [\d,]+ tokens$", said)
     found = json.loads(output)
     assert 0 < found["kept"] < found["shards"]
     assert list(tmp_path.glob(".out.*")) == []

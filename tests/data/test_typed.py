@@ -68,15 +68,35 @@ def test_json_lines_give_the_bytes_of_plain_text(typed, plain, lines, material, 
 
 
 @pytest.mark.repeat  # of one reader before another kind of vocabulary
-def test_json_lines_and_plain_text_give_the_same_words(typed, lines, material):
-    for name in ("text.jsonl", "text.txt"):
-        place = lines if name == "text.jsonl" else material
-        out = lines / name.partition(".")[2]
-        typed("data", "megatron", "--input", f"{place}/{name}", "--out", str(out),
-              "--vocab", str(material / "vocab.json"))  # fmt: skip
+@pytest.mark.parametrize(
+    ("vocab", "options", "how"),
+    [
+        ("vocab.json", (), {}),
+        ("own.json", ("--unk", "[UNK]", "--eod", "[END]", "--keep-blank"),
+         {"unk": "[UNK]", "eod": "[END]", "keep_blank": True}),
+        ("own.json", ("--unk", "[UNK]", "--no-append-eod"), {"unk": "[UNK]", "append_eod": False}),
+    ],
+    ids=["usual words", "words of one's own", "no end"],
+)  # fmt: skip
+def test_json_lines_and_plain_text_give_the_same_words(
+    typed, make, lines, material, vocab, options, how
+):
+    """As they are typed, and as the function makes them. The text has a blank line."""
+    texts = (material / "text.txt").read_text(encoding="utf-8").splitlines()
+    texts.insert(100, "")
+    (material / "blank.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    rows = (json.dumps({"text": text}) for text in texts)
+    (lines / "blank.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    for place, form in ((material, "txt"), (lines, "jsonl")):
+        about, _ = typed("data", "megatron", "--input", f"{place}/blank.{form}",
+                         "--out", str(lines / form), "--vocab", str(material / vocab),
+                         *options)  # fmt: skip
+        assert about["splits"]["train"]["documents"] == len(texts) - ("keep_blank" not in how)
+        assert about["unknown tokens"] > 0
+    wanted = make("megatron", vocab=vocab, train="blank.txt", **how)
     for kind in ("bin", "idx"):
-        one, other = ((lines / form / f"train.{kind}").read_bytes() for form in ("jsonl", "txt"))
-        assert one == other and one
+        read = [(out / f"train.{kind}").read_bytes() for out in (lines / "txt", lines / "jsonl")]
+        assert read == [(wanted / f"train.{kind}").read_bytes()] * 2 and read[0]
 
 
 @pytest.mark.parametrize(

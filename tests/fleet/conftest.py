@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -81,14 +82,28 @@ def two_of(three):
     return found
 
 
+def ssh_files(three):
+    """Checksums of the user's files of ssh, here and on the hosts."""
+    here = [*Path.home().glob(".ssh/*"), *three.folder.glob("ssh_config*")]
+    here += [*three.folder.glob("known_hosts*"), *three.folder.glob("login*")]
+    found = {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in here if path.is_file()
+    }
+    script = "find /root/.ssh /etc/ssh -type f -exec sha256sum {} + | sort"
+    return found | {name: host.run("sh", "-c", script) for name, host in three.hosts.items()}
+
+
 @pytest.fixture(scope="session")
 def smoked(three):
-    """Smoke a stack over two hosts, once: its report, and what its ranks had of the variable."""
+    """Smoke a stack over two hosts, once: its report, and what its ranks had of the variable.
+
+    The user's files of ssh stay as they are.
+    """
     two, known = two_of(three), {}
 
     def smoke(stack):
         if stack not in known:
-            seen = set()
+            seen, files = set(), ssh_files(three)
             with ThreadPoolExecutor(1) as pool:
                 words = ("smoke", stack, "--gpus", "0", "--json")
                 running = pool.submit(two.invoke, *words, seconds=600)
@@ -98,6 +113,7 @@ def smoked(three):
                         seen |= {(name, one) for one in said}
                     time.sleep(0.5)
             (value,) = json.loads(running.result().stdout)["reports"]
+            assert ssh_files(three) == files
             known[stack] = value, seen
         return known[stack]
 

@@ -62,6 +62,31 @@ ranks = torch.distributed.get_world_size()
 stage = engine.zero_optimization_stage()
 print(f"rank {engine.global_rank}: stage {stage} of {ranks} ranks", flush=True)
 """
+# The accelerate configuration of the fifth note of 2021, but for its address.
+NOTE_YAML = """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_config_file: ./deepspeed.json
+  deepspeed_hostfile: ./hostfile
+  deepspeed_multinode_launcher: pdsh
+  zero3_init_flag: true
+distributed_type: DEEPSPEED
+downcast_bf16: 'no'
+dynamo_config:
+  dynamo_backend: INDUCTOR
+machine_rank: 0
+main_process_ip: 192.0.2.10
+main_process_port: 22
+main_training_function: main
+num_machines: 2
+num_processes: 16
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
 DEEPSPEED_JSON = json.dumps({
     "train_batch_size": 4, "gradient_accumulation_steps": 1,
     "zero_optimization": {"stage": 2, "overlap_comm": False},
@@ -101,7 +126,8 @@ if trainer.is_world_process_zero():
         if "loss" in row:
             print(f"update {row['step']} loss {float(row['loss']):.6f}", flush=True)
 ranks = f"{args.process_index} of {args.world_size}"
-print(f"rank {ranks} deepspeed {bool(args.deepspeed)}", flush=True)
+kind = next(trainer.model.parameters()).dtype
+print(f"rank {ranks} deepspeed {bool(args.deepspeed)} in {kind}", flush=True)
 """
 # A small GPT-2 under ZeRO-3, made in two ways: a cut parameter holds no element of its own.
 ZERO_INIT = """

@@ -196,6 +196,8 @@ for update in range(1, 10**6):
         print(f"update {update}", flush=True)
     time.sleep(0.1)
 """
+# It goes on after a minute.
+LATE = HANGS.replace("sleep(10**6)", "sleep(60)").replace("1, 10**6", "1, 60")
 # Rank 1 hangs before the first of anything.
 HANGS_AT_ONCE = """
 import os, time, torch.distributed as dist
@@ -210,8 +212,12 @@ dist.init_process_group("gloo")
 repeat = pytest.mark.repeat
 
 
-def hang(four, program, *words):
-    """Run a program on two hosts until its hang is told; return all that was said, and the wait."""
+def hang(four, program, *words, code=130):
+    """Run a program on two hosts until its hang is told; return all that was said, and the wait.
+
+    Args:
+        code: with 0 it goes on to its end.
+    """
     (four.folder / "shared" / "hangs.py").write_text(program)
     words = ["run", "accelerate", "--gpus", "0", "--hosts", four.only("n00", "n01").inventory,
              *words, "--", "/shared/hangs.py"]  # fmt: skip
@@ -228,8 +234,10 @@ def hang(four, program, *words):
             if "hang: rank 1" in line:
                 break
         waited = time.monotonic() - last
-        os.kill(child.pid, signal.SIGINT)
+        if code:
+            os.kill(child.pid, signal.SIGINT)
         said += child.stdout.readlines()
+    assert child.returncode == code, "".join(said)[-3000:]
     assert four.left() == {}
     return "".join(said), waited
 
@@ -255,3 +263,12 @@ def test_a_run_that_hangs_before_its_first_line_says_where_its_ranks_are(four):
     text, _ = hang(four, HANGS_AT_ONCE, "--launcher", "torchrun")
     assert ("rank 1 (n01) (at load_data (hangs.py:5)) never came to init_process_group, where"
             " rank 0 (n00) waits") in text, text[-3000:]  # fmt: skip
+
+
+@pytest.mark.repeat
+def test_a_run_that_was_told_to_hang_goes_on_and_ends_well(four):
+    text, waited = hang(four, LATE, "--launcher", "torchrun", code=0)
+    assert "rank 1 (n01) (at load_data (hangs.py:5)) never came to all_reduce" in text, text[-3000:]
+    before, _, after = text.partition("hang: rank 1")
+    assert "update 40" not in before and "update 59" in after and "is done: 2 ranks" in after
+    assert waited < 60

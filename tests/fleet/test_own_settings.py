@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from stackyard.mesh.node import SCRATCH
 from tests.fleet.programs import (
     DEEPSPEED,
     DEEPSPEED_JSON,
     LORA,
+    NOTE_YAML,
     OWN_ACCELERATE,
     TRAINER,
     TRAINER_JSON,
@@ -22,12 +25,15 @@ from tests.shared import until
 
 # Nothing is compiled on CPU ranks, and importing the compiler takes seconds.
 LIGHTER = ("--env", "TORCHDYNAMO_DISABLE=1")
+# What must go from the note's configuration; its numbers are of 2 x 8 GPUs.
+NOTE = re.sub(r" *(deepspeed_hostfile|num_\w+|dynamo_\w+):.*\n", "", NOTE_YAML)
+REPLACED = "main_process_ip, main_process_port, machine_rank, use_cpu"
 # It says its variables into a folder of all hosts, and stays to be looked at.
 SAYS = """
 import os, pathlib, sys, time
 place = pathlib.Path(sys.argv[-1])  # deepspeed puts a word of its own before it
 own = place / os.environ["RANK"]
-names = ("ONE", "ALL", "NCCL_DEBUG", "MINE", "OMP_NUM_THREADS")
+names = ("ONE", "ALL", "NCCL_DEBUG", "NCCL_NET", "MINE", "OMP_NUM_THREADS")
 hidden = place.parent / f"{place.name}-{own.name}"
 hidden.write_text(" ".join(os.environ.get(name, "-") for name in names))
 hidden.rename(own)
@@ -46,7 +52,9 @@ def two(three):
     programs = {
         "own.py": OWN_ACCELERATE, "ds.py": DEEPSPEED, "hf.py": TRAINER, "says.py": SAYS,
         "lora.py": LORA, "init.py": ZERO_INIT,
-        "ds.json": DEEPSPEED_JSON, "trainer.json": TRAINER_JSON,
+        "ds.json": DEEPSPEED_JSON, "trainer.json": TRAINER_JSON, "deepspeed.json": TRAINER_JSON,
+        "ds-3.json": json.dumps({**json.loads(DEEPSPEED_JSON), "train_batch_size": 6}),
+        "bf16.json": json.dumps({**json.loads(TRAINER_JSON), "bf16": {"enabled": "auto"}}),
         "odd.json": json.dumps({"train_batch_size": 3}),
         "lora.json": json.dumps({
             "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1,
@@ -102,6 +110,7 @@ def test_accelerate_test_passes(two):
         pytest.param("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
                      "  deepspeed_multinode_launcher: standard\n", "DEEPSPEED", id="standard",
                      marks=pytest.mark.repeat),
+        pytest.param(NOTE, "DEEPSPEED", id="note", marks=pytest.mark.repeat),
         pytest.param("distributed_type: MULTI_CPU\nuse_cpu: true\ndynamo_config:\n"
                      "  dynamo_backend: EAGER\n", "MULTI_CPU", id="dynamo",
                      marks=pytest.mark.repeat),
@@ -114,8 +123,17 @@ def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind
     learned(done.stdout)
     assert done.stdout.count(", by dynamo") == 2 * compiled
     assert done.stdout.count(f"of 2 by {kind}") == 2
+    names = {"MULTI_CPU": "machine_rank"}.get(kind, REPLACED)
     if "machine_rank" in text:
-        assert "machine_rank: this run's own values are used" in done.stderr
+        assert f"my.yaml: {names}: this run's own values are used" in done.stderr
+    if text == NOTE:  # all else of it stays, zero3_init_flag and what is of TPUs too
+        script = f"cat $(ls -t {SCRATCH}/*/accelerate.yaml | head -1)"
+        node = ("docker", "exec", "stackyard-accelerate-study", "sh", "-c", script)
+        kept = yaml.safe_load(two.hosts["study"].run(*node))
+        asked = yaml.safe_load(NOTE)
+        own = (asked.pop("deepspeed_config"), kept.pop("deepspeed_config"))
+        assert {key for key in asked if kept[key] != asked[key]} <= {*names.split(", ")}, kept
+        assert own[0].items() <= own[1].items()
 
 
 @pytest.mark.repeat  # the user's own is read above
@@ -170,6 +188,16 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
     assert done.stdout.count("stage 2 of 2 ranks") == 2
 
 
+@pytest.mark.repeat  # of the launcher above
+def test_deepspeed_starts_the_chosen_slots_of_each_host(two):
+    chosen = ("--per-node", "3", "--include", "study:1,2@train:2")
+    words = ("/shared/ds.py", "--deepspeed", "--deepspeed_config", "/shared/ds-3.json")
+    done = run(two, "--launcher", "deepspeed", *chosen, "--", *words)
+    learned(done.stdout)
+    found = re.findall(r"^(\w+) (\d) +\| rank (\d): stage 2 of 3 ranks", done.stdout, re.MULTILINE)
+    assert sorted(found) == [("study", "0", "0"), ("study", "1", "1"), ("train", "2", "2")]
+
+
 @pytest.mark.parametrize(
     ("launcher", "more"),
     [
@@ -178,7 +206,7 @@ def test_a_deepspeed_program_with_its_own_ds_json(two, launcher):
         ),
         pytest.param(
             "deepspeed",
-            ("--deepspeed", "/shared/trainer.json"),
+            ("--deepspeed", "/shared/bf16.json", "--bf16"),
             id="deepspeed",
             marks=pytest.mark.repeat,
         ),
@@ -190,7 +218,8 @@ def test_an_hf_trainer_script(two, launcher, more):
     words = ("/shared/hf.py", *TRAINER_WORDS, *more)
     done = run(two, "--launcher", launcher, "--", *words)
     learned(done.stdout)
-    assert done.stdout.count(f"of 2 deepspeed {bool(more)}") == 2
+    kind = "bfloat16" if "--bf16" in more else "float32"
+    assert done.stdout.count(f"of 2 deepspeed {bool(more)} in torch.{kind}") == 2
 
 
 @pytest.mark.parametrize(
@@ -208,6 +237,7 @@ def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     pdsh, ssh, shells, launchers and ranks are all looked at while they run.
     """
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("NCCL_NET", "IB")  # gloo does not ask
     secret, place = "nobody-else-sees-this", two.shared / f"said-{launcher}"
     place.mkdir()
     words = ("--detach", "--launcher", launcher, "--env", 'ALL=it\'s 5% "x"', "--env",
@@ -221,9 +251,9 @@ def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     finally:
         two.invoke("stop", "--name", "accelerate")
     assert said == {
-        "0": f'study it\'s 5% "x" WARN {secret} 3', "1": f'all it\'s 5% "x" WARN {secret} 3',
+        "0": f'study it\'s 5% "x" WARN IB {secret} 3', "1": f'all it\'s 5% "x" WARN IB {secret} 3',
     }  # fmt: skip
-    assert "from your environment, for every rank: NCCL_DEBUG" in done.stderr
+    assert "from your environment, for every rank: NCCL_DEBUG, NCCL_NET" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -244,9 +274,17 @@ def test_what_contradicts_a_run_is_named_before_anything_starts(two, words, said
     assert all(host.ranks() == [] for host in two.hosts.values())
 
 
-def test_a_configuration_for_other_numbers_is_refused_before_a_mesh_starts(two, config):
-    words = config("distributed_type: MULTI_CPU\nnum_processes: 8\n")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("distributed_type: MULTI_CPU\nnum_processes: 8\n",
+                     "num_processes is 8, but this run has 2", id="numbers"),
+        pytest.param(NOTE_YAML, "deepspeed_hostfile: hosts are chosen by hosts.yml", id="note"),
+    ],
+)  # fmt: skip
+def test_a_configuration_for_other_numbers_is_refused_before_a_mesh_starts(two, config, text, said):
+    words = config(text)
     done = run(two, "--name", "other", "--gpus", "0", *words, "--", "/shared/own.py", check=False)
     assert done.returncode == 2
-    assert "num_processes is 8, but this run has 2" in done.stderr
+    assert said in done.stderr
     assert not any("other" in line for host in two.hosts.values() for line in host.containers())

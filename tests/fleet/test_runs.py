@@ -20,13 +20,14 @@ from tests.fleet.programs import LIGHT
 # ssh gives a connection up after three silent looks; the lease of a detached run is a minute.
 CUT_SECONDS = 3 * ALIVE_SECONDS + 3
 TWO = ("--include", "study@train")
+STANDARD = (*TWO, "--set", "start=standard")
 # Where the launcher is not what a test is about: torchrun loads torch once more on every host.
 PLAIN = ("--launcher", "plain")
 
 
-def launched(stack, example, more, ranks, *marks):
+def launched(stack, example, more, ranks, *marks, name=""):
     """One launch over the hosts: the stack, the example, what else is typed, the ranks."""
-    return pytest.param(stack, example, more, ranks, id=example, marks=marks)
+    return pytest.param(stack, example, more, ranks, id=name or example, marks=marks)
 
 
 # Every launcher of the 2021 notes, each way it starts; all but one way of each are repetition.
@@ -49,6 +50,9 @@ LAUNCHERS = (
     launched("accelerate", "ddp-file", TWO, 2),  # init_method file:// on the shared folder
     # torchrun, two ranks of one host of the inventory
     launched("megatron", "gpt2-345m", ("--include", "study", "--per-node", "2"), 2, repeat),
+    launched("megatron", "gpt2-345m", TWO, 2, repeat, name="gpt2-345m-hosts"),
+    # accelerate on every node, by the option that llama-zero3-standard has
+    launched("accelerate", "llama-zero3", STANDARD, 2, repeat, name="llama-zero3-set-standard"),
 )
 
 
@@ -85,6 +89,13 @@ def test_runs_side_by_side_have_ports_of_their_own(meshes):
             assert host.infra.socket(f"tcp://{host.address}:{port}").is_listening
 
 
+def test_a_node_has_the_name_servers_of_its_host(meshes):
+    for host in meshes.hosts.values():
+        words = ("grep", "^nameserver", "/etc/resolv.conf")
+        found = host.run("docker", "exec", f"stackyard-fairseq-{host.name}", *words)
+        assert found and found == host.run(*words)
+
+
 @pytest.mark.parametrize(("stack", "example", "more", "ranks"), LAUNCHERS)
 def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
     done = meshes.invoke("run", stack, "--gpus", "0", "--example", example, *more)
@@ -104,7 +115,7 @@ def test_every_launcher_trains_over_hosts(meshes, stack, example, more, ranks):
 
 @pytest.mark.repeat  # of the inventory; another way to name hosts is what is shown
 def test_a_hostfile_of_deepspeed_is_an_inventory(meshes, tmp_path, monkeypatch):
-    """Its names are aliases of the user's ssh configuration, here one that a wrapper names."""
+    """Its names, and one typed in its place, are aliases of the ssh configuration (a wrapper's)."""
     config = (meshes.folder / "ssh_config").read_text()
     names = {name: meshes.hosts[name].address for name in ("study", "train")}
     aliases = "".join(f"Host {name}\n  HostName {place}\n" for name, place in names.items())
@@ -115,16 +126,18 @@ def test_a_hostfile_of_deepspeed_is_an_inventory(meshes, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# the two that are free\nstudy slots=8\n\ntrain slots=8\n")
-    done = subprocess.run(
-        [ROOT / ".venv/bin/invoke", "run", "megatron", "--example", "gpt-tp", "--gpus", "0",
-         "--hosts", hostfile, "--name", "by-hostfile"],
-        cwd=ROOT, stdin=subprocess.DEVNULL, text=True, capture_output=True, timeout=240,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    found = losses(done.stdout)
-    assert re.search(r"is done: 2 ranks", done.stdout) and found[-1] < 0.85 * found[0], found
-    assert re.search(r"^study 0 +\| ", done.stdout, re.MULTILINE), done.stdout[-2000:]
+    for hosts, count, more in ((hostfile, 2, ()), ("study", 1, ("--per-node", "2"))):
+        done = subprocess.run(
+            [ROOT / ".venv/bin/invoke", "run", "megatron", "--example", "gpt-tp", "--gpus", "0",
+             "--hosts", hosts, "--name", "by-hostfile", *more],
+            cwd=ROOT, stdin=subprocess.DEVNULL, text=True, capture_output=True, timeout=240,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        found = losses(done.stdout)
+        assert re.search(r"is done: 2 ranks", done.stdout) and found[-1] < 0.85 * found[0], found
+        assert re.search(r"^study 0 +\| ", done.stdout, re.MULTILINE), done.stdout[-2000:]
+        assert f"2 ranks on {count} node" in done.stderr
 
 
 @pytest.mark.repeat  # tests/unit/mesh/test_example_copy.py reads copies
@@ -159,18 +172,21 @@ def test_a_copy_that_was_edited_trains_by_its_own_script(meshes):
     assert {path.name for path in kept.glob("global_step*")} == {"global_step12"}
 
 
-@pytest.mark.parametrize("launcher", ["plain", pytest.param("deepspeed", marks=pytest.mark.repeat)])
+@pytest.mark.parametrize(
+    "launcher", ["plain", *(pytest.param(n, marks=repeat) for n in ("deepspeed", "accelerate"))]
+)
 def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes, launcher):
     """tqdm through pdsh comes in one block at the end; here it comes while it moves."""
     program = (
-        "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE']);\n"
-        "for n in range(40): sys.stderr.write(f'\\r{n}%|####'); time.sleep(0.1)\n"
-        "sys.stderr.write('\\n')"
+        "import os, time; from tqdm import tqdm\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+        "for n in tqdm(range(40)): time.sleep(0.1)\n"
     )
     path = meshes.folder / "shared" / "bar.py"
     path.write_text(program)
-    stack = {"plain": "fairseq", "deepspeed": "accelerate"}[launcher]
-    done = meshes.invoke("run", stack, "--launcher", launcher, "--", "/shared/bar.py")
+    stack = "fairseq" if launcher == "plain" else "accelerate"
+    more = ("--set", "zero_stage=2") if launcher == "accelerate" else ()  # by pdsh
+    done = meshes.invoke("run", stack, "--launcher", launcher, *more, "--", "/shared/bar.py")
     said = done.stdout
     assert {f"rank {n} of 3" for n in range(3)} <= {
         line.partition("| ")[2] for line in said.splitlines()
@@ -179,8 +195,8 @@ def test_a_command_of_ones_own_sees_every_rank_and_its_bar(meshes, launcher):
     assert sorted(kept, key=lambda line: line[1]) == [
         (host, str(n), f"rank {n} of 3") for n, host in enumerate(meshes.hosts)
     ]
-    bars = [int(found) for found in re.findall(r"(\d+)%\|####", said)]
-    assert any(bar < 39 for bar in bars), bars
+    bars = [int(found) for found in re.findall(r"(\d+)%\|.*/40 \[", said)]
+    assert any(0 < bar < 100 for bar in bars), said[-2000:]
 
 
 def test_a_program_that_fails_is_named_with_its_rank_and_host(meshes):

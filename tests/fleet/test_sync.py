@@ -110,6 +110,10 @@ def test_files_come_back_from_each_host_into_a_folder_of_its_own(mesh, tmp_path)
     assert {n: (tmp_path / n / "out" / "name").read_text().strip() for n in mesh.hosts} == {
         name: name for name in mesh.hosts
     }
+    one = ("--include", "study", "--to", str(tmp_path / "one"), "--name", "copies")
+    mesh.invoke("sync", "/data/out", "--back", *one)
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["out"]
+    assert (tmp_path / "one" / "out" / "name").read_text().strip() == "study"
 
 
 def test_a_shared_folder_is_written_once(mesh, tmp_path):

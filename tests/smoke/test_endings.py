@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -61,6 +62,26 @@ def test_a_build_step_that_fails_is_named_with_its_last_lines(own_stack):
     assert '"fix": "deepspeed-numpy-layer-seed"' in done.stderr
     assert "expected 7" in done.stderr
     assert f"invoke build {name} --base cpu" in done.stderr
+
+
+def test_a_package_with_another_hash_than_the_lock_has_is_refused_before_any_is_installed(
+    own_stack, engine
+):
+    tree, name = own_stack
+    lock, wrong = tree / "images" / name / "cpu.lock", "0" * 64
+    einops = re.compile(r"^(einops==\S+) \\\n(?: .*\n)+", flags=re.M)
+    text, count = einops.subn(rf"\1 --hash=sha256:{wrong}\n", lock.read_text())
+    assert count == 1
+    lock.write_text(text)
+    done = subprocess.run(
+        [INVOKE, "build", name, "--base", "cpu"],
+        cwd=tree, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert re.search(rf"Hash mismatch for `einops==(?s:.*){wrong}", done.stderr), done.stderr
+    # uv's words for what it has done, in this order.
+    assert "Resolved" in done.stderr and "Installed" not in done.stderr
+    assert engine.image(f"stackyard/{name}:cpu") is None
 
 
 def test_without_an_engine_it_says_what_to_type(tmp_path):

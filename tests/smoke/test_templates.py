@@ -1,6 +1,8 @@
 """Every template of the notes in its reduced size, on CPU ranks of two nodes: the losses fall.
 
 Steps are those that `invoke run` gives to a mesh's supervisor; here the test plays them in turn.
+
+Over 300 lines: templates are trained once, for all tests here.
 """
 
 from __future__ import annotations
@@ -74,6 +76,9 @@ WRITTEN = {
     "megatron": ("Train/Samples/train_loss", {"Train/Samples/lr", "Valid/Samples/loss"}),
     "accelerate": ("loss", {"lr"}),
 }
+# megatron's reduced size after each of its 30 updates: three to warm up, then a cosine to min_lr.
+RATES = [0.005 * 2 / 3, 0.005,
+         *(0.001 + 0.004 * 0.5 * (1 + math.cos(math.pi * n / 27)) for n in range(28))]  # fmt: skip
 # Small models, whose losses fairseq or our recorder writes.
 SMALL_EXAMPLES = [("fairseq", "lm-ddp"), ("megatron", "gpt-tp"), ("accelerate", "ddp-file"),
          ("accelerate", "llama-zero2")]  # fmt: skip
@@ -298,6 +303,7 @@ def require_events(running, stack, folder, name, others=frozenset()):
     # DeepSpeed counts samples, the others updates.
     each = written[name][0][0] if stack == "megatron" and "/" in name else 1
     assert [at for at, _ in written[name]] == [each * line["step"] for line in steps]
+    return written
 
 
 @pytest.mark.parametrize(
@@ -310,7 +316,9 @@ def require_events(running, stack, folder, name, others=frozenset()):
 def test_a_template_writes_event_files_with_the_losses_of_its_record(meshes, trained, stack, name):
     _, folder = trained(stack, name)
     loss, others = WRITTEN[stack]
-    require_events(meshes(stack), stack, folder, loss, others)
+    written = require_events(meshes(stack), stack, folder, loss, others)
+    if stack == "megatron":  # of each update the rate of the next one, as DeepSpeed writes it
+        assert [rate for _, rate in written["Train/Samples/lr"]] == pytest.approx(RATES, rel=1e-5)
 
 
 @pytest.mark.repeat
@@ -408,10 +416,17 @@ def test_what_deepspeeds_file_cannot_be_with_arguments_is_refused(meshes, settin
 
 
 @pytest.mark.repeat  # of one template by another file of DeepSpeed's
-def test_a_template_trains_without_zero_by_a_file_of_deepspeeds(meshes):
-    words = ("--ds-config=/srv/templates/zero-0.json",)
-    said, _ = play(meshes("megatron"), "megatron", "gpt2-345m", words=words)
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [("", {"global_step30"}), ("precision=bf16,save_every=0", set())],
+    ids=["fp32", "bf16"],
+)
+def test_a_template_trains_without_zero_by_a_file_of_deepspeeds(meshes, settings, kept):
+    """In bf16 nothing is saved, as DeepSpeed could not load it."""
+    words, running = ("--ds-config=/srv/templates/zero-0.json",), meshes("megatron")
+    said, folder = play(running, "megatron", "gpt2-345m", settings, words=words)
     assert losses(said)[-1] < 0.9 * losses(said)[0]
+    assert checkpoints(running, folder) == kept
 
 
 @pytest.mark.parametrize(
@@ -512,6 +527,82 @@ def test_recomputed_layers_run_twice_with_the_same_dropout(meshes):
     with_it, without, difference = done.output.splitlines()[-1].split()
     assert (with_it, without) == ("4", "2"), done.output
     assert float(difference) < 1e-7
+
+
+# A program of one's own on two tensor-parallel ranks: two layers, whose gradients are compared with
+# those of the same layers without checkpoints, under each of DeepSpeed's options. Of each it says
+# how often layers ran, how many of the first one's 2,048 numbers it keeps, and what differs most.
+CHECKPOINTED = """
+import json, pathlib, sys
+import deepspeed, torch
+from megatron.core import parallel_state
+deepspeed.init_distributed("gloo", verbose=False)
+parallel_state.initialize_model_parallel(2, 1, create_gloo_process_groups=False)
+
+def train(options=None):
+    if options is not None:
+        file = pathlib.Path(f"ds{torch.distributed.get_rank()}.json")
+        file.write_text(json.dumps(
+            {"train_micro_batch_size_per_gpu": 1, "activation_checkpointing": options}))
+        deepspeed.checkpointing.configure(parallel_state, deepspeed_config=str(file))
+    torch.manual_seed(3)
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.3), torch.nn.GELU())
+              for _ in range(2)]
+    runs, text = [], torch.randn(4, 8, 64, requires_grad=True)
+    first = hidden = 1 * text
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda *given: runs.append(given))
+        hidden = (layer(hidden) if options is None
+                  else deepspeed.checkpointing.checkpoint(layer, hidden))
+    kept = getattr(first, "saved_data", first).numel()
+    hidden.square().sum().backward()
+    return len(runs), kept, [text.grad, *(p.grad for layer in layers for p in layer.parameters())]
+
+*_, wanted = train()
+for options in json.loads(sys.argv[1]):
+    try:
+        runs, kept, found = train(options)
+        said = [runs, kept, max((a - b).abs().max().item() for a, b in zip(found, wanted))]
+    except (AssertionError, RuntimeError) as error:
+        said = [str(error)]
+    if parallel_state.get_tensor_model_parallel_rank() == 0:
+        print(f"\\nfound {json.dumps(said)}\\n", end="", flush=True)
+    torch.distributed.barrier()
+"""
+PARTED, NUMBER = {"partition_activations": True}, {"number_checkpoints": 2}
+CONTIGUOUS = {"contiguous_memory_optimization": True}
+IN_MEMORY = {"cpu_checkpointing": True}
+TIMED = {"synchronize_checkpoint_boundary": True, "profile": True}
+# What DeepSpeed's `activation_checkpointing` holds: numbers that are kept of each layer's input, or
+# the error. In the host's memory alone nothing is kept where that is the ranks' memory already.
+OPTIONS = [
+    ({}, 2048), (NUMBER, 2048), (TIMED, 2048), (PARTED, 1024), (PARTED | IN_MEMORY, 1024),
+    (PARTED | NUMBER | CONTIGUOUS, 1024),
+    (PARTED | NUMBER | CONTIGUOUS | IN_MEMORY | TIMED, 1024),
+    (NUMBER | CONTIGUOUS, "only available with partitioned activations"),
+    (PARTED | CONTIGUOUS, "Must specify the number of layers"),
+    (IN_MEMORY, "need to be at least 1D, but they are 0D"),
+]  # fmt: skip
+
+
+@pytest.mark.repeat  # of what DeepSpeed has for programs of one's own
+def test_deepspeeds_checkpoints_of_activations_give_the_same_gradients(meshes):
+    """Layers run twice with the same dropout, and each of two ranks keeps its part of the input."""
+    running = meshes("megatron")
+    put(running, NODES[0], {"/var/tmp/checkpointed.py": CHECKPOINTED})
+    words = ["env", "TORCHDYNAMO_DISABLE=1", "DS_ACCELERATOR=cpu", "OMP_NUM_THREADS=1",
+             "torchrun", "--nproc_per_node=2", "--master_addr=127.0.0.1", "--master_port=29811",
+             "/var/tmp/checkpointed.py",
+             json.dumps([options for options, _ in OPTIONS])]  # fmt: skip
+    done = running.engine.exec(running.first, words, seconds=200, folder="/var/tmp")
+    found = re.findall(r"(?m)^found (.*)$", done.output)
+    assert len(found) == len(OPTIONS), done.output[-3000:]
+    for (options, wanted), said in zip(OPTIONS, map(json.loads, found), strict=True):
+        if isinstance(wanted, str):
+            assert wanted in said[0], (options, said)
+        else:
+            assert said == [4, wanted, 0.0], (options, said)
+    assert re.search(r"time \(ms\) \| fwd: ", done.output)
 
 
 @pytest.mark.repeat  # of one mistake in a corpus

@@ -273,8 +273,8 @@ def _run(
         for remark in runs.remarks(hosts, mesh, job, selection):
             terminal.note(remark)
         runs.begin(hosts, mesh, talk, job, selection, 0 if wanted.detach else lease)
-        terminal.done(plan.run, f"{job.name}: {ranks} ranks"
-                      f" on {len(selection.nodes)} nodes by {job.launcher}")  # fmt: skip
+        places = "1 node" if len(selection.nodes) == 1 else f"{len(selection.nodes)} nodes"
+        terminal.done(plan.run, f"{job.name}: {ranks} ranks on {places} by {job.launcher}")
         if wanted.detach:
             return Ended(job={"name": job.name, "state": "running", "code": None, "reason": ""})
         log = ROOT / RUNS / plan.run / f"{job.name}.log"

@@ -8,6 +8,7 @@ import pathlib
 import sys
 from argparse import Namespace
 
+import sentencepiece
 from fairseq.data import Dictionary, data_utils, encoders
 from fairseq_cli.preprocess import cli_main
 
@@ -51,6 +52,15 @@ for name in ("bpe", "unigram", "mt5"):
     if name != "mt5":
         three = preprocess(f"{name}-3", "--hf-tokenizer", tokenizer, "--workers", "3")
         said[name]["same"] = filecmp.cmpfiles(one, three, ["train.bin", "train.idx", "dict.txt"])[0]
+# A line with a character that the model lacks, but not its bytes; SentencePiece's own numbers, too.
+rare, model = material / "rare.txt", material / "bytes" / "spiece.model"
+one = preprocess("bytes", "--hf-tokenizer", str(model.parent), "--trainpref", str(rare))
+own = sentencepiece.SentencePieceProcessor(model_file=str(model))
+said["bytes"] = {
+    "preprocessed": data_utils.load_indexed_dataset(str(one / "train"))[0].tolist(),
+    "own": own.encode(rare.read_text("utf-8").rstrip()),
+    "pieces": own.encode(rare.read_text("utf-8").rstrip(), out_type=str),
+}
 said["errors"] = [
     error("--hf-tokenizer", "/nowhere"),
     error(),

@@ -48,13 +48,16 @@ unigram.train_from_iterator(lines, trainers.UnigramTrainer(
 (folder / "unigram").mkdir()
 unigram.save(str(folder / "unigram" / "tokenizer.json"))
 
-# A folder as mT5's is on the hub: no tokenizer.json.
-(folder / "mt5").mkdir()
-sentencepiece.SentencePieceTrainer.train(
-    input=str(folder / "text.txt"), model_prefix=str(folder / "mt5" / "spiece"), vocab_size=4500,
-    model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, character_coverage=1.0,
-    hard_vocab_limit=False, minloglevel=2)  # fmt: skip
-(folder / "mt5" / "config.json").write_text('{"model_type": "mt5"}')
+# Folders as mT5's is on the hub: no tokenizer.json. Unlike mT5's own the first has no bytes.
+for name in ("mt5", "bytes"):
+    (folder / name).mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"), model_prefix=str(folder / name / "spiece"), vocab_size=4500,
+        model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, character_coverage=1.0,
+        byte_fallback=name == "bytes", hard_vocab_limit=False, minloglevel=2)  # fmt: skip
+    (folder / name / "config.json").write_text('{"model_type": "mt5"}')
+# A character that the text lacks, between some that it has.
+(folder / "rare.txt").write_text("一字𪚥字\n", "utf-8")
 
 # A vocabulary of mT5's size, its sentinels on top; text of its largest numbers.
 wide = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{f"w{n}": n for n in range(3, 250_000)}}
