@@ -24,7 +24,9 @@ def by_fairseq(box, material, place):
     """fairseq-preprocess --bpe hf, run several times in one process; and what it says."""
     out = place / "fairseq"
     words = ["python3", "/srv/test/fairseq_tokenizer.py", str(material), str(out)]
-    return out, json.loads(box("fairseq").said(*words).splitlines()[-1])
+    # A word of a logger, on the other stream, may come last.
+    said = box("fairseq").said(*words).splitlines()
+    return out, json.loads(next(line for line in reversed(said) if line.startswith("{")))
 
 
 @pytest.mark.parametrize("name", ["bpe", "unigram", "mt5"])

@@ -241,6 +241,10 @@ def typed_on(cluster, words, kind, *more, **options):
     """`invoke smoke STACK --on slurm`, typed; the job's user writes into its folder."""
     stack, running, _ = cluster
     folder = running.shared / kind
+    # A step that Slurm had to kill, after its KillWait, leaves its scratch.
+    for node in ("node1", "node2"):
+        running.on(node, "find", "/tmp", "-maxdepth", "1", "-name", "stackyard-[0-9]*",
+                   "-exec", "rm", "-rf", "{}", "+")  # fmt: skip
     line = [ROOT / ".venv/bin/invoke", kind, stack, "--gpus", "0", "--on", "slurm",
             "--site", words[words.index("--site") + 1], "--out", folder, *more]  # fmt: skip
     typed = subprocess.Popen(line, cwd=ROOT, umask=0, text=True, stdout=subprocess.PIPE,
