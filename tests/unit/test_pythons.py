@@ -254,8 +254,8 @@ def test_an_interrupted_environment_is_taken_away(tree):
 # Tests on other Pythons
 
 
-def said(version, marks="not repeat"):
-    command = f"pytest tests/unit tests/golden -n 2 --dist worksteal -m {marks}"
+def said(version, marks="not repeat", workers=" -n 2 --dist worksteal"):
+    command = f"pytest tests/unit tests/golden{workers} -m {marks}"
     return [f"== fast tests on Python {version}", command]
 
 
@@ -277,7 +277,7 @@ def test_the_oldest_is_run_first_and_all_others_later(tree):
     prepare(tree, "3.97")
     prepare(tree, "3.99")
     assert run(tree, "test-pythons", "--first").stdout.splitlines() == said("3.97")
-    name, command = said("3.99", "not repeat and not once")
+    name, command = said("3.99", "not repeat and not once", "")
     rest = run(tree, "test-pythons", "--rest").stdout.splitlines()
     assert rest == [name, f"{command} --first-variant"]
     whole = run(tree, "test-pythons", "--rest", VARIANTS="all").stdout.splitlines()
