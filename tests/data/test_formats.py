@@ -84,8 +84,10 @@ def test_what_a_model_lacks_is_bytes_here_and_unknown_to_fairseq_preprocess(by_f
 def test_megatrons_data_are_those_of_its_own_builder(
     box, make, material, place, vocab, unk, end, how
 ):
-    out = make("megatron", vocab=vocab, keep_blank=True, workers=3, **how)
-    words = [str(material / "text.txt"), str(material / vocab), str(place / "notes"), unk, *end]
+    text = (material / "text.txt").read_text(encoding="utf-8")
+    (material / "blank.txt").write_text(text + "\n" + text, encoding="utf-8")
+    out = make("megatron", train="blank.txt", vocab=vocab, keep_blank=True, workers=3, **how)
+    words = [str(material / "blank.txt"), str(material / vocab), str(place / "notes"), unk, *end]
     # Without torch's compiler, which Megatron would load on import, and nothing here uses.
     env = {"TORCHDYNAMO_DISABLE": "1"}
     box("megatron").said("python3", "/srv/test/line_by_line.py", *words, env=env)

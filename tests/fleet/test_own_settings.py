@@ -260,6 +260,8 @@ def test_every_rank_has_the_variables_of_its_host_the_command_and_the_shell(
     ("words", "said"),
     [
         (("--env", "MASTER_ADDR=10.0.0.1", "--", "/shared/says.py"), "MASTER_ADDR cannot be set"),
+        (("--env", "CUDA_VISIBLE_DEVICES=0", "--", "/shared/says.py"),
+         "CUDA_VISIBLE_DEVICES cannot be set"),
         (("--env", "HF_TOKEN=hunter22", "--", "/shared/says.py"), "looks like a secret"),
         (("--launcher", "torchrun", "--", "/shared/hf.py", "--deepspeed", "/shared/odd.json"),
          "train_batch_size 3 cannot be divided by 2 ranks"),

@@ -141,5 +141,6 @@ def test_doctor_tells_of_every_host_in_one_table(yard, tmp_path):
     assert all(name in done.stdout for name in ("study", "train", "depot", "away"))
     assert "network between nodes: all hosts are in" in done.stdout
     assert "away: " in done.stdout
-    assert f"depot: a broken pull left keys in {left}" in " ".join(done.stdout.split())
+    said = f"depot: a broken pull left keys in {left}: the next `invoke pull` removes it"
+    assert said in " ".join(done.stdout.split())
     assert done.stdout.count("a broken pull left") == 1

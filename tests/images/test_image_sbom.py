@@ -38,11 +38,10 @@ def contents(saved) -> Contents:
 
 
 @pytest.fixture(scope="module")
-def text(saved, contents, built, project) -> str:
+def text(saved, contents, built) -> str:
     """The bill, as the publisher makes it."""
     config = saved.config
-    files = (base_lock_path(built.plan.base), lock_path(built.plan.stack, built.plan.base))
-    locks = [pin for file in files for pin in parse_lock(project.definitions.locks[file])]
+    locks = [pin for lock in built.image.locks.values() for pin in parse_lock(lock)]
     subject = Described(
         name=f"stackyard/{built.plan.stack}", version=built.plan.base, id=built.info.id,
         created=config["created"], base=f"stackyard/base:{built.plan.base}",
@@ -99,6 +98,14 @@ def test_every_package_of_the_locks_has_their_hashes(bill, built, project):
     assert len(pins) > 10
     for pin in pins:
         assert {f"sha256:{digest}" for digest in found[pin.name]} == set(pin.hashes), pin.name
+    facts = {canonicalize_name(c["name"]): {p["name"]: p["value"] for p in c.get("properties", [])}
+             for c in bill["components"]}  # fmt: skip
+    for wheel in built.image.wheels:
+        name = wheel.wheel.name
+        pins = parse_lock(built.image.locks[f"images/wheels/{name}.lock"])
+        [hashes] = [pin.hashes for pin in pins if pin.name == name]
+        assert facts[name]["stackyard:source-hashes"].split() == list(hashes), name
+        assert found[name] == set(), name
 
 
 def test_files_are_those_that_a_container_sees(engine, built, contents):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 
 import pytest
@@ -126,13 +127,22 @@ def test_the_page_tells_nothing_of_people_addresses_and_places():
 def test_templates_have_the_sizes_and_rates_of_the_notes():
     megatron = {"layers": "24", "hidden": "1024", "heads": "16", "sequence": "1024", "batch": "8",
                 "updates": "500", "decay_updates": "320000", "lr": "1.5e-4", "min_lr": "1.0e-5",
-                "warmup": "0.01", "save_every": "10000", "eval_every": "1000"}  # fmt: skip
+                "warmup": "0.01", "save_every": "10000", "eval_every": "1000",
+                "recompute": "yes", "precision": "bf16"}  # fmt: skip
     one = load_example(ROOT, "megatron", "gpt2-345m")
     assert one.values.items() >= megatron.items()
     fixed = {"--split=900,50,50", "--weight-decay=1e-2", "--clip=1.0", "--eval-iters=10"}
     assert fixed <= set(one.program)
     cut = load_example(ROOT, "megatron", "gpt2-345m-tp")
     assert cut.values.items() >= {**megatron, "tp": "4", "pp": "1", "batch": "9"}.items()
+    for stage in (1, 2, 3):
+        file = ROOT / f"images/megatron/templates/zero-{stage}.json"
+        zero = json.loads(file.read_text(encoding="utf-8"))["zero_optimization"]
+        # The notes': stage 0, 5e9 for gathering.
+        own = {"stage": stage, "reduce_scatter": True, "contiguous_gradients": True,
+               "reduce_bucket_size": 50_000_000}  # fmt: skip
+        gather = {"allgather_bucket_size": 500_000_000} if stage < 3 else {}
+        assert zero.items() >= (own | gather).items()
     fairseq = load_example(ROOT, "fairseq", "gpt2-fsdp")
     assert fairseq.values.items() >= {
         "sequence": "1024", "batch": "16", "update_freq": "2", "updates": "100000",
