@@ -1,8 +1,9 @@
 """Measure a bench: record seconds, tokens, loss and memory of every few updates.
 
 Owns when the clock is read: every STACKYARD_BENCH_WINDOW updates, with the device synchronised. In
-between nothing waits for the device: losses stay on it, and its own events time each update. Used
-by every program of `invoke bench`.
+between nothing waits for the device: losses stay on it, and its own events time each update. After
+the last counted update a few more follow, in which a profiler watches the GPU. Used by every
+program of `invoke bench`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Windows:
             weight: number to divide that sum by for the mean.
             tokens: tokens of this rank in this update.
         """
+        if self._recorder.work_from and step > self._recorder.work_from:
+            self._recorder.watch_work(step)  # these updates are not counted
+            return
         self._loss, self._weight = self._loss + _wide(loss), self._weight + _wide(weight)
         self._tokens = self._tokens + _wide(tokens)
         self._marks.append(self._mark())
@@ -65,6 +69,7 @@ class Windows:
             peak_bytes=self._peak,
             updates=[self._between(*pair) for pair in itertools.pairwise(self._marks)],
         )
+        self._recorder.watch_work(step)
         self._began, self._loss, self._weight, self._tokens = now, 0.0, 0.0, 0.0
         self._marks = self._marks[-1:]
 

@@ -77,6 +77,9 @@ class Recorder:
         tensorboard: folder for the first rank's event files, where no other part of the training
             writes them; empty for none.
         says: print every tenth loss in a user's run, where the program does not.
+
+    Attributes:
+        work_from: the update after whose end the GPU's work is watched; 0 where nobody asked.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class Recorder:
             board = importlib.import_module("torch.utils.tensorboard")
             self._events = board.SummaryWriter(tensorboard)
         self._parts: dict[str, Any] = {}
-        self._work_after, self._work_of = _measured() if device.startswith("cuda") else (0, 0)
+        after, count = _measured() if device.startswith("cuda") else (0, 0)
+        self.work_from = after - 1 if count else 0
+        self._work_after, self._work_of = after, count
         self._profile: Any = None
         self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
         self._write(
@@ -122,6 +127,10 @@ class Recorder:
             self._events.add_scalar("loss", float(loss), step)
             self._events.flush()
         self._tell_fused()
+        self.watch_work(step)
+
+    def watch_work(self, step: int) -> None:
+        """Measure the GPU's work, where a launch asks for it; call it at the end of each update."""
         if self._work_of:
             try:
                 self._measure_work(step)
@@ -145,14 +154,18 @@ class Recorder:
         elif self._profile is not None:
             torch.cuda.synchronize()
             self._profile.stop()
-            found = [
-                (event.time_range.start, event.time_range.end)
-                for event in self._profile.events()
-                if event.device_type == torch.autograd.DeviceType.CUDA
-                and not event.is_user_annotation
-            ]
+            spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            for event in self._profile.events():
+                on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
+                if on_gpu and not event.is_user_annotation:
+                    span = event.time_range.start, event.time_range.end
+                    spans[event.name.startswith("nccl")].append(span)
             self._profile = None
-            self._write(event="work", seconds=covered(found) / 1e6 / self._work_of)
+            all_of_it, own, sent = (
+                covered(found) / 1e6 / self._work_of
+                for found in (spans[False] + spans[True], spans[False], spans[True])
+            )
+            self._write(event="work", seconds=all_of_it, compute=own, communication=sent)
 
     def valid(self, step: int, loss: float) -> None:
         """Record a validation after update `step`; `loss` is the mean over all ranks."""

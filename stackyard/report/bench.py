@@ -6,12 +6,12 @@ Owns the schema. Pure: the clock, the image and the machine are arguments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Failure
 from stackyard.gpu import transport
-from stackyard.report import chart, page, records
+from stackyard.report import records
 from stackyard.report.shapes import (
     BenchGpus,
     BenchReport,
@@ -20,8 +20,8 @@ from stackyard.report.shapes import (
     PlayedValue,
     ResultValue,
     SideValue,
+    SpentValue,
 )
-from stackyard.system import template
 from stackyard.system.image import ImageInfo
 from stackyard.validate.bench import flops
 from stackyard.validate.bench.definition import Model, Peak, Side
@@ -31,6 +31,7 @@ from stackyard.validate.bench.result import (
     Line,
     Played,
     Seen,
+    Spent,
     lines,
     longest_pause,
     mean_speed,
@@ -44,7 +45,6 @@ from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
 
 SCHEMA: Final = "stackyard.bench/2"
-GIB = 2**30
 
 
 def bench_report(
@@ -147,7 +147,18 @@ def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> ResultValue:
         "mean_ratio": _rounded(line.mean_ratio, 4),
         "start_seconds": _start(line.first, line.tenth),
         "pause_seconds": _rounded(line.pause, 3),
+        "spent": _spent(line.spent),
     }
+
+
+def _spent(found: Spent | None) -> SpentValue | None:
+    if found is None:
+        return None
+    update, compute, alone, idle, beside = (
+        round(value, 6)
+        for value in (found.update, found.compute, found.alone, found.idle, found.beside)
+    )
+    return {"update": update, "compute": compute, "alone": alone, "idle": idle, "beside": beside}
 
 
 def _start(first: float | None, tenth: float | None) -> dict[str, float | None]:
@@ -191,91 +202,3 @@ def carried(training: Training) -> tuple[transport.Path, ...]:
 def _pause(training: Training) -> PauseValue | None:
     found = longest_pause(training)
     return {"seconds": round(found[0], 3), "at": found[1]} if found else None
-
-
-def render_page(value: Mapping[str, Any]) -> str:
-    """Return the page of one bench."""
-    value = _completed(value)
-    columns = [column for column in zip(headings(value), *rows(value), strict=True)
-               if any(column[1:])]  # fmt: skip
-    values: dict[str, object] = {
-        "report": value,
-        "headings": [heading for heading, *_ in columns],
-        "rows": list(zip(*(cells for _, *cells in columns), strict=True)),
-        "at_once": min(value["counts"]) * 2 <= value["available"],
-        "checks": page.check_rows(page.read_checks(value["checks"])),
-        "chart": chart.line_chart(curves(value), "loss, as the stack logs it"),
-        "speeds": chart.line_chart(
-            curves(value, "windows", value["warm"]), f"{value['unit']} a second"
-        ),
-    }
-    return template.render("bench.html.j2", values)
-
-
-def _completed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report with the keys that it lacks if no trainings ran at the same time then."""
-    runs = [
-        {"group": 1, "gpus": [], "label": f"{run['side']}-{run['ranks']}-{run['round']}", **run}
-        for run in value["runs"]
-    ]
-    return {"available": max(value["counts"]), **value, "runs": runs}
-
-
-def curves(
-    value: Mapping[str, Any], kind: str = "losses", after: int = 0
-) -> dict[str, list[tuple[int, float]]]:
-    """Return losses or speeds as points, by side, of its first training on the most ranks."""
-    most = max(value["counts"])
-    return {
-        f"{run['side']} on {run['ranks']}": [
-            (step, number)
-            for step, number in run[kind]
-            if isinstance(number, float) and step > after
-        ]
-        for run in value["runs"]
-        if (run["round"], run["group"], run["ranks"]) == (1, 1, most) and not run["failed"]
-    }
-
-
-def rows(value: Mapping[str, Any]) -> list[list[str]]:
-    """Return the results as text, under `headings`."""
-    return [
-        [
-            entry["side"],
-            str(entry["ranks"]),
-            _text(entry["speed"], "{:,.0f}"),
-            _ratio(value, entry),
-            _ratio(value, entry, "mean_ratio"),
-            _text(entry["mfu"] and 100 * entry["mfu"], "{:.1f} %"),
-            _text(entry["peak_bytes"] and entry["peak_bytes"] / GIB, "{:.1f} GiB"),
-            _text(entry["scaling"], "{:.3f}"),
-            _text(entry.get("pause_seconds"), "{:.2f} s"),
-            ", ".join(_text(s, "{:.1f} s") for s in entry.get("start_seconds", {}).values() if s),
-        ]
-        for entry in value["results"]
-    ]
-
-
-def _ratio(value: Mapping[str, Any], entry: Mapping[str, Any], key: str = "ratio") -> str:
-    against = value["sides"][entry["side"]]["against"]
-    return "" if against == entry["side"] else _text(entry.get(key), f"{{:.3f}} of {against}")
-
-
-def _text(number: float | None, form: str) -> str:
-    return "" if number is None else form.format(number)
-
-
-def headings(value: Mapping[str, Any]) -> list[str]:
-    """Return the headings of the columns of `rows`."""
-    return [
-        "variant",
-        "ranks",
-        f"{value['unit']}/s",
-        "ratio",
-        f"of all after {START}",
-        "MFU",
-        "memory",
-        "scaling",
-        "longest pause",
-        f"start-up (1, {START})",
-    ]

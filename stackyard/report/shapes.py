@@ -423,6 +423,17 @@ class _ResultValueParts(TypedDict, total=False):
     mean_ratio: float | None
     start_seconds: dict[str, float | None]
     pause_seconds: float | None
+    spent: SpentValue | None
+
+
+class SpentValue(TypedDict):
+    """Hold what an update's time goes into, in seconds, as the mean of all GPUs."""
+
+    update: float
+    compute: float
+    alone: float
+    idle: float
+    beside: float
 
 
 class ResultValue(_ResultValueParts):

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 from stackyard.build.catalog import ResolvedImage
 from stackyard.definitions.spec import Failure
 from stackyard.report import chart, page, records
-from stackyard.report.bench import GIB, model_value
+from stackyard.report.bench import model_value
+from stackyard.report.bench_page import GIB
 from stackyard.report.shapes import (
     BenchGpus,
     MadeValue,

@@ -33,6 +33,30 @@ class Window:
     time: float = 0.0
 
 
+# Over how many updates the GPUs' own work is measured.
+WORK_UPDATES = 3
+
+
+def measured_work(after: int) -> dict[str, str]:
+    """Return the environment in which `stackyard_record` measures it, after an update's end."""
+    return {"STACKYARD_GPU_WORK": f"{after}:{WORK_UPDATES}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Hold what a GPU did in one update, in seconds.
+
+    Attributes:
+        seconds: it ran any kernel.
+        compute: it ran a kernel that is none of NCCL's.
+        communication: it ran one of NCCL's. Where that waits for another rank, it counts as well.
+    """
+
+    seconds: float
+    compute: float
+    communication: float
+
+
 @dataclass
 class RankRecord:
     """Hold what one rank recorded of itself.
@@ -46,7 +70,7 @@ class RankRecord:
         params: hash of the parameters, by update number and group.
         windows: in a bench: speed and memory, by the last update of each window.
         fused: state of the fused parts, by name; empty where the process has none.
-        work: seconds of an update in which its GPU worked; None where that was not measured.
+        work: what its GPU did in an update; None where that was not measured.
     """
 
     rank: int
@@ -63,7 +87,7 @@ class RankRecord:
     params: dict[tuple[int, str], str] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     fused: dict[str, Part] = field(default_factory=dict)
-    work: float | None = None
+    work: Work | None = None
     saved: list[int] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
     ended: int | None = None
@@ -175,7 +199,8 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
     elif kind == "fused":
         record.fused = read_parts(event["parts"])
     elif kind == "work":
-        record.work = float(event["seconds"])
+        seconds, own, sent = (float(event[key]) for key in ("seconds", "compute", "communication"))
+        record.work = Work(seconds=seconds, compute=own, communication=sent)
     elif kind == "memory":
         record.memory = {key: int(event[key]) for key in ("allocated", "reserved")}
     elif kind == "params":

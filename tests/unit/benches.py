@@ -9,7 +9,7 @@ from stackyard.validate.bench.definition import Bench, BenchSize, Model, Peak, S
 from stackyard.validate.bench.plan import BenchPlan, Turn, make_plan
 from stackyard.validate.bench.result import Played, Seen
 from stackyard.validate.outcome import Phase
-from stackyard.validate.record import Training, Window
+from stackyard.validate.record import Training, Window, Work
 from tests.unit import samples
 
 UPDATES, WARM, WINDOW = 40, 20, 10
@@ -78,7 +78,7 @@ def training(turn: Turn, device: str = "cpu", **changes: Any) -> Training:
             turn.ranks,
             losses={step: 5.0 - step / UPDATES for step in windows},
             windows=windows,
-            ended=UPDATES,
+            ended=UPDATES if device == "cpu" else UPDATES + 4,
             device=device if device == "cpu" else f"cuda:{number}",  # of those it sees
             gpu="" if device == "cpu" else f"GPU-{place}",
         )
@@ -111,3 +111,14 @@ def with_rank(value: Seen, label: str, number: int, **changes: Any) -> Seen:
     found = next(one for one in value.played if one.turn.label == label)
     ranks = samples.changed(found.training, number, **changes).ranks
     return with_training(value, label, ranks=ranks)
+
+
+def watched(value: Seen) -> Seen:
+    """The same run with what every GPU did in an update; on two ranks they communicate."""
+    for played in value.played:
+        two = played.turn.ranks > 1
+        work = Work(seconds=0.42 if two else 0.3, compute=0.32 if two else 0.3,
+                    communication=0.15 if two else 0.0)  # fmt: skip
+        for number in range(played.turn.ranks):
+            value = with_rank(value, played.turn.label, number, work=work)
+    return value

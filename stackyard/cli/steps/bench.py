@@ -30,7 +30,8 @@ from stackyard.mesh import nodes
 from stackyard.mesh.hosts import node_names
 from stackyard.mesh.runs import reached
 from stackyard.report import pages, records, vouch
-from stackyard.report.bench import bench_report, headings, render_page, rows
+from stackyard.report.bench import bench_report
+from stackyard.report.bench_page import SPENT, headings, render_page, rows, spent_rows
 from stackyard.report.shapes import BenchReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
@@ -279,13 +280,16 @@ def transports(value: Mapping[str, Any]) -> list[str]:
 
 
 def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
-    title = f"{value['stack']} on {value['base']}: {value['what']}"
-    table = Table(title=title, title_justify="left")
-    for heading in headings(value):
-        table.add_column(heading, justify="left" if heading in LEFT else "right")
-    for row in rows(value):
-        table.add_row(*map(escape, row))
-    terminal.table(table)
+    what = f"{value['stack']} on {value['base']}: {value['what']}"
+    spent = "where the time of an update goes", SPENT, spent_rows(value)
+    for title, columns, found in ((what, headings(value), rows(value)), spent):
+        table = Table(title=title, title_justify="left")
+        for heading in columns:
+            table.add_column(heading, justify="left" if heading in LEFT else "right")
+        for row in found:
+            table.add_row(*map(escape, row))
+        if found:
+            terminal.table(table)
     for name, side in value["sides"].items():
         terminal.text(f"{value['stack']}: {name} is {side['what']}")
     if value["no_mfu"]:

@@ -52,9 +52,7 @@ def trained(plan: BenchPlan, seen: Seen) -> Check:
     wrong = [seen.broken] if seen.broken else []
     for played in seen.played:
         label = played.turn.label
-        wrong += [
-            f"{label}: {reason}" for reason in _unfinished(played.training, plan.size.updates)
-        ]
+        wrong += [f"{label}: {reason}" for reason in _unfinished(played.training, plan)]
         if not played.training.failed and speed(played.training, plan.size.warm) is None:
             wrong.append(f"{label}: no window after update {plan.size.warm} was timed by all ranks")
     wrong += [f"{turn.label} did not run: {why}" for turn, why in seen.left_out.items()]
@@ -66,8 +64,8 @@ def trained(plan: BenchPlan, seen: Seen) -> Check:
     return check("trained", measured, expected, wrong)
 
 
-def _unfinished(training: Training, updates: int) -> list[str]:
-    wrong = unfinished(training, updates)
+def _unfinished(training: Training, plan: BenchPlan) -> list[str]:
+    wrong, updates = unfinished(training, plan.updates), plan.size.updates
     if training.failed:
         return wrong
     wrong += never_joined(training)

@@ -14,6 +14,7 @@ from stackyard.definitions.spec import Layout, Smoke
 from stackyard.system.errors import UsageError
 from stackyard.validate.bench.definition import Bench, BenchSize, Side
 from stackyard.validate.bench.read import counting_problem
+from stackyard.validate.record import WORK_UPDATES, measured_work
 
 # Environment variable from which the ranks read the number of updates in a timed window.
 WINDOW = "STACKYARD_BENCH_WINDOW"
@@ -73,6 +74,14 @@ class BenchPlan:
     rounds: int
     available: int
     nodes: int = 1
+
+    @property
+    def updates(self) -> int:
+        """Return the updates of each training.
+
+        On GPUs a few follow those that count: a profiler gets ready in one, and watches the others.
+        """
+        return self.size.updates + (1 + WORK_UPDATES if self.size.device == "cuda" else 0)
 
     def groups(self) -> tuple[tuple[Turn, ...], ...]:
         """Return the groups that run at the same time, by round, then ranks, then side.
@@ -248,12 +257,17 @@ def as_smoke(plan: BenchPlan, side: Side, ranks: int) -> Smoke:
     )
     return Smoke(
         launcher=layout.launcher,
-        env={**size.env, **side.env, WINDOW: str(size.window)},
+        env={
+            **size.env,
+            **side.env,
+            WINDOW: str(size.window),
+            **(measured_work(size.updates + 1) if size.device == "cuda" else {}),
+        },
         prepare=_fill(bench.prepare, values),
         program=_fill(side.program or bench.program, values),
         args=_fill(size.args, values),
-        updates=size.updates,
-        save_at=size.updates,
+        updates=plan.updates,
+        save_at=plan.updates,
         reference=layout.name,
         resume=layout.name,
         tolerance=size.tolerance.curve,

@@ -143,6 +143,51 @@ def peak_bytes(training: Training) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Hold what an update's time goes into, in seconds: the mean of all GPUs.
+
+    Attributes:
+        update: wall time of an update that counts.
+        compute: the GPU runs a kernel that is none of NCCL's.
+        alone: it runs NCCL's only: it sends, or waits for another rank.
+        idle: it runs nothing: it waits for the host.
+        beside: NCCL's kernels beside others, which they slow down.
+    """
+
+    update: float
+    compute: float
+    alone: float
+    idle: float
+    beside: float
+
+
+def spent(trainings: Iterable[Training], plan: BenchPlan) -> Spent | None:
+    """Return what an update's time goes into; None where a rank's GPU was not watched.
+
+    Kernels were watched after the updates that count, whose time is the windows' median.
+    """
+    work, seconds = [], []
+    for training in trainings:
+        timed = [taken for step, (_, taken) in _windows(training).items() if step > plan.size.warm]
+        if training.failed or not timed:
+            return None
+        seconds.append(statistics.median(timed) / plan.size.window)
+        work += [rank.work for rank in training.ranks.values()]
+    watched = [one for one in work if one]
+    if not watched or len(watched) < len(work):
+        return None
+    update = statistics.fmean(seconds)
+    busy, compute, sent = (
+        statistics.fmean(getattr(one, name) for one in watched)
+        for name in ("seconds", "compute", "communication")
+    )
+    return Spent(
+        update=update, compute=compute, alone=busy - compute, idle=max(0.0, update - busy),
+        beside=compute + sent - busy,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """Hold the results of a side on a number of ranks, over all rounds.
 
@@ -157,6 +202,7 @@ class Line:
         mean_ratio: as `ratio`, of `mean`.
         first, tenth: the longest time from a launch to the end of its update 1, and 10, in seconds.
         pause: the longest pause after the start-up, in seconds.
+        spent: what an update's time goes into.
     """
 
     side: str
@@ -171,6 +217,7 @@ class Line:
     first: float | None = None
     tenth: float | None = None
     pause: float | None = None
+    spent: Spent | None = None
 
 
 def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
@@ -197,6 +244,7 @@ def lines(plan: BenchPlan, seen: Seen) -> tuple[Line, ...]:
                 first=_most(started(t, 1) for t in trainings),
                 tenth=_most(started(t, START) for t in trainings),
                 pause=_most(p[0] if (p := longest_pause(t)) else None for t in trainings),
+                spent=spent(trainings, plan),
             )
         )
     return tuple(found)

@@ -127,7 +127,7 @@ def gpu_work(seen: TemplateSeen) -> float | None:
     Kernels that wait for another rank count as work.
     """
     ranks = seen.killed.ranks.values() if seen.killed else ()
-    return max((one.work for one in ranks if one.work), default=None)
+    return max((one.work.seconds for one in ranks if one.work), default=None)
 
 
 def _share(one: Figures, other: Figures) -> float | None:

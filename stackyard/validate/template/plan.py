@@ -25,6 +25,7 @@ from stackyard.launch.job import Job
 from stackyard.mesh.node import rank_folder
 from stackyard.system.errors import UsageError, shown
 from stackyard.validate.bench.definition import Model
+from stackyard.validate.record import WORK_UPDATES, measured_work
 from stackyard.validate.training_log import TrainingPlan
 
 UPDATES: Final = 200
@@ -32,9 +33,6 @@ LEAST_UPDATES: Final = 16
 KILLED, RESUMED, PLAIN = "killed", "resumed", "plain"
 # Updates at the beginning of a launch that are not counted in its speed.
 WARM: Final = 10
-# What `inside/stackyard_record.py` reads, `UPDATE:COUNT`: after which update the GPUs' own work is
-# measured, and over how many.
-WORK, WORK_UPDATES = "STACKYARD_GPU_WORK", 3
 # A plain loop makes a quarter of the updates, and so does a template without one of its costs.
 LEAST_BESIDE: Final = 20
 # A rank of the full size reads gigabytes of a checkpoint before it says anything.
@@ -223,7 +221,7 @@ def job(plan: TemplatePlan, files: Mapping[str, bytes], label: str, shared: str)
     one = job_of(example, where, files, plan.settings, words)
     if label == KILLED and plan.device == "cuda" and (after := measured_after(plan)):
         # Not in the launch whose speed counts: a profiler costs some.
-        one = replace(one, env={**one.env, WORK: f"{after}:{WORK_UPDATES}"})
+        one = replace(one, env={**one.env, **measured_work(after)})
     return one
 
 

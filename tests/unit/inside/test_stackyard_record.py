@@ -197,13 +197,15 @@ class Profile:
         assert self.said == [(0, 1, 4), "start", "step", "step", "step"]
 
     def events(self):
-        def event(start, end, device="GPU", named=False):
+        def event(start, end, device="GPU", named=False, name="gemm"):
             span = types.SimpleNamespace(start=start, end=end)
             return types.SimpleNamespace(
-                time_range=span, device_type=device, is_user_annotation=named
+                time_range=span, device_type=device, is_user_annotation=named, name=name
             )
 
-        return [event(0, 40_000), event(30_000, 60_000), event(90_000, 180_000),
+        sums = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+        return [event(0, 40_000), event(30_000, 60_000), event(90_000, 180_000, name=sums),
+                event(90_000, 120_000),
                 event(0, 900_000, named=True), event(0, 500_000, device="CPU")]  # fmt: skip
 
 
@@ -228,10 +230,14 @@ def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monk
     made.end(7)
     (found,) = [line for line in lines(tmp_path) if line["event"] == "work"]
     assert found["seconds"] == pytest.approx(0.150 / 3)
+    assert found["compute"] == pytest.approx(0.090 / 3)
+    assert found["communication"] == pytest.approx(0.090 / 3)
     assert len(waits) == 2
     ranks = {}
     record.take_line(ranks, 1, json.dumps(found))
-    assert ranks[1].work == found["seconds"]
+    work = ranks[1].work
+    assert (work.seconds, work.compute) == (found["seconds"], found["compute"])
+    assert work.communication == found["communication"]
 
 
 def test_a_profiler_that_fails_does_not_end_the_training(tmp_path, monkeypatch, capsys):

@@ -2,12 +2,15 @@
 
 import contextlib
 import operator
+import runpy
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from stackyard.definitions.document import parse_document
 from stackyard.definitions.project import ROOT, load_project
+from stackyard.inside import stackyard_record
 from stackyard.system.engine import ExecResult
 from stackyard.system.errors import DefinitionError, EngineError, UsageError
 from stackyard.validate.bench import flops, play, result
@@ -21,7 +24,7 @@ from stackyard.validate.bench.plan import (
     shortened,
 )
 from stackyard.validate.bench.read import load_bench, load_peaks, read_bench, read_peaks
-from stackyard.validate.record import take_line
+from stackyard.validate.record import Work, take_line
 from tests.unit import benches, samples
 from tests.unit.benches import MODEL, PEAK, plan
 from tests.unit.validate.test_training_at_once import Node
@@ -234,7 +237,59 @@ def test_a_side_becomes_a_training_with_its_own_environment_and_arguments():
     assert two.program == ("train.py", "--record={record}")
 
 
+def test_on_gpus_a_few_updates_follow_in_which_their_work_is_measured(monkeypatch):
+    made = plan(device="cuda")
+    one = as_smoke(made, made.sides[0], 2)
+    assert (one.updates, one.save_at) == (benches.UPDATES + 4, benches.UPDATES + 4)
+    monkeypatch.setenv(stackyard_record.WORK, one.env[stackyard_record.WORK])
+    assert stackyard_record._measured() == (benches.UPDATES + 1, 3)
+    here = as_smoke(plan(), made.sides[0], 2)
+    assert stackyard_record.WORK not in here.env and here.updates == benches.UPDATES
+
+
+def test_updates_that_are_watched_are_in_no_window(monkeypatch):
+    """The profiler starts at the end of the last update that counts."""
+    cuda = SimpleNamespace(is_available=lambda: False)
+    torch = SimpleNamespace(cuda=cuda, is_tensor=lambda value: False)
+    for name, module in (("torch", torch), ("stackyard_record", stackyard_record)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv(WINDOW, "10")
+    said = []
+    recorder = SimpleNamespace(
+        work_from=20, watch_work=lambda step: said.append(step),
+        window=lambda step, loss, **more: said.append((step, loss, more["tokens"])),
+    )  # fmt: skip
+    found = runpy.run_path(str(ROOT / "images/bench/windows.py"))["Windows"](recorder)
+    for step in range(1, 25):
+        found.update(step, 3.0, 1.0, 5.0)
+    assert said == [(10, 3.0, 50.0), 10, (20, 3.0, 50.0), 20, 21, 22, 23, 24]
+    recorder.work_from = 0
+    said.clear()
+    found.update(25, 3.0, 1.0, 5.0)
+    found.update(30, 3.0, 1.0, 5.0)
+    assert said == [(30, 3.0, 10.0), 30]
+
+
 # Numbers
+
+
+def test_the_time_of_an_update_is_computing_communicating_and_idle():
+    made = plan(device="cuda", rounds=1)
+    seen = benches.watched(benches.seen(made))
+    lines = {(line.side, line.ranks): line.spent for line in result.lines(made, seen)}
+    # A window of 10 updates takes 4 s on one rank and 5 on each of two.
+    one, two = lines["stock", 1], lines["stock", 2]
+    assert vars(one) == pytest.approx(
+        {"update": 0.4, "compute": 0.3, "alone": 0.0, "idle": 0.1, "beside": 0.0})  # fmt: skip
+    assert vars(two) == pytest.approx(
+        {"update": 0.5, "compute": 0.32, "alone": 0.1, "idle": 0.08, "beside": 0.05})  # fmt: skip
+    assert two.compute + two.alone + two.idle == pytest.approx(two.update)
+    lost = benches.with_rank(seen, "stock-2-1", 1, work=None)
+    found = {(line.side, line.ranks): line.spent for line in result.lines(made, lost)}
+    assert found["stock", 2] is None and found["stock", 1] == one
+    slow = Work(seconds=0.9, compute=0.9, communication=0.0)
+    busy = benches.with_rank(seen, "stock-2-1", 1, work=slow)
+    assert {line.side: line.spent for line in result.lines(made, busy)}["stock"].idle == 0
 
 
 def test_a_window_takes_as_long_as_its_slowest_rank():

@@ -10,7 +10,8 @@ import pytest
 from stackyard.build.catalog import resolve
 from stackyard.definitions.project import ROOT
 from stackyard.gpu.fused import Part
-from stackyard.report.bench import bench_report, headings, render_page, rows
+from stackyard.report.bench import bench_report
+from stackyard.report.bench_page import SPENT, headings, render_page, rows, spent_rows
 from stackyard.validate.bench.definition import Tolerance
 from stackyard.validate.bench.judge import judge
 from stackyard.validate.bench.result import Seen
@@ -310,6 +311,33 @@ def test_a_row_tells_pauses_and_start_up_where_updates_were_timed():
     older = [{k: v for k, v in e.items() if k in ("side", "ranks", "speed", "ratio", "mfu",
               "peak_bytes", "scaling")} for e in found["results"]]  # fmt: skip
     assert rows({**found, "results": older})[-1][-2:] == ["", ""]
+
+
+def test_the_time_of_an_update_is_told_beside_that_of_one_rank():
+    made = plan(device="cuda", rounds=1)
+    found = value(benches.watched(benches.seen(made)), made=made)
+    assert found["results"][2]["spent"] == {
+        "update": 0.5, "compute": 0.32, "alone": 0.1, "idle": 0.08, "beside": 0.05,
+    }  # fmt: skip
+    told = spent_rows(found)
+    assert told[0] == ["stock", "1", "400.0 ms", "300.0 ms", "0.0 ms", "100.0 ms", "0.0 ms"]
+    assert told[2] == ["stock", "2", "500.0 ms (+100.0)", "320.0 ms (+20.0)", "100.0 ms (+100.0)",
+                       "80.0 ms (-20.0)", "50.0 ms (+50.0)"]  # fmt: skip
+    page = Reader(render_page(found))
+    assert all(cell in page.text for row in told for cell in (*row, *SPENT))
+    # CPU ranks, and older reports, tell nothing of it.
+    assert value()["results"][0]["spent"] is None and spent_rows(value()) == []
+    older = [{k: v for k, v in entry.items() if k != "spent"} for entry in found["results"]]
+    assert spent_rows({**found, "results": older}) == []
+    assert "time of an update" not in render_page(value())
+
+
+def test_on_gpus_a_training_ends_after_the_updates_that_are_watched():
+    made = plan(device="cuda", rounds=1)
+    seen = benches.seen(made)
+    assert outcomes(seen, made)["trained"].outcome == "passed"
+    early = with_rank(seen, "ours-2-1", 1, ended=benches.UPDATES)
+    assert "rank 1 (node2) ended at update 40" in outcomes(early, made)["trained"].why
 
 
 @pytest.mark.parametrize(

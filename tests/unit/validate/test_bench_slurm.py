@@ -12,7 +12,7 @@ from stackyard.cli.console import Terminal
 from stackyard.cli.steps import bench as command
 from stackyard.cli.steps.bench_place import on_slurm
 from stackyard.report import pages
-from stackyard.report.bench import render_page
+from stackyard.report.bench_page import render_page
 from stackyard.validate import slurm_plan
 from stackyard.validate.bench import slurm
 from stackyard.validate.bench.judge import judge

@@ -10,11 +10,13 @@ import pytest
 from stackyard.definitions.job_source import load_example
 from stackyard.definitions.project import ROOT
 from stackyard.inside import stackyard_record
+from stackyard.inside.stackyard_record import WORK
 from stackyard.mesh import certificates
 from stackyard.report import trained
 from stackyard.system.engine import ExecResult
 from stackyard.system.errors import UsageError
 from stackyard.validate.checks import verdict
+from stackyard.validate.record import WORK_UPDATES, Work
 from stackyard.validate.template import judge as judging
 from stackyard.validate.template import play
 from stackyard.validate.template.figures import TemplateSeen, figures
@@ -23,8 +25,6 @@ from stackyard.validate.template.plan import (
     PLAIN,
     RESUMED,
     WARM,
-    WORK,
-    WORK_UPDATES,
     as_smoke,
     job,
     launch,
@@ -345,6 +345,10 @@ def test_a_plain_loop_has_the_same_losses_and_is_hardly_faster(device, loop, cos
     assert why in found.why and found.outcome == ("failed" if why else "passed")
 
 
+def working(seconds):
+    return seconds and Work(seconds=seconds, compute=seconds, communication=0.0)
+
+
 @pytest.mark.parametrize(
     ("work", "share", "word"),
     [
@@ -357,7 +361,7 @@ def test_a_template_whose_gpus_wait_for_the_host_is_as_fast_as_they_are(work, sh
     """A plain loop's update takes 0.45 s, the template's 0.5 s; of that its busiest GPU works."""
     plan, seen = dataclasses.replace(PLAN, device="cuda"), good()
     ranks = {
-        number: dataclasses.replace(rank, work=work[number])
+        number: dataclasses.replace(rank, work=working(work[number]))
         for number, rank in seen.killed.ranks.items()
     }
     killed = dataclasses.replace(seen.killed, ranks=ranks)
@@ -373,7 +377,9 @@ def test_a_template_whose_gpus_wait_for_the_host_is_as_fast_as_they_are(work, sh
 
 def test_a_template_of_less_than_half_of_the_loops_speed_is_not_explained_by_its_host():
     plan, seen = dataclasses.replace(PLAN, device="cuda"), good()
-    ranks = {n: dataclasses.replace(rank, work=0.001) for n, rank in seen.killed.ranks.items()}
+    ranks = {
+        n: dataclasses.replace(rank, work=working(0.001)) for n, rank in seen.killed.ranks.items()
+    }
     seen = dataclasses.replace(seen, killed=dataclasses.replace(seen.killed, ranks=ranks))
     for share, word in ((0.51, "passed"), (0.49, "failed")):
         there = dataclasses.replace(seen, plain=beside(share))
@@ -381,7 +387,6 @@ def test_a_template_of_less_than_half_of_the_loops_speed_is_not_explained_by_its
 
 
 def test_the_gpus_work_is_measured_in_the_launch_that_is_killed(monkeypatch):
-    assert WORK == stackyard_record.WORK
     plan = make_plan(example(), "cuda", 2)
     measured = [label for label in (KILLED, RESUMED, PLAIN)
                 if WORK in job(plan, {}, label, "/shared").env]  # fmt: skip
