@@ -104,7 +104,7 @@ class Recorder:
         self._parts: dict[str, Any] = {}
         after, count = _measured() if device.startswith("cuda") else (0, 0)
         self.work_from = after - 1 if count else 0
-        self._work_after, self._work_of = after, count
+        self._work_after, self._work_of, self._work_began = after, count, 0.0
         self._profile: Any = None
         self._file = open(os.path.join(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8")
         self._write(
@@ -150,9 +150,11 @@ class Recorder:
         elif self._profile is not None and step < last:
             if step == self._work_after:
                 torch.cuda.synchronize()
+                self._work_began = time.perf_counter()
             self._profile.step()
         elif self._profile is not None:
             torch.cuda.synchronize()
+            wall = (time.perf_counter() - self._work_began) / self._work_of
             self._profile.stop()
             spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for event in self._profile.events():
@@ -161,11 +163,13 @@ class Recorder:
                     span = event.time_range.start, event.time_range.end
                     spans[event.name.startswith("nccl")].append(span)
             self._profile = None
+            if not spans[False]:
+                raise RuntimeError("the profiler saw nothing that the GPU ran")
             all_of_it, own, sent = (
                 covered(found) / 1e6 / self._work_of
                 for found in (spans[False] + spans[True], spans[False], spans[True])
             )
-            self._write(event="work", seconds=all_of_it, compute=own, communication=sent)
+            self._write(event="work", wall=wall, seconds=all_of_it, compute=own, communication=sent)
 
     def valid(self, step: int, loss: float) -> None:
         """Record a validation after update `step`; `loss` is the mean over all ranks."""

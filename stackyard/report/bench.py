@@ -1,4 +1,4 @@
-"""Make the record of a bench, one JSON object (docs/howto/bench.md), and its page.
+"""Make the record of a bench, one JSON object (docs/howto/bench.md).
 
 Owns the schema. Pure: the clock, the image and the machine are arguments.
 """
@@ -154,11 +154,14 @@ def _line(plan: BenchPlan, line: Line, peak: Peak | None) -> ResultValue:
 def _spent(found: Spent | None) -> SpentValue | None:
     if found is None:
         return None
-    update, compute, alone, idle, beside = (
-        round(value, 6)
-        for value in (found.update, found.compute, found.alone, found.idle, found.beside)
-    )
-    return {"update": update, "compute": compute, "alone": alone, "idle": idle, "beside": beside}
+    return {
+        "update": round(found.update, 6),
+        "watched": round(found.watched, 6),
+        "compute": round(found.compute, 6),
+        "alone": round(found.alone, 6),
+        "idle": round(found.idle, 6),
+        "beside": round(found.beside, 6),
+    }
 
 
 def _start(first: float | None, tenth: float | None) -> dict[str, float | None]:

@@ -14,9 +14,9 @@ from stackyard.validate.bench.result import START
 
 GIB = 2**30
 # What an update's time goes into: the report's keys, and the columns of `spent_rows`.
-SPENT_KEYS: Final = ("update", "compute", "alone", "idle", "beside")
+SPENT_KEYS: Final = ("update", "watched", "compute", "alone", "idle", "beside")
 SPENT: Final = (
-    "variant", "ranks", "an update", "computing", "communicating alone", "idle",
+    "variant", "ranks", "an update", "watched", "computing", "communicating alone", "idle",
     "communicating beside",
 )  # fmt: skip
 
@@ -32,6 +32,7 @@ def render_page(value: Mapping[str, Any]) -> str:
         "rows": list(zip(*(cells for _, *cells in columns), strict=True)),
         "spent_headings": SPENT,
         "spent_rows": spent_rows(value),
+        "unwatched": unwatched(value),
         "at_once": min(value["counts"]) * 2 <= value["available"],
         "checks": page.check_rows(page.read_checks(value["checks"])),
         "chart": chart.line_chart(curves(value), "loss, as the stack logs it"),
@@ -108,6 +109,14 @@ def spent_rows(value: Mapping[str, Any]) -> list[list[str]]:
         [side, str(ranks), *(_more(part, found.get((side, 1), part), key) for key in SPENT_KEYS)]
         for (side, ranks), part in found.items()
     ]
+
+
+def unwatched(value: Mapping[str, Any]) -> str:
+    """Return which results on GPUs lack it, as a sentence; empty for none, and in older reports."""
+    lack = [f"{entry['side']} on {entry['ranks']}" for entry in value["results"]
+            if value["gpus"] and "spent" in entry and entry["spent"] is None]  # fmt: skip
+    why = "a training failed, or the profiler of a rank, whose output says why"
+    return f"where the time goes was not measured: {', '.join(lack)}: {why}" if lack else ""
 
 
 def _more(part: Mapping[str, float], one: Mapping[str, float], key: str) -> str:

@@ -1,7 +1,7 @@
 """Write the record and the page of a run, and the index of all pages in `reports/`.
 
 Owns where they lie and what a record says of the command that made it. `report.page`,
-`report.bench`, `report.trained` and `report.certify` render the pages.
+`report.bench_page`, `report.trained` and `report.certify` render the pages.
 """
 
 from __future__ import annotations

@@ -430,6 +430,7 @@ class SpentValue(TypedDict):
     """Hold what an update's time goes into, in seconds, as the mean of all GPUs."""
 
     update: float
+    watched: float
     compute: float
     alone: float
     idle: float

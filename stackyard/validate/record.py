@@ -47,11 +47,13 @@ class Work:
     """Hold what a GPU did in one update, in seconds.
 
     Attributes:
-        seconds: it ran any kernel.
+        wall: all of the update's time, while a profiler watched.
+        seconds: it ran any kernel, or a copy.
         compute: it ran a kernel that is none of NCCL's.
         communication: it ran one of NCCL's. Where that waits for another rank, it counts as well.
     """
 
+    wall: float
     seconds: float
     compute: float
     communication: float
@@ -199,8 +201,8 @@ def _take(record: RankRecord, kind: str, event: Mapping[str, Any]) -> None:
     elif kind == "fused":
         record.fused = read_parts(event["parts"])
     elif kind == "work":
-        seconds, own, sent = (float(event[key]) for key in ("seconds", "compute", "communication"))
-        record.work = Work(seconds=seconds, compute=own, communication=sent)
+        keys = ("wall", "seconds", "compute", "communication")
+        record.work = Work(**{key: float(event[key]) for key in keys})
     elif kind == "memory":
         record.memory = {key: int(event[key]) for key in ("allocated", "reserved")}
     elif kind == "params":

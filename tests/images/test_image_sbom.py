@@ -101,7 +101,7 @@ def test_every_package_of_the_locks_has_their_hashes(bill, built, project):
     facts = {canonicalize_name(c["name"]): {p["name"]: p["value"] for p in c.get("properties", [])}
              for c in bill["components"]}  # fmt: skip
     for wheel in built.image.wheels:
-        name = wheel.wheel.name
+        name = wheel.wheel.package
         pins = parse_lock(built.image.locks[f"images/wheels/{name}.lock"])
         [hashes] = [pin.hashes for pin in pins if pin.name == name]
         assert facts[name]["stackyard:source-hashes"].split() == list(hashes), name

@@ -117,8 +117,8 @@ def watched(value: Seen) -> Seen:
     """The same run with what every GPU did in an update; on two ranks they communicate."""
     for played in value.played:
         two = played.turn.ranks > 1
-        work = Work(seconds=0.42 if two else 0.3, compute=0.32 if two else 0.3,
-                    communication=0.15 if two else 0.0)  # fmt: skip
+        work = Work(wall=0.5 if two else 0.4, seconds=0.42 if two else 0.3,
+                    compute=0.32 if two else 0.3, communication=0.15 if two else 0.0)  # fmt: skip
         for number in range(played.turn.ranks):
             value = with_rank(value, played.turn.label, number, work=work)
     return value

@@ -31,7 +31,7 @@ from stackyard.mesh.hosts import node_names
 from stackyard.mesh.runs import reached
 from stackyard.report import pages, records, vouch
 from stackyard.report.bench import bench_report
-from stackyard.report.bench_page import SPENT, headings, render_page, rows, spent_rows
+from stackyard.report.bench_page import SPENT, headings, render_page, rows, spent_rows, unwatched
 from stackyard.report.shapes import BenchReport
 from stackyard.system.engine import Engine
 from stackyard.system.errors import StackyardError, UsageError
@@ -46,7 +46,7 @@ from stackyard.validate.slurm_follower import Follower
 CPU_RANKS = 2
 ROUNDS = 2
 # Columns of words, aligned left; numbers are aligned right.
-LEFT = ("side", "ratio", f"of all after {START}")
+LEFT = ("variant", "ratio", f"of all after {START}")
 
 
 def bench(terminal: Terminal, asked: BenchRequest) -> Answer:
@@ -294,6 +294,6 @@ def _show(value: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.text(f"{value['stack']}: {name} is {side['what']}")
     if value["no_mfu"]:
         terminal.text(f"{value['stack']}: no MFU: {value['no_mfu']}")
-    for line in transports(value):
+    for line in (*transports(value), *filter(None, [unwatched(value)])):
         terminal.text(f"{value['stack']}: {line}")
     diagnose.show_end(terminal, value["stack"], value)

@@ -258,10 +258,10 @@ def as_smoke(plan: BenchPlan, side: Side, ranks: int) -> Smoke:
     return Smoke(
         launcher=layout.launcher,
         env={
+            **(measured_work(size.updates + 1) if size.device == "cuda" else {}),
             **size.env,
             **side.env,
             WINDOW: str(size.window),
-            **(measured_work(size.updates + 1) if size.device == "cuda" else {}),
         },
         prepare=_fill(bench.prepare, values),
         program=_fill(side.program or bench.program, values),

@@ -148,13 +148,15 @@ class Spent:
 
     Attributes:
         update: wall time of an update that counts.
-        compute: the GPU runs a kernel that is none of NCCL's.
+        watched: that of one that a profiler watched, which the others are parts of.
+        compute: the GPU runs a kernel that is none of NCCL's, or a copy.
         alone: it runs NCCL's only: it sends, or waits for another rank.
-        idle: it runs nothing: it waits for the host.
+        idle: it runs nothing, between two kernels or because the host is late.
         beside: NCCL's kernels beside others, which they slow down.
     """
 
     update: float
+    watched: float
     compute: float
     alone: float
     idle: float
@@ -164,25 +166,26 @@ class Spent:
 def spent(trainings: Iterable[Training], plan: BenchPlan) -> Spent | None:
     """Return what an update's time goes into; None where a rank's GPU was not watched.
 
-    Kernels were watched after the updates that count, whose time is the windows' median.
+    Kernels were watched after the updates that count, whose time is the windows' median. A training
+    that failed is left out.
     """
     work, seconds = [], []
     for training in trainings:
         timed = [taken for step, (_, taken) in _windows(training).items() if step > plan.size.warm]
         if training.failed or not timed:
-            return None
+            continue
         seconds.append(statistics.median(timed) / plan.size.window)
         work += [rank.work for rank in training.ranks.values()]
     watched = [one for one in work if one]
     if not watched or len(watched) < len(work):
         return None
     update = statistics.fmean(seconds)
-    busy, compute, sent = (
+    wall, busy, compute, sent = (
         statistics.fmean(getattr(one, name) for one in watched)
-        for name in ("seconds", "compute", "communication")
+        for name in ("wall", "seconds", "compute", "communication")
     )
     return Spent(
-        update=update, compute=compute, alone=busy - compute, idle=max(0.0, update - busy),
+        update=update, watched=wall, compute=compute, alone=busy - compute, idle=wall - busy,
         beside=compute + sent - busy,
     )  # fmt: skip
 

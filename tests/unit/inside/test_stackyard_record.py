@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import runpy
 import socket
 import struct
 import sys
@@ -11,6 +12,8 @@ import types
 
 import pytest
 
+from stackyard.definitions.project import ROOT
+from stackyard.inside import stackyard_record
 from stackyard.inside.stackyard_record import WORK, Recorder, covered
 from stackyard.validate import record
 
@@ -209,7 +212,9 @@ class Profile:
                 event(0, 900_000, named=True), event(0, 500_000, device="CPU")]  # fmt: skip
 
 
-def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monkeypatch):
+@pytest.fixture
+def torch_of_gpus(monkeypatch):
+    """A torch with as much of GPUs as is asked for; gives the list of waits for them."""
     waits = []
     torch = types.SimpleNamespace(
         profiler=types.SimpleNamespace(
@@ -221,8 +226,15 @@ def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monk
             synchronize=lambda: waits.append(1), is_available=lambda: False,
             get_device_properties=lambda device: types.SimpleNamespace(uuid="1"),
         ),
+        is_tensor=lambda value: False,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", torch)
+    return waits
+
+
+def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(
+    tmp_path, torch_of_gpus, monkeypatch
+):
     monkeypatch.setenv(WORK, "2:3")
     made = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="nccl", device="cuda:0")
     for step in range(1, 8):
@@ -232,12 +244,40 @@ def test_the_gpus_own_work_is_measured_where_a_launch_asks_for_it(tmp_path, monk
     assert found["seconds"] == pytest.approx(0.150 / 3)
     assert found["compute"] == pytest.approx(0.090 / 3)
     assert found["communication"] == pytest.approx(0.090 / 3)
-    assert len(waits) == 2
+    assert len(torch_of_gpus) == 2
     ranks = {}
     record.take_line(ranks, 1, json.dumps(found))
     work = ranks[1].work
     assert (work.seconds, work.compute) == (found["seconds"], found["compute"])
+    assert work.wall == found["wall"] > 0
     assert work.communication == found["communication"]
+
+
+def test_a_profiler_that_sees_nothing_measures_nothing(
+    tmp_path, torch_of_gpus, monkeypatch, capsys
+):
+    monkeypatch.setattr(Profile, "events", lambda self: [])
+    monkeypatch.setenv(WORK, "2:3")
+    made = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="nccl", device="cuda:0")
+    for step in range(1, 8):
+        made.step(step, 2.5)
+    made.end(7)
+    assert "saw nothing that the GPU ran" in capsys.readouterr().err
+    assert "work" not in [line["event"] for line in lines(tmp_path)]
+
+
+def test_a_bench_watches_the_updates_after_its_last_window(tmp_path, torch_of_gpus, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stackyard_record", stackyard_record)
+    monkeypatch.setenv("STACKYARD_BENCH_WINDOW", "10")
+    monkeypatch.setenv(WORK, "21:3")
+    made = Recorder(str(tmp_path / "new" / "record"), 1, 2, backend="nccl", device="cuda:0")
+    windows = runpy.run_path(str(ROOT / "images/bench/windows.py"))["Windows"](made)
+    for step in range(1, 25):
+        windows.update(step, 3.0, 1.0, 5.0)
+    made.end(24)
+    found = lines(tmp_path)
+    assert [line["event"] for line in found] == ["start", "window", "window", "work", "end"]
+    assert [line["tokens"] for line in found[1:3]] == [50.0, 50.0]
 
 
 def test_a_profiler_that_fails_does_not_end_the_training(tmp_path, monkeypatch, capsys):

@@ -279,17 +279,21 @@ def test_the_time_of_an_update_is_computing_communicating_and_idle():
     lines = {(line.side, line.ranks): line.spent for line in result.lines(made, seen)}
     # A window of 10 updates takes 4 s on one rank and 5 on each of two.
     one, two = lines["stock", 1], lines["stock", 2]
-    assert vars(one) == pytest.approx(
-        {"update": 0.4, "compute": 0.3, "alone": 0.0, "idle": 0.1, "beside": 0.0})  # fmt: skip
-    assert vars(two) == pytest.approx(
-        {"update": 0.5, "compute": 0.32, "alone": 0.1, "idle": 0.08, "beside": 0.05})  # fmt: skip
+    assert (one.update, one.watched, one.compute) == pytest.approx((0.4, 0.4, 0.3))
+    assert (one.alone, one.idle, one.beside) == pytest.approx((0.0, 0.1, 0.0))
+    assert (two.update, two.watched, two.compute) == pytest.approx((0.5, 0.5, 0.32))
+    assert (two.alone, two.idle, two.beside) == pytest.approx((0.1, 0.08, 0.05))
     assert two.compute + two.alone + two.idle == pytest.approx(two.update)
     lost = benches.with_rank(seen, "stock-2-1", 1, work=None)
     found = {(line.side, line.ranks): line.spent for line in result.lines(made, lost)}
     assert found["stock", 2] is None and found["stock", 1] == one
-    slow = Work(seconds=0.9, compute=0.9, communication=0.0)
+    # A profiler makes updates longer: parts are of those that it watched.
+    slow = Work(wall=1.5, seconds=0.9, compute=0.9, communication=0.0)
     busy = benches.with_rank(seen, "stock-2-1", 1, work=slow)
-    assert {line.side: line.spent for line in result.lines(made, busy)}["stock"].idle == 0
+    found = {(line.side, line.ranks): line.spent for line in result.lines(made, busy)}["stock", 2]
+    assert (found.update, found.watched, found.idle) == pytest.approx((0.5, 1.0, 0.34))
+    broken = benches.with_training(seen, "stock-1-1.1", code=1)
+    assert {(n.side, n.ranks): n.spent for n in result.lines(made, broken)}["stock", 1] == one
 
 
 def test_a_window_takes_as_long_as_its_slowest_rank():

@@ -11,7 +11,7 @@ from stackyard.build.catalog import resolve
 from stackyard.definitions.project import ROOT
 from stackyard.gpu.fused import Part
 from stackyard.report.bench import bench_report
-from stackyard.report.bench_page import SPENT, headings, render_page, rows, spent_rows
+from stackyard.report.bench_page import SPENT, headings, render_page, rows, spent_rows, unwatched
 from stackyard.validate.bench.definition import Tolerance
 from stackyard.validate.bench.judge import judge
 from stackyard.validate.bench.result import Seen
@@ -317,12 +317,21 @@ def test_the_time_of_an_update_is_told_beside_that_of_one_rank():
     made = plan(device="cuda", rounds=1)
     found = value(benches.watched(benches.seen(made)), made=made)
     assert found["results"][2]["spent"] == {
-        "update": 0.5, "compute": 0.32, "alone": 0.1, "idle": 0.08, "beside": 0.05,
+        "update": 0.5, "watched": 0.5, "compute": 0.32, "alone": 0.1, "idle": 0.08, "beside": 0.05,
     }  # fmt: skip
     told = spent_rows(found)
-    assert told[0] == ["stock", "1", "400.0 ms", "300.0 ms", "0.0 ms", "100.0 ms", "0.0 ms"]
-    assert told[2] == ["stock", "2", "500.0 ms (+100.0)", "320.0 ms (+20.0)", "100.0 ms (+100.0)",
-                       "80.0 ms (-20.0)", "50.0 ms (+50.0)"]  # fmt: skip
+    assert told[0] == [
+        "stock",
+        "1",
+        "400.0 ms",
+        "400.0 ms",
+        "300.0 ms",
+        "0.0 ms",
+        "100.0 ms",
+        "0.0 ms",
+    ]
+    assert told[2] == ["stock", "2", "500.0 ms (+100.0)", "500.0 ms (+100.0)", "320.0 ms (+20.0)",
+                       "100.0 ms (+100.0)", "80.0 ms (-20.0)", "50.0 ms (+50.0)"]  # fmt: skip
     page = Reader(render_page(found))
     assert all(cell in page.text for row in told for cell in (*row, *SPENT))
     # CPU ranks, and older reports, tell nothing of it.
@@ -330,6 +339,11 @@ def test_the_time_of_an_update_is_told_beside_that_of_one_rank():
     older = [{k: v for k, v in entry.items() if k != "spent"} for entry in found["results"]]
     assert spent_rows({**found, "results": older}) == []
     assert "time of an update" not in render_page(value())
+    assert unwatched({**found, "gpus": {"driver": "580", "devices": []}}) == ""
+    lost = {**found, "gpus": {"driver": "580", "devices": []},
+            "results": [{**found["results"][0], "spent": None}, *older[1:]]}  # fmt: skip
+    assert "not measured: stock on 1: " in unwatched(lost)
+    assert unwatched(lost) in Reader(render_page(lost)).text
 
 
 def test_on_gpus_a_training_ends_after_the_updates_that_are_watched():

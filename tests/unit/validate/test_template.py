@@ -346,7 +346,7 @@ def test_a_plain_loop_has_the_same_losses_and_is_hardly_faster(device, loop, cos
 
 
 def working(seconds):
-    return seconds and Work(seconds=seconds, compute=seconds, communication=0.0)
+    return seconds and Work(wall=1.0, seconds=seconds, compute=seconds, communication=0.0)
 
 
 @pytest.mark.parametrize(
