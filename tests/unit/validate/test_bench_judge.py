@@ -320,16 +320,8 @@ def test_the_time_of_an_update_is_told_beside_that_of_one_rank():
         "update": 0.5, "watched": 0.5, "compute": 0.32, "alone": 0.1, "idle": 0.08, "beside": 0.05,
     }  # fmt: skip
     told = spent_rows(found)
-    assert told[0] == [
-        "stock",
-        "1",
-        "400.0 ms",
-        "400.0 ms",
-        "300.0 ms",
-        "0.0 ms",
-        "100.0 ms",
-        "0.0 ms",
-    ]
+    assert told[0] == ["stock", "1", "400.0 ms", "400.0 ms", "300.0 ms", "0.0 ms", "100.0 ms",
+                       "0.0 ms"]  # fmt: skip
     assert told[2] == ["stock", "2", "500.0 ms (+100.0)", "500.0 ms (+100.0)", "320.0 ms (+20.0)",
                        "100.0 ms (+100.0)", "80.0 ms (-20.0)", "50.0 ms (+50.0)"]  # fmt: skip
     page = Reader(render_page(found))
