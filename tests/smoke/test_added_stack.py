@@ -72,7 +72,7 @@ def test_a_stack_added_by_the_tutorial_is_built_and_passes(copied):
     assert (copied / f"reports/{NAME}/cpu/smoke.html").is_file()
 
 
-# The two groups of tests play smokes beside each other, too, and a smoke over Slurm's nodes is held
+# Groups of tests play smokes beside each other, too, and a smoke over Slurm's nodes is held
 # against one over hosts.
 @pytest.mark.repeat
 def test_smokes_of_one_stack_do_not_disturb_each_other(copied, tmp_path):

@@ -13,6 +13,8 @@ from stackyard.definitions.job_source import load_example
 from stackyard.definitions.project import ROOT
 
 PAGE = (ROOT / "docs/explanation/notes-2021.md").read_text(encoding="utf-8")
+# DeepSpeed's files of the template that cut something.
+STAGED = {f"--ds-config=/srv/templates/zero-{stage}.json" for stage in (1, 2, 3)}
 SHOWN = re.compile(r"`((?:tests|docs/reports|images/(?:fixes|limits))/[^`]*)`")
 
 
@@ -135,6 +137,11 @@ def test_templates_have_the_sizes_and_rates_of_the_notes():
     assert fixed <= set(one.program)
     cut = load_example(ROOT, "megatron", "gpt2-345m-tp")
     assert cut.values.items() >= {**megatron, "tp": "4", "pp": "1", "batch": "9"}.items()
+    assert "--ds-config=/srv/templates/zero-1.json" in cut.program
+    names = [path.stem for path in (ROOT / "images/megatron/examples").glob("gpt2-*.yml")]
+    programs = [load_example(ROOT, "megatron", name).program for name in names]
+    assert len(programs) == 6
+    assert all(STAGED & {*program} for program in programs)  # none trains with stage 0
     for stage in (1, 2, 3):
         file = ROOT / f"images/megatron/templates/zero-{stage}.json"
         zero = json.loads(file.read_text(encoding="utf-8"))["zero_optimization"]
