@@ -127,8 +127,8 @@ def explain(way: str) -> str:
     return {
         CDI: "CDI (the engine reads the specifications that nvidia-ctk made on this host)",
         RUNTIME: "the NVIDIA runtime (nvidia-container-toolkit is installed on this host)",
-        DEVICES: "device nodes and the driver's libraries, passed one by one (no toolkit on this"
-        " host, and none needed)",
+        DEVICES: "device nodes and the driver's libraries, passed one by one (the engine offers"
+        " neither CDI of each GPU nor the NVIDIA runtime, and needs neither)",
     }[way]
 
 
