@@ -37,6 +37,7 @@ from stackyard.validate.template.figures import (
     costs,
     figures,
     losses,
+    no_wait,
     of_plain,
     plain_figures,
     valid_losses,
@@ -161,12 +162,21 @@ def _costs(plan: TemplatePlan, seen: TemplateSeen) -> list[TemplateCost]:
     return [
         {
             "label": label,
-            "what": NO_WAIT if label == HOST else plan.costs[label].what,
+            "what": _without(plan, label),
             "of_plain": _rounded(share, 4),
             "tokens_s": _rounded(found.tokens_s, 1),
         }
         for label, (found, share) in costs(plan, seen).items()
     ]
+
+
+def _without(plan: TemplatePlan, label: str) -> str:
+    if label == HOST:
+        return NO_WAIT
+    if label in plan.costs:
+        return plan.costs[label].what
+    return next(f"{cost.what}, and {NO_WAIT}" for name, cost in plan.costs.items()
+                if no_wait(name) == label)  # fmt: skip
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 
 from stackyard.validate.judge_gpu import GpuObservation
 from stackyard.validate.outcome import Phase
-from stackyard.validate.record import Training
-from stackyard.validate.template.plan import KILLED, PLAIN, RESUMED, WARM, TemplatePlan
+from stackyard.validate.record import WORK_UPDATES, Training
+from stackyard.validate.template.plan import (
+    KILLED,
+    PLAIN,
+    RESUMED,
+    WARM,
+    TemplatePlan,
+    measured_after,
+)
 
 # Of a plain loop's tokens/s: a template that has fewer must show what costs the rest.
 PLAIN_SPEED = 0.95
-# The label of the speed that a template would have if its GPUs never waited; it explains no speed
-# below so much of the plain loop's.
+# The label of the speed that a template would have if its GPUs never waited, and the end of that of
+# one without a part; it explains no speed below so much of the plain loop's.
 HOST, HOST_LEAST = "host", 0.5
 
 
@@ -77,11 +84,11 @@ def plain_figures(plan: TemplatePlan, seen: TemplateSeen) -> Figures:
     return _figures(plan, seen.plain)
 
 
-def _figures(plan: TemplatePlan, training: Training | None) -> Figures:
+def _figures(plan: TemplatePlan, training: Training | None, warm: int = WARM) -> Figures:
     if training is None or training.failed:
         return Figures(updates_s=None, mean_updates_s=None, tokens_s=None, peak_bytes=None)
     times = next((r.times for _, r in sorted(training.ranks.items()) if r.times), {})
-    steps = sorted(times)[WARM:]
+    steps = sorted(times)[warm:]
     each = [
         (times[after] - times[before]) / (after - before)
         for before, after in itertools.pairwise(steps)
@@ -107,26 +114,46 @@ def costs(plan: TemplatePlan, seen: TemplateSeen) -> dict[str, tuple[Figures, fl
     """Return figures, and the share of the plain loop's tokens/s, without each part.
 
     The last part is the host, which starts kernels, loads data and writes: the speed is that of an
-    update in which the GPU that works the longest never waits for it.
+    update in which the GPU that works the longest never waits for it. Without another part and
+    without the host is one more, where the first is not enough.
     """
     loop = plain_figures(plan, seen)
-    found = {
-        label: _figures(plan.changed(plan.costs[label]), one) for label, one in seen.costs.items()
-    }
-    share, work = of_plain(plan, seen), gpu_work(seen)
-    if work and share is not None and share < PLAIN_SPEED:
-        found[HOST] = Figures(
-            updates_s=1 / work, mean_updates_s=None, tokens_s=plan.tokens / work, peak_bytes=None
-        )
+    found: dict[str, Figures] = {}
+    # The updates that a profiler watched, and the pause at its end, do not count.
+    warm = max(WARM, measured_after(plan) + WORK_UPDATES)
+    for label, one in seen.costs.items():
+        changed = plan.changed(plan.costs[label])
+        found[label] = _figures(changed, one, warm)
+        if host := _without_waits(changed, found[label], one, loop):
+            found[no_wait(label)] = host
+    if host := _without_waits(plan, figures(plan, seen), seen.killed, loop):
+        found[HOST] = host
     return {label: (one, _share(one, loop)) for label, one in found.items()}
 
 
-def gpu_work(seen: TemplateSeen) -> float | None:
+def no_wait(label: str) -> str:
+    """Return the label of the template without a part, and without waits for the host."""
+    return f"{label}-{HOST}"
+
+
+def _without_waits(
+    plan: TemplatePlan, found: Figures, watched: Training | None, loop: Figures
+) -> Figures | None:
+    """Return the figures of GPUs that never wait; None if unknown, or if nothing is missing."""
+    share, work = _share(found, loop), gpu_work(watched)
+    if not work or share is None or share >= PLAIN_SPEED:
+        return None
+    return Figures(
+        updates_s=1 / work, mean_updates_s=None, tokens_s=plan.tokens / work, peak_bytes=None
+    )
+
+
+def gpu_work(training: Training | None) -> float | None:
     """Return the seconds of an update in which the busiest GPU works; None if not measured.
 
     Kernels that wait for another rank count as work.
     """
-    ranks = seen.killed.ranks.values() if seen.killed else ()
+    ranks = training.ranks.values() if training else ()
     return max((one.work.seconds for one in ranks if one.work), default=None)
 
 

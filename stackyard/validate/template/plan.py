@@ -210,6 +210,9 @@ def job(plan: TemplatePlan, files: Mapping[str, bytes], label: str, shared: str)
         folder=shared, save=save_folder(shared, label), record=rank_folder(label),
     )  # fmt: skip
     example, words = plan.example, plan.words
+    # Not in the launch whose speed counts: a profiler costs some.
+    watched = plan.device == "cuda" and label in (KILLED, *plan.costs)
+    after = measured_after(plan) if watched else 0
     if label == PLAIN:
         assert example.plain is not None
         program = (example.plain.program, *example.program[1:])
@@ -219,8 +222,7 @@ def job(plan: TemplatePlan, files: Mapping[str, bytes], label: str, shared: str)
         plan = plan.changed(plan.costs[label])
         example = plan.example
     one = job_of(example, where, files, plan.settings, words)
-    if label == KILLED and plan.device == "cuda" and (after := measured_after(plan)):
-        # Not in the launch whose speed counts: a profiler costs some.
+    if after:
         one = replace(one, env={**one.env, **measured_work(after)})
     return one
 

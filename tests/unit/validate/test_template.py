@@ -386,11 +386,57 @@ def test_a_template_of_less_than_half_of_the_loops_speed_is_not_explained_by_its
         assert outcome("plain", there, plan).outcome == word
 
 
-def test_the_gpus_work_is_measured_in_the_launch_that_is_killed(monkeypatch):
+def without_zero(share, work, slow=0):
+    """A template of 0.6 of the loop's speed, and without ZeRO of this one, whose GPUs work so long.
+
+    Its updates take twice the time up to number `slow`.
+    """
+    found = beside(0.6 / share)
+    ranks = {
+        number: dataclasses.replace(
+            rank, work=working(work), times={at: rank.times[min(at, slow)] + rank.times[at]
+                                             for at in rank.times} if slow else rank.times,
+        )
+        for number, rank in found.ranks.items()
+    }  # fmt: skip
+    without = {"without-zero": dataclasses.replace(found, ranks=ranks)}
+    return dataclasses.replace(good(), plain=beside(0.6), costs=without)
+
+
+@pytest.mark.parametrize(
+    ("share", "work", "costs", "word"),
+    [
+        (0.8, 0.315, [("without-zero", 0.8), ("without-zero-host", 0.9524)], "passed"),
+        (0.8, 0.317, [("without-zero", 0.8), ("without-zero-host", 0.9464)], "failed"),
+        (0.51, 0.3, [("without-zero", 0.51), ("without-zero-host", 1.0)], "passed"),
+        (0.49, 0.3, [("without-zero", 0.49), ("without-zero-host", 1.0)], "failed"),
+        (0.96, 0.2, [("without-zero", 0.96)], "passed"),
+        (0.94, None, [("without-zero", 0.94)], "failed"),
+    ],
+)
+def test_a_part_and_the_host_may_cost_the_rest_together(share, work, costs, word):
+    plan, seen = dataclasses.replace(PLAN, device="cuda"), without_zero(share, work)
+    assert outcome("plain", seen, plan).outcome == word
+    found = report(seen, plan)["costs"]
+    assert [(one["label"], one["of_plain"]) for one in found] == costs
+    both = "with DeepSpeed's optimizer in half precision in place of ZeRO-1, whose checkpoints"
+    assert all(one["what"].startswith(both) for one in found)
+    assert [one["what"].endswith(trained.NO_WAIT) for one in found] == [False, True][: len(found)]
+
+
+def test_updates_that_are_watched_do_not_count_in_the_speed_without_a_part():
+    plan = dataclasses.replace(PLAN, device="cuda")
+    assert measured_after(plan) + WORK_UPDATES == 14
+    seen = without_zero(0.8, None, slow=16)
+    assert report(seen, plan)["costs"][0]["of_plain"] == 0.8
+    assert report(without_zero(0.8, None, slow=18), plan)["costs"][0]["of_plain"] == 0.4
+
+
+def test_the_gpus_work_is_measured_in_launches_whose_speed_does_not_count(monkeypatch):
     plan = make_plan(example(), "cuda", 2)
-    measured = [label for label in (KILLED, RESUMED, PLAIN)
+    measured = [label for label in (KILLED, RESUMED, PLAIN, *plan.costs)
                 if WORK in job(plan, {}, label, "/shared").env]  # fmt: skip
-    assert measured == [KILLED]
+    assert measured == [KILLED, *plan.costs]
     assert WORK not in job(PLAN, {}, KILLED, "/shared").env
     monkeypatch.setenv(WORK, job(plan, {}, KILLED, "/shared").env[WORK])
     assert stackyard_record._measured() == (measured_after(plan), WORK_UPDATES) == (10, 3)
