@@ -560,7 +560,7 @@ class TemplatePlain(TypedDict):
 
 
 class TemplateCost(TypedDict):
-    """Hold the template without one part, which may cost speed beside the plain loop."""
+    """Hold the template without a part, waits for the host or both: they may cost its speed."""
 
     label: str
     what: str

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from stackyard.definitions.project import ROOT
-from tests.leftovers import labelled
 from tests.shared import until
 
 
@@ -47,14 +46,13 @@ def whole(begin, place):
     "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.repeat)]
 )
 def test_killed_and_typed_again(begin, whole, engine, tmp_path, number):
-    before = set(labelled(engine, "stackyard.run"))
     child = begin(tmp_path / "out")
     until(lambda: len(list(tmp_path.glob(".out.*.partial/shards/*.json"))) > 2, 60)
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == (-number if number == signal.SIGKILL else 130)
     assert not (tmp_path / "out").exists()
-    until(lambda: set(labelled(engine, "stackyard.run")) <= before, 30)
+    until(lambda: not any(f" {child.pid} " in owner for owner in engine.runs().values()), 30)
     if number == signal.SIGINT:
         assert "the same command goes on from there" in said
 

@@ -59,7 +59,7 @@ def test_what_is_left_when_even_the_warden_died_is_swept_by_the_next_run(engine)
     engine.create_volume(f"stackyard-{alive}", {RUN_LABEL: alive, OWNER_LABEL: cleanup.owner()})
     try:
         swept = nodes.sweep(engine)
-        assert swept[run] == ""
+        assert swept.get(run, "") == ""  # another session may have been first
         assert alive not in swept
         assert labelled(engine, nodes.run_label(run)) == []
         assert labelled(engine, nodes.run_label(alive)) == [f"stackyard-{alive}"]

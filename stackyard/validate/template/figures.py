@@ -113,17 +113,17 @@ def of_plain(plan: TemplatePlan, seen: TemplateSeen) -> float | None:
 def costs(plan: TemplatePlan, seen: TemplateSeen) -> dict[str, tuple[Figures, float | None]]:
     """Return figures, and the share of the plain loop's tokens/s, without each part.
 
-    The last part is the host, which starts kernels, loads data and writes: the speed is that of an
+    The last is the host, which starts kernels, loads data and writes: the speed is that of an
     update in which the GPU that works the longest never waits for it. Without another part and
     without the host is one more, where the first is not enough.
     """
     loop = plain_figures(plan, seen)
     found: dict[str, Figures] = {}
     # The updates that a profiler watched, and the pause at its end, do not count.
-    warm = max(WARM, measured_after(plan) + WORK_UPDATES)
+    watched = measured_after(plan) + WORK_UPDATES if plan.device == "cuda" else 0
     for label, one in seen.costs.items():
         changed = plan.changed(plan.costs[label])
-        found[label] = _figures(changed, one, warm)
+        found[label] = _figures(changed, one, max(WARM, watched))
         if host := _without_waits(changed, found[label], one, loop):
             found[no_wait(label)] = host
     if host := _without_waits(plan, figures(plan, seen), seen.killed, loop):
@@ -139,9 +139,13 @@ def no_wait(label: str) -> str:
 def _without_waits(
     plan: TemplatePlan, found: Figures, watched: Training | None, loop: Figures
 ) -> Figures | None:
-    """Return the figures of GPUs that never wait; None if unknown, or if nothing is missing."""
+    """Return the figures of GPUs that never wait; None if unknown, or if nothing is missing.
+
+    The profiler, and waits for another rank, make what a GPU works longer: where that is no less
+    than an update takes, it tells nothing.
+    """
     share, work = _share(found, loop), gpu_work(watched)
-    if not work or share is None or share >= PLAIN_SPEED:
+    if not work or share is None or share >= PLAIN_SPEED or work * (found.updates_s or 0) >= 1:
         return None
     return Figures(
         updates_s=1 / work, mean_updates_s=None, tokens_s=plan.tokens / work, peak_bytes=None

@@ -216,7 +216,11 @@ def plain(plan: TemplatePlan, seen: TemplateSeen) -> Check:
                for label, one in ((None, whole), *known.items()) if one < HOST_LEAST}  # fmt: skip
         best = max([whole, *(one for label, one in known.items() if label not in few)])
         if not best >= PLAIN_SPEED:
-            tried = f"at most {best:.3f} by leaving out one part" if known else "no part was tried"
+            tried = (
+                f"at most {best:.3f} by leaving out a part, the host or both"
+                if known
+                else "no part was tried"
+            )
             wrong.append(f"{share or 0:.3f} of its speed, {tried}: what costs the rest is unknown")
     measured = {
         "updates": len(found),

@@ -236,7 +236,9 @@ def measured_after(plan: TemplatePlan) -> int:
         *plan.evaluations,
         *range(0, plan.updates, int(plan.values["save_every"]) or plan.updates),
     }
-    for after in range(WARM, plan.kill_after - WORK_UPDATES + 1):
+    # A launch without a part ends after fewer updates than the one that is killed.
+    last = min(plan.kill_after, plan.beside - 2)
+    for after in range(WARM, last - WORK_UPDATES + 1):
         if not others & set(range(after, after + WORK_UPDATES)):
             return after
     return 0
