@@ -139,9 +139,10 @@ def test_templates_have_the_sizes_and_rates_of_the_notes():
     assert cut.values.items() >= {**megatron, "tp": "4", "pp": "1", "batch": "9"}.items()
     assert "--ds-config=/srv/templates/zero-1.json" in cut.program
     names = [path.stem for path in (ROOT / "images/megatron/examples").glob("gpt2-*.yml")]
-    programs = [load_example(ROOT, "megatron", name).program for name in names]
-    assert len(programs) == 6
-    assert all(STAGED & {*program} for program in programs)  # none trains with stage 0
+    templates = [load_example(ROOT, "megatron", name) for name in names]
+    assert len(templates) == 6
+    assert all(STAGED & {*one.program} for one in templates)  # none trains with stage 0
+    assert [one.name for one in templates if one.launcher != "deepspeed"] == ["gpt2-345m"]
     for stage in (1, 2, 3):
         file = ROOT / f"images/megatron/templates/zero-{stage}.json"
         zero = json.loads(file.read_text(encoding="utf-8"))["zero_optimization"]
@@ -154,13 +155,14 @@ def test_templates_have_the_sizes_and_rates_of_the_notes():
     assert fairseq.values.items() >= {
         "sequence": "1024", "batch": "16", "update_freq": "2", "updates": "100000",
         "lr": "1.5e-4", "warmup": "3200", "save_every": "1000", "keep_saves": "100",
-        "keep_epochs": "3",
+        "keep_epochs": "3", "log_every": "10",
     }.items()  # fmt: skip
     assert {
         "--ddp-backend=fully_sharded", "--no-reshard-after-forward", "--checkpoint-activations",
         "--adam-betas=(0.9,0.98)", "--weight-decay=1e-2", "--clip-norm=1.0",
         "--lr-scheduler=cosine", "--min-lr=1e-5", "--save-interval-updates={save_every}",
         "--keep-interval-updates={keep_saves}", "--keep-last-epochs={keep_epochs}",
+        "--log-format=simple", "--log-interval={log_every}",
     } <= set(fairseq.program)  # fmt: skip
     assert "--arch=transformer_lm_gpt2_small" in fairseq.sizes["full"].args
     first = load_example(ROOT, "fairseq", "lm-fsdp")

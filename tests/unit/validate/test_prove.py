@@ -344,6 +344,7 @@ remove_when: never
         ("fails_with: hung", "fails_with: hung\n  seconds: 301",
          ["witness.seconds: must be 1 to 300"]),
         ("instead: another way\n", "", ["instead: required key is missing"]),
+        ("upstream: none found\n", "", ["upstream: required key is missing"]),
     ],
 )  # fmt: skip
 def test_a_limit_says_what_it_may(old, new, said):
