@@ -1,6 +1,7 @@
 """A bench: strict definitions, FLOPs, turns, and numbers out of records."""
 
 import contextlib
+import dataclasses
 import operator
 import runpy
 import sys
@@ -295,8 +296,19 @@ def test_the_time_of_an_update_is_computing_communicating_and_idle():
     busy = benches.with_rank(seen, "stock-2-1", 1, work=slow)
     found = {(line.side, line.ranks): line.spent for line in result.lines(made, busy)}["stock", 2]
     assert (found.update, found.watched, found.idle) == pytest.approx((0.5, 1.0, 0.34))
-    broken = benches.with_training(seen, "stock-1-1.1", code=1)
+    broken = benches.with_rank(seen, "stock-1-1.1", 0, work=slow)
+    broken = benches.with_training(broken, "stock-1-1.1", code=1)
     assert {(n.side, n.ranks): n.spent for n in result.lines(made, broken)}["stock", 1] == one
+    # Updates that prepare do not count.
+    ranks = next(one for one in seen.played if one.turn.label == "stock-2-1").training.ranks
+    windows = {
+        step: dataclasses.replace(one, seconds=50.0 if step <= made.size.warm else 3 + step / 10)
+        for step, one in ranks[0].windows.items()
+    }
+    for number in ranks:
+        seen = benches.with_rank(seen, "stock-2-1", number, windows=windows)
+    found = {(line.side, line.ranks): line.spent for line in result.lines(made, seen)}["stock", 2]
+    assert found.update == pytest.approx(0.65)  # the median of windows of 6 s and 7 s
 
 
 def test_a_window_takes_as_long_as_its_slowest_rank():
