@@ -142,7 +142,7 @@ def _without_waits(
     """Return the figures of GPUs that never wait; None if unknown, or if nothing is missing.
 
     The profiler, and waits for another rank, make what a GPU works longer: where that is no less
-    than an update takes, it tells nothing.
+    than an update takes, nothing is known of its waits.
     """
     share, work = _share(found, loop), gpu_work(watched)
     if not work or share is None or share >= PLAIN_SPEED or work * (found.updates_s or 0) >= 1:
