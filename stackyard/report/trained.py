@@ -32,7 +32,6 @@ from stackyard.validate.checks import Check, verdict
 from stackyard.validate.diagnose import diagnose_all, diagnosis_value
 from stackyard.validate.record import Training
 from stackyard.validate.template.figures import (
-    HOST,
     TemplateSeen,
     costs,
     figures,
@@ -159,24 +158,18 @@ def _beside(plan: TemplatePlan, seen: TemplateSeen) -> TemplateBeside:
 
 
 def _costs(plan: TemplatePlan, seen: TemplateSeen) -> list[TemplateCost]:
+    said = {no_wait(): NO_WAIT}
+    for name, cost in plan.costs.items():
+        said |= {name: cost.what, no_wait(name): f"{cost.what}, and {NO_WAIT}"}
     return [
         {
             "label": label,
-            "what": _without(plan, label),
+            "what": said[label],
             "of_plain": _rounded(share, 4),
             "tokens_s": _rounded(found.tokens_s, 1),
         }
         for label, (found, share) in costs(plan, seen).items()
     ]
-
-
-def _without(plan: TemplatePlan, label: str) -> str:
-    if label == HOST:
-        return NO_WAIT
-    if label in plan.costs:
-        return plan.costs[label].what
-    return next(f"{cost.what}, and {NO_WAIT}" for name, cost in plan.costs.items()
-                if no_wait(name) == label)  # fmt: skip
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

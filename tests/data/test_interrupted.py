@@ -48,6 +48,7 @@ def whole(begin, place):
 def test_killed_and_typed_again(begin, whole, engine, tmp_path, number):
     child = begin(tmp_path / "out")
     until(lambda: len(list(tmp_path.glob(".out.*.partial/shards/*.json"))) > 2, 60)
+    assert any(f" {child.pid} " in owner for owner in engine.runs().values())
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == (-number if number == signal.SIGKILL else 130)

@@ -118,6 +118,7 @@ def test_accelerate_test_passes(two):
 )  # fmt: skip
 def test_a_program_with_its_own_accelerate_configuration(two, config, text, kind):
     words = (*config(text), "--folder", "/shared", "--", "own.py")
+    # Where it is looked for, nothing else switches dynamo off.
     done = run(two, *words, lighter=() if kind == "MULTI_CPU" else LIGHTER)
     learned(done.stdout)
     assert done.stdout.count(", by dynamo") == 2 * ("dynamo" in text)

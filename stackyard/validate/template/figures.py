@@ -127,13 +127,13 @@ def costs(plan: TemplatePlan, seen: TemplateSeen) -> dict[str, tuple[Figures, fl
         if host := _without_waits(changed, found[label], one, loop):
             found[no_wait(label)] = host
     if host := _without_waits(plan, figures(plan, seen), seen.killed, loop):
-        found[HOST] = host
+        found[no_wait()] = host
     return {label: (one, _share(one, loop)) for label, one in found.items()}
 
 
-def no_wait(label: str) -> str:
-    """Return the label of the template without a part, and without waits for the host."""
-    return f"{label}-{HOST}"
+def no_wait(label: str = "") -> str:
+    """Return the label of the template without waits for the host, and without a part, if any."""
+    return f"{label}-{HOST}" if label else HOST
 
 
 def _without_waits(

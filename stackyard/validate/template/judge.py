@@ -23,7 +23,6 @@ from stackyard.validate.judge_training import (
     unfinished,
 )
 from stackyard.validate.template.figures import (
-    HOST,
     HOST_LEAST,
     PLAIN_SPEED,
     TemplateSeen,
@@ -212,8 +211,7 @@ def plain(plan: TemplatePlan, seen: TemplateSeen) -> Check:
     if plan.device == "cuda" and not wrong:
         whole = share or 0.0
         # Without waits only what has half of the loop's speed with them explains anything.
-        few = {HOST if label is None else no_wait(label)
-               for label, one in ((None, whole), *known.items()) if one < HOST_LEAST}  # fmt: skip
+        few = {no_wait(label) for label, one in {"": whole, **known}.items() if one < HOST_LEAST}
         best = max([whole, *(one for label, one in known.items() if label not in few)])
         if not best >= PLAIN_SPEED:
             tried = (

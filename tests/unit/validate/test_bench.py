@@ -244,7 +244,7 @@ def test_on_gpus_a_few_updates_follow_in_which_their_work_is_measured(monkeypatc
     assert (one.updates, one.save_at) == (benches.UPDATES + 4, benches.UPDATES + 4)
     monkeypatch.setenv(stackyard_record.WORK, one.env[stackyard_record.WORK])
     assert stackyard_record._measured() == (benches.UPDATES + 1, 3)
-    off = benches.dataclasses.replace(made.sides[0], env={stackyard_record.WORK: ""})
+    off = dataclasses.replace(made.sides[0], env={stackyard_record.WORK: ""})
     monkeypatch.setenv(stackyard_record.WORK, as_smoke(made, off, 2).env[stackyard_record.WORK])
     assert stackyard_record._measured() == (0, 0)
     here = as_smoke(plan(), made.sides[0], 2)
