@@ -1,3 +1,3 @@
 """Stackyard: builds, proves and ships container images for distributed training."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

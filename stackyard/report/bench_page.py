@@ -120,8 +120,9 @@ def unwatched(value: Mapping[str, Any]) -> str:
 
 
 def _more(part: Mapping[str, float], one: Mapping[str, float], key: str) -> str:
-    more = 1000 * (part[key] - one[key])
-    return f"{1000 * part[key]:.1f} ms" + (f" ({more:+.1f})" if part is not one else "")
+    # What rounds to zero loses its minus sign by the addition.
+    time, more = (round(1000 * seconds, 1) + 0.0 for seconds in (part[key], part[key] - one[key]))
+    return f"{time:.1f} ms" + (f" ({more:+.1f})" if part is not one else "")
 
 
 def headings(value: Mapping[str, Any]) -> list[str]:

@@ -32,6 +32,13 @@ SUBJECT = Subject(stack="toy", version="1.0", base_name="cpu", base_release="cpu
 NAME = statement.revision_tag(SUBJECT, 1)
 CREATED = "2026-01-01T00:00:00+00:00"
 WHO = "publisher@site"
+REPORTS = ROOT / "docs" / "reports"
+TEMPLATE = "template-gpt2-zero-2"
+SAMPLES = {
+    "smoke": REPORTS / "baselines" / "h200" / "fairseq-smoke.json",
+    "smoke-isolated": ROOT / "tests" / "unit" / "reports" / "smoke-isolated.json",
+    TEMPLATE: REPORTS / "2x-h100" / "accelerate" / f"{TEMPLATE}.json",
+}
 
 
 def make_key(folder: Path, name: str = "publisher") -> Path:
@@ -97,8 +104,7 @@ def state(found: Image, **changes: Any) -> bytes:
 
 def ran(found: Image, name: str = "smoke", **changes: Any) -> dict[str, Any]:
     """Return a report of two GPUs as it was once, of this image; keywords replace what it says."""
-    where = "2x-h100/accelerate" if name.startswith("template") else "2x-h200/fairseq"
-    path = ROOT / "docs" / "reports" / where / f"{name}.json"
+    path = SAMPLES.get(name, REPORTS / "2x-h200" / "fairseq" / f"{name}.json")
     value = json.loads(path.read_text(encoding="utf-8"))
     own = {"id": oci.digest_of(found.config), "recipe": "sha256:" + 64 * "5"}
     names = {"stack": SUBJECT.stack, "base": SUBJECT.base_name}

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from stackyard import __version__
 from stackyard.cli.program import collection
 from stackyard.definitions.document import parse_document
 from stackyard.definitions.project import ROOT
@@ -161,6 +162,14 @@ def test_a_long_sentence_is_seen():
 
 
 # Figures
+
+
+def test_the_newest_changes_are_those_of_this_version():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    named = [word.split()[0] for word in re.findall(r"^## (.+)$", changes, re.MULTILINE)]
+    assert next(name for name in named if name != "Unreleased") == __version__
+    project = parse_toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == __version__
 
 
 def test_readme_is_short():
@@ -406,7 +415,7 @@ def test_every_committed_report_has_a_page_and_a_line_in_the_index(tmp_path):
     runpy.run_path(str(ROOT / "scripts" / "report-pages"))["main"](tmp_path)
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
     linked = re.findall(r'<a href="([^"]+)">', index)
-    kinds = ("smoke*", "bench*", "template*", "certify/*")
+    kinds = ("*smoke*", "bench*", "template*", "certify/*")
     there = [path for kind in kinds for path in (DOCS / "reports").rglob(f"{kind}.json")]
     names = [path.relative_to(DOCS / "reports").with_suffix(".html") for path in there]
     assert sorted(linked) == sorted(map(str, names))

@@ -29,6 +29,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import (
     DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
     DistributedType,
     InitProcessGroupKwargs,
 )
@@ -157,7 +158,9 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
     Raises:
         SystemExit: it would train with something else than was asked for.
     """
-    named = options.zero_stage and not torch.cuda.is_available()
+    handlers: list[Any] = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+    if options.zero_stage and not torch.cuda.is_available():
+        handlers.append(InitProcessGroupKwargs(backend="gloo"))
     events = events_folder(options.tensorboard, int(os.environ.get("RANK", "0")))
     accelerator = Accelerator(
         mixed_precision=options.precision,
@@ -165,7 +168,7 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
         # An epoch's order follows from its number, so a resumed training continues in the same
         # order.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if named else None,
+        kwargs_handlers=handlers,
         log_with="tensorboard" if events else None,
         project_dir=events or None,
     )
@@ -184,6 +187,14 @@ def build_accelerator(options: argparse.Namespace) -> Accelerator:
     zero.update(more.pop("zero_optimization", {}))
     config.update(more)
     return accelerator
+
+
+def build_optimizer(options: argparse.Namespace, model: Any) -> torch.optim.AdamW:
+    """Build torch's AdamW: on GPUs one kernel for all parameters."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=options.lr, weight_decay=options.weight_decay,
+        fused=torch.cuda.is_available(),
+    )  # fmt: skip
 
 
 def build_scheduler(options: argparse.Namespace, optimizer: Any) -> Any:
@@ -288,9 +299,7 @@ def train(
 ) -> Any:
     """Make the updates that are left, counted by `progress`; return the prepared model."""
     model: Any = models.build_model(options, SEED)
-    optimizer: Any = torch.optim.AdamW(
-        model.parameters(), lr=options.lr, weight_decay=options.weight_decay
-    )
+    optimizer: Any = build_optimizer(options, model)
     # accelerate steps a prepared scheduler once a process: this one counts updates.
     scheduler = build_scheduler(options, optimizer)
     processes, vocabulary = accelerator.num_processes, model.config.vocab_size

@@ -106,7 +106,7 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
     """Build the model in DeepSpeed's engine.
 
     Raises:
-        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism, which DeepSpeed lacks;
+        SystemExit: ZeRO-2 or ZeRO-3 with tensor or pipeline parallelism, which this program lacks;
             bf16 without ZeRO, whose checkpoints DeepSpeed cannot load.
     """
     config = configuration(options)
@@ -126,8 +126,9 @@ def make_engine(options: argparse.Namespace, replicas: int) -> Any:
         else gpt2.build_pipeline(shape, tp=options.tp, pp=options.pp, dp=replicas, dtype=dtype)
     )
     optimizer = torch.optim.AdamW(
-        gpt2.groups_of(model, options.weight_decay), lr=options.lr, betas=(0.9, 0.999)
-    )
+        gpt2.groups_of(model, options.weight_decay), lr=options.lr, betas=(0.9, 0.999),
+        fused=torch.cuda.is_available(),
+    )  # fmt: skip
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,

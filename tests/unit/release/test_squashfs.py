@@ -88,6 +88,11 @@ def test_an_empty_file_keeps_its_other_names(layers):
     assert plain(layers([("a", ""), ("b", hard("a"))])) == {"a": "", "b": ("1", "a")}
 
 
+def test_devices_which_no_user_can_unpack_are_left_out(layers):
+    paths = layers([("dev", FOLDER), ("dev/null", ("device", "")), ("dev/zero", hard("dev/null"))])
+    assert plain(paths) == {"dev": ("5", "")}
+
+
 def test_large_and_odd_sizes_come_through(layers):
     texts = {f"f{size}": "x" * size for size in (1, 511, 512, 513, 2**20, 2**20 + 1)}
     assert plain(layers([*texts.items()])) == texts

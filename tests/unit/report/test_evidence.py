@@ -9,11 +9,11 @@ from stackyard.report import evidence
 from stackyard.report.evidence import Envelope, Signature
 from stackyard.scan import oci
 from stackyard.system.errors import ReleaseError
-from tests.unit.releases import image, layers_of, ran
+from tests.unit.releases import TEMPLATE, image, layers_of, ran
 from tests.unit.report.test_certify import KINDS, record
 
 IMAGE, OTHER = image("one", "two"), image("one", "three")
-TEMPLATE = "template-gpt2-zero-2"
+
 ID = oci.digest_of(IMAGE.config)
 
 

@@ -220,7 +220,7 @@ def test_the_figures_of_gpu_runs_are_those_of_the_reports():
 
 def test_a_smoke_over_hosts_has_figures_without_a_bare_host():
     found = runpy.run_path(str(ROOT / "scripts" / "gpu-figures"))
-    path = ROOT / "docs/reports/2x-h200/fairseq/smoke-isolated.json"
+    path = ROOT / "tests/unit/reports/smoke-isolated.json"
     value = json.loads(path.read_text(encoding="utf-8"))
     over = {**value, "gpus": {**value["gpus"], "placement": "hosts", "bare": {}}}
     was, cells = (
