@@ -46,7 +46,7 @@ def seen_lines(row: Mapping[str, Any]) -> list[str]:
     """Return a line for each hardware that a release has trained on, with the signer."""
     shows = [f"{one['hardware']}; {one['kind']} by {one['signer']}" for one in row["evidence"]]
     if row["needs_gpus"] and not any(one["on_gpus"] for one in row["evidence"]):
-        shows.insert(0, "no GPU evidence from an accepted signer")
+        shows.insert(0, "no smoke on GPUs from an accepted signer")
     if not shows and row.get("proven") and not row["needs_gpus"]:
         shows.append(f"CPU ranks; smoke by {row['signer']}")
     return list(dict.fromkeys(shows))

@@ -38,6 +38,8 @@ OPTIONS = (
 # The image's variables, where enroot and pyxis look for them, too.
 ENVIRONMENT = "etc/environment"
 END_SECONDS = 1800.0
+# What is taken of the layers. 2: without devices.
+CONTENTS = 2
 _PIECE = 2**20
 _LATEST = 2**32 - 1
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\n\r\0]*")
@@ -52,6 +54,7 @@ class Squashed:
         image: digest of the image's manifest, which the release's publisher signed.
         sha256: digest of the file, `sha256:...`.
         made_by: name and version of the program that made it; another may make other bytes.
+        contents: `CONTENTS` when it was made; a file with another one is made again.
     """
 
     release: str
@@ -59,6 +62,7 @@ class Squashed:
     sha256: str
     bytes: int
     made_by: str
+    contents: int
 
 
 def file_name(release: str) -> str:
@@ -88,7 +92,7 @@ def make(
         part.path.chmod(0o644)
         found = Squashed(
             release=release, image=image, sha256=digest_of_file(part.path),
-            bytes=part.path.stat().st_size, made_by=made_by,
+            bytes=part.path.stat().st_size, made_by=made_by, contents=CONTENTS,
         )  # fmt: skip
         # A note without its file is harmless; a file without its note would be made again.
         replace_file(note_path(target), [json.dumps(asdict(found), indent=1).encode()])
@@ -122,13 +126,13 @@ def note_path(target: Path) -> Path:
 
 
 def read_note(target: Path, image: str) -> Squashed | None:
-    """Return what is noted of a file, though it may be gone; None for a file of another image."""
+    """Return what is noted of a file, though it may be gone; None for one to make again."""
     try:
         value = json.loads(note_path(target).read_text(encoding="utf-8"))
         found = Squashed(**value)
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.image == image else None
+    return found if (found.image, found.contents) == (image, CONTENTS) else None
 
 
 def is_whole(target: Path, found: Squashed) -> bool:

@@ -1,6 +1,8 @@
 """Committed reports are of what this tree builds: evidence of another recipe is no evidence."""
 
+import fnmatch
 import json
+import re
 
 import pytest
 
@@ -50,15 +52,20 @@ def test_a_committed_report_is_of_todays_recipe(path):
     assert stale(committed()[path]) == "", f"{path}: measure it again, or remove it"
 
 
-def test_baselines_are_of_the_torch_and_nccl_that_images_have():
-    measured = ("torch", "nccl")
-    here = json.loads((REPORTS / "4x-h200/megatron/smoke.json").read_text(encoding="utf-8"))
-    paths = sorted((REPORTS / BASELINES).rglob("*.json"))
-    assert paths
-    for path in paths:
-        there = json.loads(path.read_text(encoding="utf-8"))
-        for name in measured:
-            assert there["gpus"]["measured"][name] == here["gpus"]["measured"][name], path
+def test_baselines_are_read_from_their_reports_with_the_torch_and_nccl_of_images():
+    found = load_project().definitions.baselines
+    lock = (ROOT / "images" / "bases" / "cuda.lock").read_text(encoding="utf-8")
+    for path in sorted((REPORTS / BASELINES).rglob("*.json")):
+        baseline = found[path.parent.name]
+        place = path.relative_to(ROOT).as_posix()
+        named = [pattern for one in baseline.measures for pattern in one.source]
+        assert any(fnmatch.fnmatch(place, pattern) for pattern in named), path
+        measured = json.loads(path.read_text(encoding="utf-8"))["gpus"]["measured"]
+        assert measured["gpu"] in baseline.gpus
+        for package, version in (
+            ("torch", measured["torch"].partition("+")[0]), ("nvidia-nccl-cu13", measured["nccl"])
+        ):  # fmt: skip
+            assert re.search(rf"^{package}===?{re.escape(version)}\b", lock, re.MULTILINE), path
 
 
 def test_a_report_of_another_recipe_is_found():

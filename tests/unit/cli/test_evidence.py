@@ -455,7 +455,7 @@ def table(site, capsys):
 def test_releases_show_hardware_and_signer_and_what_nobody_saw(site, capsys):
     passed_here(site, gpus={})
     site.publish(without_gpu_evidence=True)
-    assert "no GPU evidence from" in table(site, capsys)
+    assert "no smoke on GPUs from" in table(site, capsys)
     site.evidence(site.file(shown(site)), add=True)
     said = table(site, capsys)
     assert "no GPU" not in said and "NVIDIA H200" in said and "smoke by" in said
@@ -472,7 +472,7 @@ def test_a_list_without_the_voucher_shows_nothing_of_what_was_seen(site, capsys)
     row = site.releases()[NAME]
     assert row["evidence"] == [] and "not signed by anybody who may" in row["evidence_refused"][0]
     said = table(site, capsys)
-    assert "no GPU evidence from" in said and "H200" not in said
+    assert "no smoke on GPUs from" in said and "H200" not in said
     site.signers.write_text(both.read_text())
     assert site.releases()[NAME]["evidence"][0]["signer"] == "lab@site"
 
@@ -513,7 +513,7 @@ def test_a_pull_says_that_nobody_saw_it_on_a_gpu(site, capsys):
     passed_here(site, gpus={})
     site.publish(without_gpu_evidence=True)
     run(cli_pull.pull, PullRequest(stack="toy"))
-    assert f"{NAME}: no GPU evidence from an accepted signer" in capsys.readouterr().out
+    assert f"{NAME}: no smoke on GPUs from an accepted signer" in capsys.readouterr().out
 
 
 # Vulnerabilities, which a publication looks for

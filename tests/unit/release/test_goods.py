@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("allow_processes")
 DATA = b"x" * 1000
 FILE = Squashed(
     release="toy-r2", image="sha256:1", sha256=f"sha256:{hashlib.sha256(DATA).hexdigest()}",
-    bytes=len(DATA), made_by="mksquashfs 4.5.1",
+    bytes=len(DATA), made_by="mksquashfs 4.5.1", contents=2,
 )  # fmt: skip
 
 

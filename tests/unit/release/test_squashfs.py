@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import shutil
 import tarfile
 
@@ -167,6 +168,11 @@ def test_a_file_is_made_with_its_note(tmp_path, program, layers):
     assert squashfs.read_note(target, "sha256:1") == found
     assert squashfs.is_whole(target, found)
     assert squashfs.read_note(target, "sha256:2") is None, "another image's"
+    note = squashfs.note_path(target)
+    said = json.loads(note.read_text())
+    for old in ({**said, "contents": 1}, {k: v for k, v in said.items() if k != "contents"}):
+        note.write_text(json.dumps(old))
+        assert squashfs.read_note(target, "sha256:1") is None, "with devices"
     (called,) = [path for path in folder.iterdir() if path.name.endswith(".called")]
     epoch, source, place, *options = called.read_text().split()
     # Nothing of the moment, of this machine or of its user is in the file.

@@ -328,6 +328,9 @@ def test_the_time_of_an_update_is_told_beside_that_of_one_rank():
     assert all(cell in page.text for row in told for cell in (*row, *SPENT))
     # CPU ranks, and older reports, tell nothing of it.
     assert value()["results"][0]["spent"] is None and spent_rows(value()) == []
+    spent = found["results"][2]["spent"]
+    nothing = {**found, "results": [{**found["results"][2], "spent": dict.fromkeys(spent, -1e-7)}]}
+    assert not any("-0.0" in cell for cell in spent_rows(nothing)[0])
     older = [{k: v for k, v in entry.items() if k != "spent"} for entry in found["results"]]
     assert spent_rows({**found, "results": older}) == []
     assert "time of an update" not in render_page(value())
