@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,13 @@ RUNS = 10
 SECONDS = 0.5
 
 
-def by_hand(project: Project, engine: Engine) -> list[list[str]]:
-    """Return the commands that a person types, as the heads of the Dockerfiles state them."""
+def by_hand(project: Project, engine: Engine, secrets: Path) -> list[list[str]]:
+    """Return the commands that a person types, as the heads of the Dockerfiles state them.
+
+    Args:
+        secrets: an empty folder for the caller's package settings: the run that is not counted
+            builds, since the locks have comments here that `invoke build` leaves out.
+    """
     client = buildkit.find_client(os.environ["PATH"])
     base = project.definitions.bases[BASE]
     caller = mirrors.collect(os.environ, distribution=base.distribution)
@@ -37,8 +43,12 @@ def by_hand(project: Project, engine: Engine) -> list[list[str]]:
         provided = catalog.resolve(project.definitions, stack, BASE).provided
         wanted = [(name, setting.value) for name, setting in provided.items()]
         tools = base_image.ensure_tools(engine, caller, wanted)
+        given = []
+        for name, data in sorted(caller.secrets.items()):
+            (secrets / name).write_bytes(data)
+            given += ["--secret", f"id={name},src={secrets / name}"]
         path = dockerfile.dockerfile_path(stack, BASE)
-        found.append([client.path, "build", "--build-arg", f"TOOLS={tools}", "-f", path,
+        found.append([client.path, "build", "--build-arg", f"TOOLS={tools}", *given, "-f", path,
                       "-t", f"stackyard-benchmark/{stack}:{BASE}", "."])  # fmt: skip
     return found
 
@@ -56,9 +66,14 @@ def measure(terminal: Terminal, engine: Engine) -> common.Measured:
     Raises:
         BuildError: an image was built while the runs were timed.
     """
+    with tempfile.TemporaryDirectory(prefix="build-current-") as folder:
+        return _measured(terminal, engine, Path(folder))
+
+
+def _measured(terminal: Terminal, engine: Engine, secrets: Path) -> common.Measured:
     project = load_project()
     ours = [str(Path(sys.executable).with_name("invoke")), "build", "--base", BASE, "--json"]
-    typed = by_hand(project, engine)
+    typed = by_hand(project, engine, secrets)
     made: list[str] = []
 
     def build_ours() -> None:
