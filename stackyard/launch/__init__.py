@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from stackyard.launch import accelerate, alone, deepspeed, each, plain, torchrun
+from stackyard.launch.everywhere import elsewhere
 from stackyard.launch.request import Launch, LaunchRequest
 from stackyard.system.errors import shown
 
@@ -49,6 +50,13 @@ CHOICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 
 
+def launched(launcher: str, request: LaunchRequest) -> Launch:
+    """Return a launcher's command for node 1, which starts a lone other node by ssh."""
+    launch = LAUNCHERS[launcher](request)
+    # `plain` looks at `away` itself.
+    return elsewhere(request, launch) if request.away and launcher != "plain" else launch
+
+
 def wrong_options(launcher: str, options: Mapping[str, str]) -> list[str]:
     """Return a sentence for each option of a job that its launcher refuses."""
     known = CHOICES.get(launcher, {})
@@ -69,5 +77,6 @@ __all__ = [
     "Launch",
     "LaunchRequest",
     "Launcher",
+    "launched",
     "wrong_options",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stackyard.launch.request import Launch, LaunchRequest
 
@@ -36,6 +37,12 @@ def everywhere(request: LaunchRequest, words: Sequence[str], numbered: Sequence[
     return Launch(
         argv=("pdsh", "-b", "-S", "-R", "ssh", *fan, "-w", ",".join(request.nodes), remote)
     )
+
+
+def elsewhere(request: LaunchRequest, launch: Launch) -> Launch:
+    """Return the launch of a lone node, started on that node in place of node 1 of the mesh."""
+    found = everywhere(replace(request, env=launch.env), launch.argv, [])
+    return replace(found, files=launch.files, everywhere=True, makes=launch.makes)
 
 
 def _escaped(word: str) -> str:

@@ -30,8 +30,7 @@ class LaunchRequest:
         settings: a file on every node with the user's variables there (`launch.settings`); empty
             where there are none, or where `env` holds them.
         config: the user's own accelerate configuration.
-        away: node 1 of the mesh takes no part, so a lone node is started from there by ssh, too
-            (launcher `plain` only).
+        away: the lone node that takes part is not node 1 of the mesh, which starts it by ssh.
     """
 
     nodes: tuple[str, ...]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stackyard.launch import CHOICES, LAUNCHERS, Launch, LaunchRequest, accelerate, wrong_options
+from stackyard.launch import CHOICES, Launch, LaunchRequest, accelerate, launched, wrong_options
 from stackyard.launch.accelerate_config import Ranks, conflicts, replaced
 from stackyard.launch.job import Job
 from stackyard.mesh import settings
@@ -116,7 +116,8 @@ def request_of(
         )
     takes = taken(plan, selection) if job.device == "cuda" else {}
     named = {name for variables in (own or {}).values() for name in variables}
-    alone = len(selection.nodes) == 1
+    away = len(selection.nodes) == 1 and selection.nodes[0] != plan.nodes[0].name
+    alone = len(selection.nodes) == 1 and not away
     ports = {node.port for node in plan.nodes}
     whole = all(len(s) == len(plan.node(n).gpus) for n, s in selection.slots.items())
     # What ranks print is theirs: where the user asks NCCL to speak, it is not moved to a file.
@@ -145,6 +146,7 @@ def request_of(
         include="" if takes or selection.even else counted(selection),
         settings=settings.path_of(job) if named and not alone else "",
         config=job.config,
+        away=away,
     )
 
 
@@ -264,9 +266,9 @@ def start_request(
         UsageError: the launcher cannot start such a job.
     """
     request = request_of(plan, job, selection, port, own)
-    launch = LAUNCHERS[job.launcher](request)
+    launch = launched(job.launcher, request)
     steps = [
-        LAUNCHERS["each"](_quiet(request, words)).step(f"prepare: {' '.join(words)[:60]}")
+        launched("each", _quiet(request, words)).step(f"prepare: {' '.join(words)[:60]}")
         for words in job.prepare
     ]
     steps.append(launch.step("train"))

@@ -437,13 +437,16 @@ def begin(
         UsageError: the launcher cannot start it like this.
     """
     first = run.plan.node(selection.nodes[0])
-    port = int(talk.ask("port", "port", address=first.address)["port"])
+    away = first != run.plan.nodes[0]
+    # Node 1 answers, which has its own addresses alone: for another one, a port free on all of its.
+    port = int(talk.ask("port", "port", address="" if away else first.address)["port"])
     by_host = {host.name: host.env for host in hosts.fleet.hosts}
     named = {name: by_host.get(run.plan.node(name).host, {}) for name in selection.nodes}
     own = settings.by_node(job, named)
     value, launch = start_request(run.plan, job, selection, port, lease, own)
     texts = {path: text.encode() for path, text in launch.files.items() if launch.everywhere}
-    deliver(hosts, run, {**job.files, **texts}, selection.nodes, settings.files(job, own))
+    variables = settings.files(job, own, away=away)
+    deliver(hosts, run, {**job.files, **texts}, selection.nodes, variables)
     started: Event = talk.ask("start", "started", **{"job": value, **value})["job"]
     return started
 

@@ -93,9 +93,13 @@ def path_of(job: Job) -> str:
     return f"{SCRATCH}/{job.name}/settings"
 
 
-def files(job: Job, variables: Variables) -> dict[str, dict[str, bytes]]:
-    """Return the file that each node needs, by path; none where a node alone is started."""
-    if len(variables) < 2 or not any(variables.values()):
+def files(job: Job, variables: Variables, *, away: bool = False) -> dict[str, dict[str, bytes]]:
+    """Return the file that each node needs, by path; none where node 1 alone is started.
+
+    Args:
+        away: a lone node is not node 1.
+    """
+    if (len(variables) < 2 and not away) or not any(variables.values()):
         return {}
     return {
         node: {path_of(job): settings.file_text(own).encode()} for node, own in variables.items()

@@ -40,6 +40,11 @@ hidden.rename(own)
 time.sleep(60)
 """
 
+WHERE = """
+import os
+print("where", os.uname().nodename, *(os.environ[name] for name in ("ONE", "ALL", "MINE")))
+"""
+
 
 @pytest.fixture(scope="module")
 def two(three):
@@ -51,7 +56,7 @@ def two(three):
     path.write_text(text)
     programs = {
         "own.py": OWN_ACCELERATE, "ds.py": DEEPSPEED, "hf.py": TRAINER, "says.py": SAYS,
-        "lora.py": LORA, "init.py": ZERO_INIT,
+        "lora.py": LORA, "init.py": ZERO_INIT, "where.py": WHERE,
         "ds.json": DEEPSPEED_JSON, "trainer.json": TRAINER_JSON, "deepspeed.json": TRAINER_JSON,
         "ds-3.json": json.dumps({**json.loads(DEEPSPEED_JSON), "train_batch_size": 6}),
         "bf16.json": json.dumps({**json.loads(TRAINER_JSON), "bf16": {"enabled": "auto"}}),
@@ -220,6 +225,21 @@ def test_an_hf_trainer_script(two, launcher, more):
     learned(done.stdout)
     kind = "bfloat16" if "--bf16" in more else "float32"
     assert done.stdout.count(f"of 2 deepspeed {bool(more)} in torch.{kind}") == 2
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torchrun",
+        *(pytest.param(name, marks=pytest.mark.repeat)
+          for name in ("deepspeed", "accelerate", "plain", "each")),
+    ],
+)  # fmt: skip
+def test_a_host_that_is_not_the_first_may_take_part_alone(two, launcher):
+    """Launchers are started on the first host: they started the ranks there."""
+    done = run(two, "--launcher", launcher, "--include", "train", "--env", "MINE=5",
+               "--", "/shared/where.py")  # fmt: skip
+    assert "where train all all 5" in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize(

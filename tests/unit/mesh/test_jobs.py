@@ -13,6 +13,7 @@ import pytest
 from stackyard.launch import LAUNCHERS
 from stackyard.launch.accelerate_config import parse
 from stackyard.launch.job import Job
+from stackyard.mesh import settings
 from stackyard.mesh.jobs import (
     replaced_lines,
     request_of,
@@ -364,6 +365,25 @@ def test_a_node_alone_is_started_with_its_variables():
     value, launch = started(TWO, job(env={"A": "0"}), {"a": OWN["a"]}, include="a")
     assert launch.env["A"] == "it's 5%" and launch.env["NCCL_DEBUG"] == "INFO"
     assert SETTINGS not in json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [("torchrun", {}), ("deepspeed", {}), ("accelerate", {}), ("accelerate", {"zero_stage": "2"}),
+     ("plain", {}), ("alone", {}), ("each", {})],
+)  # fmt: skip
+def test_a_lone_node_that_is_not_the_first_is_started_by_ssh_with_its_variables(launcher, options):
+    wanted = job(launcher=launcher, options=options, per_node=1, prepare=(("/srv/p.py",),))
+    value, launch = started(TWO, wanted, {"b": OWN["b"]}, include="b")
+    for step in value["steps"]:
+        assert step["argv"][:2] == ["pdsh", "-b"] and step["argv"][-2] == "b"
+        assert f". {SETTINGS} &&" in step["argv"][-1] and step["files"] == {}
+    # What the command reads is written on that node.
+    assert launch.everywhere or not launch.files
+    assert "WARN" not in json.dumps(value)
+    assert settings.files(wanted, {"b": OWN["b"]}, away=True).keys() == {"b"}
+    _, first = started(TWO, wanted, {"a": OWN["a"]}, include="a")
+    assert first.argv[0] != "pdsh" and settings.files(wanted, {"a": OWN["a"]}) == {}
 
 
 def test_without_variables_of_the_user_there_is_no_file():
