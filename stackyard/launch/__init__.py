@@ -53,8 +53,8 @@ CHOICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 def launched(launcher: str, request: LaunchRequest) -> Launch:
     """Return a launcher's command for node 1, which starts a lone other node by ssh."""
     launch = LAUNCHERS[launcher](request)
-    # `plain` looks at `away` itself.
-    return elsewhere(request, launch) if request.away and launcher != "plain" else launch
+    lone = len(request.nodes) == 1
+    return elsewhere(request, launch) if request.away and lone else launch
 
 
 def wrong_options(launcher: str, options: Mapping[str, str]) -> list[str]:

@@ -26,7 +26,7 @@ def materialize(request: LaunchRequest) -> Launch:
         meeting = f"file://{makes[0]}"
     nodes = str(len(request.nodes))
     rest = [nodes, str(request.per_node), meeting, *request.program]
-    if len(request.nodes) == 1 and not request.away:
+    if len(request.nodes) == 1:
         argv = ("python3", PROGRAM, "0", *rest)
         return Launch(argv=argv, env=dict(request.env), makes=makes)
     return replace(everywhere(request, ["python3", *rest], [PROGRAM, NUMBER]), makes=makes)

@@ -30,7 +30,8 @@ class LaunchRequest:
         settings: a file on every node with the user's variables there (`launch.settings`); empty
             where there are none, or where `env` holds them.
         config: the user's own accelerate configuration.
-        away: the lone node that takes part is not node 1 of the mesh, which starts it by ssh.
+        away: node 1 of the mesh takes no part; a lone node is then started from there by ssh
+            (`launch.launched`).
     """
 
     nodes: tuple[str, ...]

@@ -13,7 +13,7 @@ from typing import Any
 
 from stackyard.definitions.project import ROOT
 from stackyard.gpu.transport import Offer
-from stackyard.launch import plain
+from stackyard.launch import launched
 from stackyard.launch.job import Job
 from stackyard.launch.request import LaunchRequest
 from stackyard.launch.settings import file_text
@@ -213,7 +213,8 @@ class Yard:
             quiet = not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & named
             env |= nccl_environment(self.plan.run, name, logs=quiet)
         words = ("--alone",) if group.alone else ()
-        launch = plain.materialize(
+        launch = launched(
+            "plain",
             LaunchRequest(
                 nodes=hosts,
                 per_node=len(places) // len(hosts),
@@ -226,7 +227,7 @@ class Yard:
                 device=self.device,
                 settings=SETTINGS,
                 away=True,
-            )
+            ),
         )
         return {
             "name": name,
